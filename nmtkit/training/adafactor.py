@@ -1,7 +1,7 @@
 """Adafactor (Shazeer & Stern 2018), with the same results as torch.optim.Adafactor, but without waiting for a GPU.
 
-In each step, torch.optim.Adafactor reads three numbers of every parameter on the host: about 400 waits per update for
-transformer_base. It does not support `found_inf`.
+In each step, torch.optim.Adafactor copies three numbers of every parameter to the host. For transformer_base, the host
+waits about 400 times per update. torch.optim.Adafactor also does not support `found_inf`.
 """
 
 import math
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-MIN_WEIGHT_RMS = 1e-3  # minimum scale of an update; without this minimum, weights of zero would never change
+MIN_WEIGHT_RMS = 1e-3  # minimum of the RMS that scales an update; otherwise weights of zero would never change
 
 
 class Adafactor(Optimizer):
     """Adafactor with second moments by row and column of the last two dimensions. Vectors have full second moments.
 
-    An update is scaled by the root mean square (RMS) of its weights and by min(lr, 1 / sqrt(step)). The RMS of the
-    update is clipped to `update_clip`. `found_inf`, a number on the device, may be set before a step. If it is not 0,
-    the step changes neither parameters nor state.
+    The RMS (root mean square) of an update is clipped to `update_clip`. Then the update is scaled by the RMS of the
+    parameter and by min(lr, 1 / sqrt(step)). The attribute `found_inf`, a number on the device, may be set before a
+    step. If `found_inf` is above 0, the step changes neither parameters nor state.
     """
 
     _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
@@ -66,9 +66,10 @@ class Adafactor(Optimizer):
 
 
 def updated_variance(state: dict[str, Tensor], gradient: Tensor, share: Tensor, eps: float) -> Tensor:
-    """Adds the squared gradient, with the weight `share`, to the moments of `state`. Returns the variance.
+    """Updates the second moments in `state`, and returns the variance of each value of the gradient.
 
-    With moments by row and column, the variance is row moment x column moment / mean of the row moments.
+    The new moment is (1 - `share`) x old moment + `share` x squared gradient. With moments by row and column, the
+    variance is row moment x column moment / mean of the row moments.
     """
     if "variance" in state:
         return state["variance"].lerp_(gradient.square(), share).clone()

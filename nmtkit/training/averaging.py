@@ -15,11 +15,11 @@ from nmtkit.checkpoint import Checkpoint
 
 
 class MovingAverage:
-    """Running means of weights (Polyak & Juditsky 1992), which a run with --ema-decay validates and saves.
+    """Running means of weights (Polyak & Juditsky 1992). A run with --ema-decay validates and saves these means.
 
-    After every update mean = decay x mean + (1 - decay) x weight. The decay grows from 0.1, so that early means follow
-    the weights. AveragedModel of torch is not used, because it has a constant decay and copies the module, but FSDP
-    modules cannot be copied.
+    After every update, mean = decay x mean + (1 - decay) x weight. The decay grows from 0.1 to `decay`, so that early
+    means stay close to the weights. torch's AveragedModel is not used, because its decay is constant and because it
+    copies the module, but FSDP modules cannot be copied.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
@@ -38,7 +38,7 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """The context in which the weights of the model are the means."""
+        """The context in which the model has the means as its weights. Afterwards, the weights are restored."""
         self._swap()
         try:
             yield
@@ -101,7 +101,10 @@ def scheduled(folder: Path) -> list[Path]:
 
 
 def last_of(folder: Path, count: int) -> list[Path]:
-    """Returns the newest `count` of the `members` of a folder. Raises OSError or ValueError if there are fewer."""
+    """Returns the newest `count` checkpoints among the `members` of a folder.
+
+    Raises OSError, or ValueError if there are fewer than `count`.
+    """
     paths = members(folder)
     if len(paths) < count:
         raise ValueError(
@@ -145,7 +148,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def check_files(paths: list[Path], output: Path) -> None:
-    """Raises ValueError if `output` is one of `paths`, or if two of `paths` are or link to the same file."""
+    """Raises ValueError if `output` is one of `paths`, or if two of `paths` lead to the same file."""
     for index, path in enumerate(paths):
         if os.path.realpath(output) == os.path.realpath(path):  # Path.resolve fails for a link to itself
             raise ValueError(f"--output {output} is one of the checkpoints to average, {path}; give another name")
@@ -155,13 +158,13 @@ def check_files(paths: list[Path], output: Path) -> None:
 
 
 def average(paths: list[Path]) -> Checkpoint:
-    """Returns a complete checkpoint, without training state, with the mean of the weights. Sums are in fp32. The
-    shortlist is the one of the first file that has a shortlist.
+    """Returns a checkpoint with the mean of the weights and without training state.
 
-    Files are mapped one at a time, so that the memory holds only the sums and parts of a single file.
+    The sums are computed in fp32. The shortlist comes from the first file that has a shortlist. Files are mapped one at
+    a time, so that the memory holds only the sums and parts of a single file.
 
     Raises OSError, or ValueError for a damaged file, for weights that are not finite, and for a file whose model
-    differs from the model of the first file. The message then describes the difference.
+    differs from the model of the first file.
     """
     first = checkpoint.load(paths[0], mmap=True)
     owner = checkpoint.tied_to(first["model"])

@@ -43,7 +43,7 @@ class RunState:
     checkpoint_asked: bool = False
 
     def stop(self, reason: str) -> None:
-        """Asks to end the run with a validation and a checkpoint, like `--max-update`. The log contains `reason`."""
+        """Asks to end the run. The run then validates, saves a checkpoint and logs `reason`."""
         self.stop_reason = reason
 
     def validate(self) -> None:
@@ -60,8 +60,8 @@ class RunState:
 class Callback:
     """Hooks of a run: override the hooks that you need. An exception in a hook ends the run.
 
-    Rank 0 calls all hooks. With `every_rank`, the other ranks call all hooks except `checkpoint`. `metrics` and
-    `scores` have the numbers of the log by name, already averaged over all ranks.
+    Rank 0 calls all hooks. With `every_rank`, the other ranks call all hooks except `checkpoint`. The arguments
+    `metrics` and `scores` contain the logged numbers by name. These numbers are means over all ranks.
     """
 
     every_rank: bool = False
@@ -73,13 +73,13 @@ class Callback:
         """Called after every update. Reading a tensor here makes the host wait for the GPU."""
 
     def log(self, run: RunState, metrics: Mapping[str, float]) -> None:
-        """Called with every log line, every `--log-interval` updates: loss, ppl, lr, norm, tokens_per_second, …"""
+        """Called every `--log-interval` updates with the numbers of the log line: loss, ppl, lr, norm, …"""
 
     def validation(self, run: RunState, scores: Mapping[str, float]) -> None:
-        """Called after every validation: loss, ppl and the metrics."""
+        """Called after every validation. `scores` contains loss, ppl and the metrics."""
 
     def checkpoint(self, run: RunState, path: Path) -> None:
-        """Called on rank 0 after each checkpoint."""
+        """Called on rank 0 after a checkpoint was written to `path`."""
 
     def end(self, run: RunState, reason: str | None) -> None:
         """Called once at the end of the run, with the stop reason, or None after an exception."""
@@ -99,10 +99,10 @@ HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "
 
 
 def hook_mistakes(callback: Callback) -> list[str]:
-    """Describes methods that look like misspelt hooks. Also reports a class without hooks.
+    """Returns a message for each method that looks like a misspelt hook, or a message if the class has no hooks.
 
-    Methods that begin with _ or that the class itself calls are helpers. Raises ContractError for a hook that does not
-    take the arguments of a run.
+    Methods whose names begin with _ and methods that the class itself calls are not reported. Raises ContractError for
+    a hook that does not accept the arguments that a run passes.
     """
     cls = type(callback)
     for hook in HOOKS:
@@ -134,7 +134,7 @@ def _own_functions(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _nearest_hook(name: str) -> str | None:
-    """Returns the hook that the name of a method contains, such as on_validation_end, or else the most similar hook."""
+    """Returns the hook that a method name contains (validation in on_validation_end), or else the most similar hook."""
     words = [word for word in name.split("_") if word in HOOKS]
     return words[0] if words else next(iter(difflib.get_close_matches(name, HOOKS, 1, 0.7)), None)
 
@@ -215,7 +215,7 @@ class CallbackList:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def asked(self) -> tuple[bool, bool, bool]:
-        """Returns whether this rank asks to stop, to validate and to save, and clears the last two requests."""
+        """Returns whether this rank asks to stop, to validate and to save. Clears the requests to validate and save."""
         run = self.run
         asked = run.stop_reason is not None, run.validation_asked, run.checkpoint_asked
         run.validation_asked = run.checkpoint_asked = False

@@ -19,14 +19,14 @@ from nmtkit.training.differences import changes, table
 log = logging.getLogger("nmtkit")
 
 VISIBLE_SECONDS = 5.0  # a new file must be visible on all machines within this time
-RESUMABLE = 2  # number of newest checkpoints with training state; the second is used if the newest is damaged
+RESUMABLE = 2  # number of checkpoints that keep their training state; if the newest is damaged, the second is used
 
 
 class CheckpointManager:
     """Writes checkpoints into `folder`. Removes checkpoints that are neither among the last nor among the best.
 
-    `keep_last` counts the checkpoints that were saved at the intervals of the run. The newest checkpoints that were
-    saved by --save-interval-minutes or at a signal are also kept.
+    `keep_last` counts only the checkpoints that were saved at the intervals of the run, if there are any. The newest
+    `RESUMABLE` checkpoints are always kept.
     """
 
     def __init__(self, folder: Path, keep_last: int | None, keep_best: int, objective: Objective) -> None:
@@ -39,9 +39,9 @@ class CheckpointManager:
         self.locked: FolderLock | None = None
 
     def open(self) -> None:
-        """Locks the folder, if it exists, removes incomplete files, and reads the scores of all checkpoints.
+        """Locks an existing folder, removes incomplete files, and reads the scores of all checkpoints.
 
-        Raises ValueError for a folder that holds something other than a run.
+        Does nothing if the folder does not exist. Raises ValueError if the folder contains files, but no run.
         """
         if not self.folder.is_dir():
             return
@@ -58,10 +58,10 @@ class CheckpointManager:
             try:
                 self._note(path, checkpoint.read(path, mmap=True))
             except (ValueError, OSError):
-                continue  # a damaged file, about which `newest` warns
+                continue  # the file is damaged; `newest` warns about it
 
     def lock(self) -> None:
-        """Locks the folder for this process. If another process has the lock, raises ValueError with its name."""
+        """Locks the folder for this process. Raises ValueError if another process has locked the folder."""
         if self.locked is None:
             lock = FolderLock(self.folder)
             lock.acquire()
@@ -108,9 +108,9 @@ class CheckpointManager:
                 )
 
     def newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
-        """Returns the newest checkpoint that can be resumed, or None if there are no checkpoints.
+        """Returns the newest checkpoint from which a run can resume, or None if there are no checkpoints.
 
-        Skips damaged files with a warning. Raises ValueError if no checkpoint can be resumed.
+        Skips damaged files with a warning. Raises ValueError if no run can resume from any of the checkpoints.
         """
         paths = numbered(self.folder) if self.folder.is_dir() else []
         for path in reversed(paths):
@@ -147,7 +147,7 @@ class CheckpointManager:
         return sorted(self.objectives, key=lambda name: (self.objectives[name], name))[: self.keep_best]
 
     def save(self, contents: checkpoint.Checkpoint) -> Path:
-        """Writes `update_N.pt`, updates the links, and removes old checkpoints. Raises OSError if the disk is full."""
+        """Writes `update_N.pt`, updates `last.pt` and `best.pt`, and removes old checkpoints. Raises OSError."""
         path = self.folder / file_name(contents["update"])
         checkpoint.save(path, contents)
         self._note(path, contents)
@@ -185,7 +185,7 @@ def drop_training_state(path: Path) -> None:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Replaces a relative symbolic link by a link to `target`, atomically: either the old or the new link exists."""
+    """Makes `path` a symbolic link to `target`. At every moment, either the old or the new link exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -194,10 +194,10 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
-    """Raises ValueError if the run of a checkpoint had different `requirements` (the dataset, the seed, …).
+    """Raises ValueError if the run of a checkpoint had other values of the `requirements` (the dataset, the seed, …).
 
-    The message shows all differences. Also raises ValueError for training state of an older version, which was saved by
-    position instead of parameter name.
+    The message shows all differences. Also raises ValueError for the training state of an old version of nmtkit, which
+    stored the state by position instead of parameter name.
     """
     if "groups" not in contents["training"]["optimizer"]:
         raise ValueError(

@@ -22,7 +22,7 @@ OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "cal
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A validation score and its update. For several seeds, means of scores and updates."""
+    """A validation score and the update after which it was measured. For several seeds, both numbers are means."""
 
     value: float
     update: int
@@ -35,7 +35,7 @@ class RunSummary:
 
     name: str
     state: str  # running, finished, stopped, failed; new if the log is empty
-    reason: str  # stop reason, or the place where the run is running
+    reason: str  # stop reason; for a run that is running, its process and machine
     update: int  # last update in the log
     updates: int | None  # updates of the whole run, if known
     settings: dict[str, Any]  # settings by name, as returned by differences.flat
@@ -44,13 +44,13 @@ class RunSummary:
     best: dict[str, Score]  # metric -> best score
     last: dict[str, Score]
     tokens_per_second: float | None  # target tokens; median over the log lines
-    seconds: float  # time from the first to the last record of each start or resume, summed
+    seconds: float  # duration, without the breaks between a stop and the next resume
     runs: int = 1  # number of runs that this summary averages
     records: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
 def summarize(folder: Path) -> RunSummary:
-    """Reads the summary of the run in a folder. Raises OSError or ValueError for a folder without a run."""
+    """Returns the summary of the run in a folder. Raises OSError or ValueError for a folder without a run."""
     log = folder / "log.jsonl"
     if not log.is_file():
         if not folder.is_dir():
@@ -82,8 +82,10 @@ def summarize(folder: Path) -> RunSummary:
 
 
 def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns the state of a run and the reason. A run with a locked folder is running. Otherwise, the end of the log
-    shows the state."""
+    """Returns the state of a run and the reason for the state.
+
+    A run is running if its folder is locked. Otherwise, the end of the log shows the state.
+    """
     holder = holder_of(folder)
     if holder:
         return "running", described(holder)
@@ -117,7 +119,7 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the seconds from the first to the last record of each start or resume, summed."""
+    """Returns the duration of a run in seconds, without the breaks between a stop and the next resume."""
     total, first, last = 0.0, None, None
     for record in records:
         if record["kind"] in ("start", "resume"):
@@ -193,7 +195,10 @@ def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Splits names at slashes and commas, and returns the parts that all share: "runs/lr=0.1" for several seeds."""
+    """Returns the parts that all names share, such as "runs/lr=0.1" for several seeds.
+
+    Names are split at slashes and commas. If there are no shared parts, returns the first name.
+    """
     parts = [name.replace("/", ",/").split(",") for name in names]
     shared = [part for part in parts[0] if all(part in other for other in parts[1:])]
     return ",".join(shared).replace(",/", "/") or names[0]

@@ -1,4 +1,4 @@
-"""Curves of several runs in a file: CSV for other programs, or a figure for a paper."""
+"""Writes the curves of several runs to a file: CSV for other programs, or a figure for a paper."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ FIGURES = (".pdf", ".svg", ".png")
 def write(path: Path, runs: Sequence[RunSummary]) -> None:
     """Writes the curves of `runs` in the format of the suffix: .csv, .pdf, .svg or .png.
 
-    Raises ValueError for another suffix, ImportError for a figure without matplotlib, and OSError.
+    Raises OSError, ValueError for any other suffix, and ImportError if a figure is requested without matplotlib.
     """
     if path.suffix == ".csv":
         content = as_csv(runs)
@@ -31,7 +31,7 @@ def write(path: Path, runs: Sequence[RunSummary]) -> None:
 
 
 def as_csv(runs: Sequence[RunSummary]) -> bytes:
-    """Returns a table with a row for each number: run, kind (train or valid), name, update, value."""
+    """Returns a CSV table with a row for each logged number: run, kind (train or valid), name, update, value."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["run", "kind", "name", "update", "value"])
@@ -44,7 +44,7 @@ def as_csv(runs: Sequence[RunSummary]) -> bytes:
 
 
 def _names(run: RunSummary, kind: str) -> list[str]:
-    """Returns the names of all numbers in the records of a kind, except numbers without a curve."""
+    """Returns the names of the numbers in the records of a kind ("train" or "valid"), except names in `UNDRAWN`."""
     names = [
         name
         for record in run.records
@@ -56,12 +56,12 @@ def _names(run: RunSummary, kind: str) -> list[str]:
 
 
 def figure(runs: Sequence[RunSummary], format: str) -> bytes:
-    """Returns a figure with a panel for each of the curves that the page of a run has, and a line for each run."""
+    """Returns a figure with a panel for each curve in `CURVES`. A panel has a line for each run."""
     try:
         import matplotlib
     except ImportError:
         raise ImportError(
-            "a figure of curves needs matplotlib: pip install 'nmtkit[plots]'; .csv needs nothing"
+            "a figure of curves needs matplotlib: pip install 'nmtkit[plots]'; a .csv file does not need it"
         ) from None
     matplotlib.use("agg")
     from matplotlib import pyplot

@@ -37,7 +37,7 @@ def html(runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Seque
 
 
 def _settings(header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[int]) -> dict[str, object]:
-    """Returns the table of settings: a row for each run, or a column for each run if there are more settings."""
+    """Returns the table of settings. If there are more settings than runs, each run is a column, else a row."""
     if len(columns) <= len(rows):
         return _columns(header, rows, [0, *columns])
     return {

@@ -158,13 +158,13 @@ class JobConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JobTemplate:
-    """A job before its flags are parsed. The chosen components decide which flags exist."""
+    """A training job before the flags of its components are parsed. The chosen components decide which flags exist."""
 
     run: Mapping[str, Any]  # settings in the table [run] of the file
     components: dict[str, Component]  # components by table, with the settings of the file
     plugins: tuple[str, ...]
     origin: str  # name of the file, for error messages
-    data: Path | None = None  # dataset of the file
+    data: Path | None = None  # dataset that the file names
 
     @staticmethod
     def read(
@@ -176,11 +176,11 @@ class JobTemplate:
         """Loads the plug-ins and chooses the components.
 
         `names` maps each kind to the text of its flag: several names with commas between them, or "none". These names
-        override the names in the TOML file, which override the defaults. A table of the file applies only to the
-        component that the table names. Paths in the file are relative to the folder of the file. If no architecture is
-        named, the architecture and its settings come from the checkpoint `finetune_from`, or else from the checkpoint
-        that the file names. Raises OSError, or ValueError for an unknown name, a wrong setting, or two components with
-        the same flag.
+        override the names in the TOML file, and the names in the file override the defaults. A table of the file
+        applies only to the component that the table names. Paths in the file are relative to the folder of the file.
+        If no architecture is named, the architecture and its settings come from the checkpoint `finetune_from`, or
+        else from the checkpoint that the setting `finetune_from` of the file names. Raises OSError, or ValueError for
+        an unknown name, a wrong setting, or two components with the same flag.
         """
         tables = read_tables(file) if file else {}
         origin = str(file) if file else COMMAND_LINE
@@ -268,7 +268,7 @@ def kind_of(table: str) -> str:
 def _components(
     kind: str, typed: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
-    """Returns the components of a kind by table, with the settings of the file.
+    """Returns the components of a kind by the title of their TOML table, with the settings of the file.
 
     Removes the list of names from `run`.
     """
@@ -282,8 +282,8 @@ def _components(
         if kind_of(table) == kind and table not in written_for and typed is None:
             known = ", ".join(in_file) or "none"
             raise ValueError(
-                f"{origin}: [{table}] does nothing, because it is not in the list {kind} of [run], which has {known}; "
-                "add it to the list"
+                f"{origin}: [{table}] does nothing, because its name is not in the list {kind} of [run] ({known}); "
+                "add the name"
             )
     names = in_file if typed is None else names_in(typed) if several else (typed,)
     if len(set(names)) < len(names):
@@ -312,7 +312,7 @@ def relative_to(path: Path, folder: Path) -> Path:
 
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
-    """Returns `settings` with `folder`, the folder of the config file, prefixed to relative paths."""
+    """Returns `settings` with `folder` as a prefix of each relative path. `folder` is the folder of the config file."""
     types = field_types(cls)
 
     def located(value: Any) -> Any:

@@ -7,7 +7,7 @@ from nmtkit.training.config import Tables, kind_of
 
 Row = tuple[str, Any, Any]  # name of the setting, value before, value now
 
-# settings that may differ after every resume; other records of the log contain them
+# settings that are not reported as changes after a resume, because other records of the log contain them
 EXPECTED_CHANGES = (
     *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
@@ -15,7 +15,7 @@ EXPECTED_CHANGES = (
 
 
 def flat(tables: Tables) -> dict[str, Any]:
-    """Returns all settings by name. The name of a component is stored under the title of its table.
+    """Returns all settings by name. The name of a component gets the title of its table as key, such as "optimizer".
 
     Settings of different tables never have the same name.
     """

@@ -55,7 +55,7 @@ def fake_model(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
 
 
 def _route_in_turn(layer: Experts) -> None:
-    """Assigns tokens to experts in turn, because fake logits have no values. Computes the products of the gate."""
+    """Assigns tokens to experts in turn, because fake logits have no values. Computes the gate, to count its FLOP."""
     active = layer.active**2 if layer.groups else layer.active
 
     def gates(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,10 @@ def _route_in_turn(layer: Experts) -> None:
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters by the first part of their name. Shared parameters count once."""
+    """Returns the number of parameters of each part: the first component of a parameter name, such as "encoder".
+
+    Shared parameters count once.
+    """
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = name.split(".")[0]
@@ -87,9 +90,10 @@ FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products
 def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
     """Returns the FLOP of the forward pass and the bytes saved for the backward pass, per token of each side.
 
-    `model` must be a `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix products,
-    also in attention. The bytes include all tensors that autograd saves, except parameters and logits. Logits are left
-    out because the loss computes them in blocks. Raises ValueError if the forward pass depends on values.
+    `model` must come from `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix
+    products, also in attention. The bytes include all tensors that autograd saves, except parameters and logits. Logits
+    are left out because the loss computes them in blocks. Raises ValueError if the forward pass depends on values,
+    because fake tensors have no values.
     """
     layout = Layout.of(torch.full((SENTENCES,), sentence_tokens))
     batch = Packed(torch.zeros(layout.tokens, dtype=torch.int64), layout)
@@ -115,7 +119,7 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
             model.output_projection(features)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
-            f"the cost of {type(model).__name__} cannot be estimated: its forward pass depends on values"
+            f"the cost of {type(model).__name__} cannot be estimated: its forward pass depends on values of tensors"
         ) from error
     return counter.get_total_flops() / layout.tokens, sum(saved.values()) / layout.tokens
 
@@ -162,7 +166,7 @@ def estimate(
     updates_per_epoch: int | None = None,
     sentence_tokens: int = SENTENCE_TOKENS,
 ) -> Estimate:
-    """Returns the cost of a planned run. The model is not allocated."""
+    """Returns the cost of a planned run, without memory for the parameters of the model."""
     model = fake_model(plan.job, vocabulary)
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
@@ -216,10 +220,10 @@ def report(expected: Estimate) -> list[str]:
 
 
 def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, updates: int) -> list[str]:
-    """Returns the estimated cost of `job` as lines of text. With `updates`, makes and times that many updates.
+    """Returns the estimated cost of `job` as lines of text. Also makes and times `updates` updates (0: none).
 
     Without `data`, the estimate assumes a joint vocabulary of `vocabulary_size`, and no update can be timed. Raises
-    ValueError if both are missing.
+    ValueError if `data` and `vocabulary_size` are both missing.
     """
     plan = resolve(job, expected_world_size(job.run), estimate=not updates)
     if data is None:
@@ -269,15 +273,15 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
     ceiling = product_ceiling(device, plan.precision)
     lines = [
         f"{f'timed over {updates} updates':<26}{target / seconds:>10,.0f} target tokens/s of one process",
-        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of the {ceiling / 1e12:,.2f} reached by "
-        f"large {plan.precision} products here",
+        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of the speed of large {plan.precision} "
+        f"products on this device, {ceiling / 1e12:,.2f} TFLOP/s",
     ]
     if device.type == "cuda":
         lines.append(f"{'peak memory':<26}{torch.cuda.max_memory_allocated(device) / 1e9:>10,.2f} GB")
     if expected.updates is not None:
         whole = expected.updates * seconds / updates
         ranks = expected.world_size
-        shared = f"; {duration(whole / ranks)} on {ranks}, communication left out" if ranks > 1 else ""
+        shared = f"; {duration(whole / ranks)} on {ranks} devices, without communication" if ranks > 1 else ""
         lines += [
             f"{'time to finish':<26}{duration(whole):>10} on one device: {whole / 3600:,.1f} device hours{shared}",
             f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP (time x devices x speed of large "

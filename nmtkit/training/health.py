@@ -1,8 +1,8 @@
-"""Warnings about the first losses of a run that show a mistake.
+"""Warns if the first losses of a run are so high that the user has probably made a mistake.
 
-The limits are far from healthy runs. The loss of a fresh Transformer is 0.0 to 0.6 above the loss of uniform guesses.
-With the demo and Multi30k, the loss of the first validation is lower than the training loss before it, because the
-validation comes later and has no dropout.
+Healthy runs stay far below the limits. The first loss of a new Transformer is 0.0 to 0.6 nats per token above the loss
+of uniform guesses. On the data of the demo and on Multi30k, the first validation loss is below the last training loss,
+because the validation comes later and has no dropout.
 """
 
 import logging
@@ -21,10 +21,11 @@ VALID_EXCESS = 1.5  # nats per token by which the first validation may exceed th
 
 
 class TrainingHealth:
-    """Checks the negative log-likelihood per target token of the first update, log lines and the first validation.
+    """Checks of the loss per target token: in the first update, in log lines and in the first validation.
 
-    A run is `fresh` if it is not resumed. In other runs, the first update and the first validation are not checked.
-    Validations of runs that repeat a few batches (--overfit-batches) are not checked, because a high loss is expected.
+    The loss is the negative log-likelihood. A run is `fresh` if it is not resumed. The first update is checked only in
+    a fresh run without --finetune-from. The first validation is checked only in a fresh run without --overfit-batches,
+    because a run that repeats a few batches has a high validation loss.
     """
 
     def __init__(self, job: JobConfig, target_pieces: int, fresh: bool) -> None:
@@ -37,7 +38,7 @@ class TrainingHealth:
         self.logged: tuple[int, float] | None = None  # update and loss of the newest log line
 
     def after_update(self, metrics: StepMetrics) -> None:
-        """Checks the first update. Waits for the device only in the first update."""
+        """Checks the first update. Only this check waits for the device."""
         if not self.first_due:
             return
         self.first_due = False

@@ -120,7 +120,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns shell commands that use the checkpoint, by purpose."""
+    """Returns shell commands for a checkpoint. The keys describe their purposes, such as "translate"."""
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
     first = next(iter(contents.get("run", {}).get("directions") or ()), (None, None))
     trained = contents.get("run", {}).get("languages") or first
@@ -144,10 +144,10 @@ def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) 
 
 
 def config_of(path: Path) -> str:
-    """Returns the text of a config file that repeats the run of a checkpoint. An averaged checkpoint also works.
+    """Returns the text of a config file that repeats the run of a checkpoint, which may be an averaged checkpoint.
 
-    The config has no save_dir, because the folder of the run is in use. Raises OSError, or ValueError for a checkpoint
-    without the facts of its run.
+    The config has no save_dir, because the folder already contains the original run. Raises OSError, or ValueError for
+    a checkpoint without facts about its run.
     """
     facts = {} if path.is_dir() else checkpoint.read(path, mmap=True).get("run", {})
     if not facts:
@@ -193,7 +193,7 @@ def of_dataset(path: Path) -> Description:
 
 
 def longest(side: Side) -> int:
-    """Returns the length of the longest sentence in tokens. Reads in parts, because a side may exceed memory."""
+    """Returns the length of the longest sentence in tokens. Reads the lengths in parts, because they may be many."""
     step = 1 << 20
     return max(
         (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0
@@ -201,7 +201,7 @@ def longest(side: Side) -> int:
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
-    """Returns the numbers of read, written and dropped pairs of each training corpus, over all shards."""
+    """Returns the counts of read, written and dropped pairs of each training corpus, summed over all shards."""
     corpora: dict[str, Section] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:

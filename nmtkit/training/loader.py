@@ -16,7 +16,7 @@ from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.processes.threads import Prefetched
 
 PREFETCHED = 4  # updates that the thread prepares in advance
-PROBED = 100  # number of updates at the start whose micro-batches are compared before the run
+PROBED = 100  # number of first updates in which the largest micro-batch is searched before the run
 
 Pairs = npt.NDArray[np.int64]
 
@@ -35,7 +35,8 @@ class Update:
 
     position: Position
     pairs: Pairs
-    target_tokens: int  # target tokens of the whole update on disk; without transforms, the denominator of the loss
+    # target tokens of the whole update before transforms; if there are no transforms, the denominator of the loss
+    target_tokens: int
     source_tokens: int
     micro_batches: list[tuple[int, Batch]]  # micro-batches of this rank, with their numbers in the update
     ends_epoch: bool
@@ -48,12 +49,12 @@ class Update:
 
 
 class BatchLoader:
-    """Yields updates endlessly, from a position on. Call `close` at the end.
+    """A loader that yields updates without end, starting at any position. Call `close` after the last update.
 
-    Ranks take the micro-batches of an update in turn. All ranks have the same number of micro-batches. If there are too
-    few, some ranks get a dummy, in which no token counts.
+    Ranks take the micro-batches of an update in turn. All ranks get the same number of micro-batches: if there are too
+    few, some ranks get a dummy micro-batch, whose tokens do not count.
 
-    `transforms` change pairs when they are read. The lengths on disk decide which pairs form an update and a
+    `transforms` change pairs when the pairs are read. The lengths on disk decide which pairs form an update and a
     micro-batch, so a micro-batch of transformed pairs may exceed `max_tokens`.
     """
 
@@ -79,12 +80,12 @@ class BatchLoader:
         self.prefetched: Prefetched[Update] | None = None
 
     def updates(self, position: Position) -> Iterator[Update]:
-        """Returns the updates from `position` on. `next` raises the errors of the preparing thread."""
+        """Returns an iterator over the updates from `position` on. `next` raises errors of the loader thread."""
         self.prefetched = Prefetched(self._updates(position), PREFETCHED, "loader")
         return self.prefetched
 
     def close(self) -> None:
-        """Waits for the preparing thread. The interpreter would abort if it exited while the thread runs torch."""
+        """Stops the loader thread and waits for its end. The interpreter would abort if the thread still ran torch."""
         if self.prefetched is not None:
             self.prefetched.close()
             self.prefetched.thread.join()
@@ -118,13 +119,13 @@ class BatchLoader:
         return batch
 
     def dummy(self, pairs: Pairs) -> Batch:
-        """Returns a micro-batch in which no token counts."""
+        """Returns a micro-batch of `pairs` whose tokens do not count: all target tokens are ignored."""
         batch = self.batch(pairs, 0)
         ignored = torch.full_like(batch.target_output, IGNORE_INDEX)
         return replace(batch, target_output=ignored, target_tokens=0)
 
     def largest_micro_batch(self) -> Pairs:
-        """Returns the pairs of the largest micro-batch of the first updates, by the tokens of both sides."""
+        """Returns the pairs of the micro-batch with the most tokens (source plus target) in the first updates."""
         return self.extreme_micro_batches()[0]
 
     def extreme_micro_batches(self) -> tuple[Pairs, Pairs]:
@@ -155,11 +156,11 @@ class BatchLoader:
         return 1 - sum(counts) / passes
 
     def longest_sentence(self) -> int:
-        """Returns the tokens of the longest sentence, the smallest possible limit of a micro-batch."""
+        """Returns the number of tokens of the longest sentence. A smaller --max-tokens is not possible."""
         return max(self.sampler.max_lengths)
 
     def tokens_of(self, pairs: Pairs) -> int:
-        """Returns the number of tokens of the larger side of `pairs`."""
+        """Returns the tokens of `pairs` on the side with more tokens."""
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
 
 

@@ -1,4 +1,5 @@
-"""Learning-rate schedulers by name (`--lr-scheduler`): functions of the update. plateau also uses validation scores.
+"""Learning-rate schedulers by name (`--lr-scheduler`). Each one computes the learning rate from the number of the
+update. The scheduler plateau also uses validation scores.
 
 A registered factory is called as `factory(config, run)`. `run` is a `RunInfo`.
 """
@@ -32,10 +33,10 @@ class LRScheduler(ABC):
         """Returns the learning rate of `update`, counted from 1."""
 
     def observe(self, score: float) -> None:  # noqa: B027  # most schedules do not need it
-        """Receives the score of a validation. Lower is better. All ranks call this method with the same score."""
+        """Called after each validation with its score. Lower is better. All ranks get the same score."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the state on which `lr` depends (except the config), in plain types."""
+        """Returns the state on which `lr` depends, in plain types and without the config."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027  # stateless schedules have nothing to load
@@ -83,7 +84,7 @@ class InverseSqrtConfig(Config):
     lr: float | None = option(
         None, "Learning rate at the end of warm-up; none: the rate of the paper, computed from d_model.", above=0
     )
-    lr_factor: float = option(1.0, "Factor of the rate of the paper, used without --lr.", above=0)
+    lr_factor: float = option(1.0, "Factor on the rate of the paper; only without --lr.", above=0)
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=1, max=MAX_UPDATES)
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class CosineConfig(Config):
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
     decay_updates: int | None = option(
         None,
-        "Update of the schedule at which the decay ends; none: the last update of the run.",
+        "Update at which the decay ends, counted from the start of the schedule; none: the last update of the run.",
         min=1,
         max=MAX_UPDATES,
     )
@@ -188,7 +189,7 @@ class Step(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class PlateauConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
-    lr_shrink: float = option(0.5, "Factor on the learning rate at each step.", above=0, below=1)
+    lr_shrink: float = option(0.5, "Factor on the learning rate at each reduction.", above=0, below=1)
     lr_patience: int = option(
         3, "Validations without a better score before the rate is reduced.", min=1, max=MAX_UPDATES
     )
@@ -208,8 +209,8 @@ class Plateau(LRScheduler):
     def __init__(self, config: PlateauConfig, run: RunInfo) -> None:
         self.config = config
         self.best = math.inf
-        self.waited = 0  # validations since the best validation or the last step
-        self.steps = 0
+        self.waited = 0  # validations since the best validation or the last reduction
+        self.steps = 0  # number of reductions
 
     def lr(self, update: int) -> float:
         config = self.config

@@ -1,4 +1,4 @@
-"""Tests before the first update how many tokens fit into the memory of a GPU."""
+"""Tests how many tokens of a micro-batch fit into the memory of a GPU, before the first update."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ SPARE_MEMORY = 0.05  # share of the memory of a GPU that an automatic --max-toke
 
 
 def trial(trainer: Trainer, loader: BatchLoader, pairs: Pairs) -> None:
-    """Makes a forward and a backward pass on `pairs`, with memory reserved for the optimizer state."""
+    """Makes a forward and a backward pass on `pairs` while memory for the optimizer state is reserved."""
     reserved = torch.empty(missing_state_bytes(trainer), dtype=torch.uint8, device=trainer.device)
     trainer.trial_pass(loader.batch(pairs, 0))
     del reserved
@@ -39,8 +39,8 @@ def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
     fitting = largest_that_fits(lambda count: trial(trainer, loader, pairs[:count]), len(pairs))
     if fitting == 0:
         raise ValueError(
-            f"the model leaves no memory of {trainer.device} even for one sentence pair; choose a smaller model, or "
-            "--optimizer adafactor"
+            f"not even one sentence pair fits into the memory of {trainer.device} beside the model; choose a smaller "
+            "model, or --optimizer adafactor"
         )
     if fitting < len(pairs):
         raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} fits")
@@ -59,13 +59,13 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
         if loader.max_tokens <= longest:
             raise ValueError(
                 f"not even a sentence of {longest} tokens fits into the memory of {trainer.device}; choose a smaller "
-                "model, --gradient-checkpointing, or drop the longest sentences in preprocess"
+                "model, add --gradient-checkpointing, or drop the longest sentences in preprocess"
             )
         loader.max_tokens = max(longest, loader.max_tokens // 2)
 
 
 def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether the extreme micro-batches leave `SPARE_MEMORY` free. Later micro-batches may need more memory."""
+    """Returns whether both extreme micro-batches fit while `SPARE_MEMORY` is kept free for larger micro-batches."""
     spare = None
     try:
         if trainer.device.type == "cuda":
@@ -83,7 +83,7 @@ def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
 
 
 def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
-    """Returns the first of count, count / 2, count / 4, … for which `attempt` does not run out of memory, else 0."""
+    """Halves `count` until `attempt(count)` does not run out of memory. Returns this count, or 0 if there is none."""
     while count:
         try:
             attempt(count)

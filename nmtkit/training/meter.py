@@ -16,7 +16,7 @@ from nmtkit.training.trainer import StepMetrics
 log = logging.getLogger("nmtkit")
 
 RECENT = 50  # number of updates over which the current speed is measured
-IN_A_ROW = 20  # skipped updates in a row that end the run; an fp16 loss scale skips about ten until it settles
+IN_A_ROW = 20  # skipped updates in a row that end the run; an fp16 run skips about ten until its loss scale fits
 PAIRS_SHOWN = 8
 
 
@@ -31,7 +31,7 @@ class Meter:
     def __init__(self, device: torch.device, guard: "NonfiniteGuard") -> None:
         self.device = device
         self.guard = guard
-        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # (time, target tokens) of updates
+        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # (time, target tokens) of the latest updates
         self._clear()
 
     def _clear(self) -> None:
@@ -142,7 +142,7 @@ class NonfiniteGuard:
         shown = ", ".join(map(str, metrics.pairs[:PAIRS_SHOWN].tolist()))
         more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
         log.warning(
-            "update %d skipped: its gradient, of norm %s, is not finite; pairs %s%s of the training set",
+            "update %d skipped: its gradient is not finite (norm %s); it has pairs %s%s of the training set",
             metrics.number,
             float(metrics.norm),
             shown,

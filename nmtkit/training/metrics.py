@@ -1,8 +1,8 @@
-"""Metrics of a validation by name (`--metrics a,b`): computed from its translations, or from sums over its tokens.
+"""Metrics of a validation by name (`--metrics a,b`). A metric is computed from translations or from sums over tokens.
 
-A registered factory is called as `factory(config)` and must not load anything large, because every start of the command
-creates the metrics to check their settings. `--best-checkpoint-metric`, patience and the plateau schedule can follow
-any score that a validation logs: metrics and counts of the criterion.
+A registered factory is called as `factory(config)`. The factory must not load anything large, because every start of
+the command creates the metrics to check their settings. `--best-checkpoint-metric`, patience and the plateau schedule
+can follow any score that a validation logs: a metric, or a count of the criterion.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ TOKENS_AT_ONCE = 1024  # tokens whose logits are in memory at the same time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
-    """Results of a model on a split: sums over its target tokens and, if the metric needs them, translations."""
+    """Results of a model on a split: sums over the target tokens and, if the metric needs texts, translations."""
 
     sums: Mapping[str, float]  # "loss", the counts of the criterion such as "nll", and the counts of the metric
     tokens: int  # target tokens, eos included
@@ -65,7 +65,7 @@ METRICS: Registry[Metric] = Registry("metric", "--metrics", several=True)
 
 
 class _NoTexts(Sequence[str]):
-    """Replaces the texts for a metric that does not translate. Reading this object raises ContractError."""
+    """A placeholder for the texts of a metric without `translates`. Reading the placeholder raises ContractError."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
@@ -85,8 +85,8 @@ def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> d
     for key, value in counts.items():
         if not isinstance(value, Tensor) or value.dim():
             raise ContractError(
-                f"metric {name}: count returned {described(value)} for {key!r}; it must be a tensor without "
-                "dimensions, a sum"
+                f"metric {name}: count returned {described(value)} for {key!r}; it must be a sum, as a tensor without "
+                "dimensions"
             )
     return counts
 
@@ -115,8 +115,8 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
 def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> Objective:
     """Returns the score that `--best-checkpoint-metric` names: "loss", a metric, or a count such as "alignment:min".
 
-    `subsets` are the validated subsets except the first; their scores are called "loss@valid1". Raises ValueError for a
-    metric or a subset that the run does not have, and for a count without ":min" or ":max".
+    `subsets` are the validated subsets except the first. A score of such a subset has a name like "loss@valid1". Raises
+    ValueError for a metric or a subset that the run does not have, and for a count without ":min" or ":max".
     """
     full_name, _, direction = setting.partition(":")
     name, _, subset = full_name.partition("@")
@@ -125,7 +125,7 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
         raise ValueError(f"--best-checkpoint-metric {setting}: {direction!r} is neither min nor max")
     if full_name != name and subset not in subsets:
         others = ", ".join(f"{name}@{other}" for other in subsets) or f"{name}@SUBSET with --valid-subset valid,SUBSET"
-        raise ValueError(f"--best-checkpoint-metric {setting}: known: {name} (first --valid-subset), {others}")
+        raise ValueError(f"--best-checkpoint-metric {setting}: give {name} (first --valid-subset), or {others}")
     if name in METRICS and name not in metrics:
         raise ValueError(f"--best-checkpoint-metric {name} does nothing without --metrics {name}")
     if not direction and name not in known:
@@ -210,12 +210,12 @@ class Comet(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(Config):
-    """Settings of the metric: none."""
+    """The metric has no settings."""
 
 
 @METRICS.register("accuracy", AccuracyConfig())
 class Accuracy(Metric):
-    """Percentage of target tokens, eos included, that are the most probable token after the true target prefix."""
+    """Percentage of target tokens (eos included) that the model finds most probable, given the true target prefix."""
 
     def __init__(self, config: AccuracyConfig) -> None:
         pass

@@ -1,10 +1,11 @@
-"""Computes initial embedding rows of pieces that a checkpoint does not have, from the rows of its pieces.
+"""Computes initial embedding rows of pieces that a checkpoint does not have, from the rows of the checkpoint.
 
 The row of a new piece is the mean of the rows of the old pieces that spell the new piece (Gee et al. 2022, "Fast
 Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of all old
-rows. Such an output row takes less probability than the average piece, so the predictions of the old model hardly
-change (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models"). Noise is not needed: the first
-update makes equal rows different, because their pieces occur in different sentences.
+rows. With such a row in the output projection, a new piece gets less probability than the average piece, so the
+predictions of the old model hardly change (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
+Models"). Noise is not needed: the first update makes equal rows different, because their pieces occur in different
+sentences.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ Group = tuple[int, ...]  # old rows whose mean is the initial row of a piece; em
 def groups_of(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, relative: str | None) -> list[Group]:
     """Returns the group of each piece of `side`. `side` and `old_side` are "source" or "target".
 
-    If the old model has a language, even with a different token, the token of the language starts from the old token.
-    The token of a new language starts from the token of the language `relative`. Without `relative`, the token
-    starts from the mean of all old language tokens.
+    The token of a language that the old model has starts from the old token of the language, which may have a different
+    name. The token of a new language starts from the token of the language `relative`, or without `relative` from the
+    mean of all old language tokens.
     """
     pieces = getattr(tokenizer, f"{side}_pieces")(range(getattr(tokenizer, f"{side}_size")))
     names = getattr(old, f"{old_side}_pieces")(range(getattr(old, f"{old_side}_size")))
@@ -54,7 +55,7 @@ def means(old: Tensor, axis: int, groups: Sequence[Group]) -> Tensor:
 
 
 def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
-    """Raises ValueError for --new-language-from if the old model lacks this language, or if no language is new."""
+    """Raises ValueError if the old model does not have the language `relative`, or if no language is new."""
     if relative not in old.languages:
         known = ", ".join(sorted(old.languages)) or "none"
         raise ValueError(f"--new-language-from {relative}: --finetune-from does not have this language; known: {known}")

@@ -38,7 +38,7 @@ class OptimizerRegistry(Registry[Optimizer]):
     def register(
         self, name: str, preset: Any, works_on_shards: bool = False
     ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
-        """Decorator like `Registry.register`. --parallel fsdp rejects optimizers without `works_on_shards`.
+        """Returns a decorator like `Registry.register`. --parallel fsdp rejects optimizers without `works_on_shards`.
 
         `works_on_shards` declares that a step on some rows of a parameter (with the same rows of its gradient and
         state) gives the same values as a step on the whole parameter. This is true, for example, for element-wise
@@ -74,7 +74,7 @@ class AdamConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(AdamConfig):
     weight_decay: float = option(
-        0.01, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
+        0.01, "Weight decay X: each update subtracts X x learning rate x weight from a weight.", min=0
     )
 
 
@@ -110,8 +110,8 @@ class SGDConfig(Config):
 def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
     """Stochastic gradient descent with Nesterov momentum (Sutskever et al. 2013).
 
-    Momentum is initialised with zeros. The fused kernel of torch leaves it uninitialised if the first update is skipped
-    because of a non-finite gradient.
+    The momentum is initialised with zeros, because the fused kernel of torch leaves the momentum uninitialised if the
+    first update is skipped (its gradient is not finite).
     """
     momentum, weight_decay = config.momentum, config.weight_decay
     nesterov = momentum > 0
@@ -130,7 +130,7 @@ class AdafactorConfig(Config):
         1.0, "Maximum root mean square of an update before the learning rate is applied.", min=1
     )
     weight_decay: float = option(
-        0.0, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
+        0.0, "Weight decay X: each update subtracts X x learning rate x weight from a weight.", min=0
     )
 
 
@@ -156,7 +156,7 @@ def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> l
     """Returns the names of the parameters in each group of an optimizer.
 
     The names come from "param_names" of a group, or else from `parameters`. If neither has a name for a tensor, for
-    example a tensor made by a plug-in, the name is the position in the optimizer.
+    example for a tensor made by a plug-in, the name is the position of the tensor in the optimizer.
     """
     known = {id(parameter): name for name, parameter in parameters.items()}
     return [
@@ -228,7 +228,7 @@ class CompositeOptimizer(Optimizer):
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(AdamWConfig):
     weight_decay: float = option(
-        0.1, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
+        0.1, "Weight decay X: each update subtracts X x learning rate x weight from a weight.", min=0
     )
     muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
     muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
@@ -245,8 +245,8 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
     torch.optim.Muon orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
     vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
     0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so both can share a learning rate.
-    With `original`, the update is scaled by the square root of max(1, rows / columns), and learning rates are near
-    0.02.
+    With `original`, the update is scaled by the square root of max(1, rows / columns), and usual learning rates are
+    near 0.02.
 
     If a weight holds the projections of queries, keys and values, each projection is orthogonalised separately (Jordan
     et al. 2024). Raises ValueError if no matrix is trained.
@@ -276,7 +276,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
 
 def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[nn.Parameter]]]) -> dict[str, Any]:
-    """Replaces each weight of a group that stacks projections (`stacked_rows`) by a view for each projection.
+    """Returns the group with each weight of stacked projections (`stacked_rows`) replaced by a view of each projection.
 
     Adds each replaced weight and its views to `splits`.
     """

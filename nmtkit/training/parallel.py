@@ -7,8 +7,8 @@ times as long.)
 
 With fsdp, `fully_shard` of FSDP2 gives every process a shard of each parameter, of its gradient and of its optimizer
 state. The parameters of a layer are gathered before the layer computes and freed afterwards. Gradients are summed into
-the shards, in fp32, at the end of every backward pass. Whole gradients until the end of an update would need the memory
-that sharding saves.
+the shards, in fp32, at the end of every backward pass. To keep whole gradients until the end of an update would need
+the memory that sharding saves.
 
 Gradients are summed, never averaged: the trainer divides the loss by the target tokens of the whole update. All
 processes must make the same number of passes, so the loader adds dummy micro-batches.
@@ -57,8 +57,8 @@ def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 class ReplicatedModel:
     """A complete model in this process. With several processes, each process has a replica.
 
-    `parameters` holds the trained parameters by name. The optimizer and the running means use them. Raises ValueError
-    if no parameter is trained.
+    `parameters` holds the trained parameters by name, for the optimizer and the running means. Raises ValueError if no
+    parameter is trained.
     """
 
     def __init__(self, model: Architecture, criterion: Criterion, device: torch.device) -> None:
@@ -84,7 +84,7 @@ class ReplicatedModel:
         return contextlib.nullcontext()
 
     def zero_grad(self) -> None:
-        """Clears the gradients. With DistributedDataParallel, they become zeros, because they are views of buckets."""
+        """Clears the gradients. Gradients of DistributedDataParallel become 0, because they are views of buckets."""
         if isinstance(self.loss, DistributedDataParallel):
             torch._foreach_zero_(self.gradients())
         else:
@@ -107,11 +107,14 @@ class ReplicatedModel:
     # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole tensor of parameter `name` on rank 0, from its parts. Every rank must call this method."""
+        """Joins `tensor`, a part of a tensor of parameter `name`, from all processes. Every rank must call this method.
+
+        Returns the whole tensor on rank 0.
+        """
         return tensor
 
     def shard(self, name: str, whole: Tensor) -> Tensor:
-        """Returns the part of this process from `tensor`, the whole tensor of parameter `name`."""
+        """Returns the part of this process from `whole`, a whole tensor of parameter `name`."""
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -166,7 +169,7 @@ class ShardedModel(ReplicatedModel):
         return distributed.all_reduce(squares).sqrt()
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole tensor. A tensor with more or fewer dimensions than the parameter has no shards."""
+        """Returns the whole tensor. A tensor with more or fewer dimensions than the parameter is not sharded."""
         parameter = self.model.get_parameter(name)
         return gather_shards(parameter, tensor) if tensor.dim() == parameter.dim() else tensor
 
@@ -247,7 +250,10 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def gather_shards(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Gathers a tensor that is sharded like `parameter`. Returns it on the CPU on rank 0, else an empty tensor."""
+    """Gathers a tensor that is sharded like `parameter`. Other ranks than 0 get an empty tensor.
+
+    On rank 0, the whole tensor is on the CPU.
+    """
     from torch.distributed.tensor import DTensor
 
     assert isinstance(parameter, DTensor)

@@ -25,7 +25,7 @@ Side = Literal["source", "target"]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Excludes parameters from training (`requires_grad` becomes false). Returns the number of weights in them.
+    """Excludes parameters from training (`requires_grad` becomes false). Returns the number of frozen values.
 
     A parameter is excluded if its name matches one of the shell patterns, such as `encoder.*`. Raises ValueError for a
     pattern that matches no name.
@@ -50,9 +50,9 @@ def parameter_groups(
 ) -> ParameterGroups:
     """Returns the trained parameters in groups by kind and by weight decay. optimizers.py describes the groups.
 
-    The first of `rules` ("pattern=decay") that matches sets the decay. Without a match, vectors (biases, gains of
-    norms) have no decay, and other parameters have the decay of the optimizer. Raises ValueError for an invalid rule
-    and for a rule that matches no parameter.
+    The first of the `rules` ("pattern=decay") that matches the name of a parameter sets its weight decay. Without a
+    match, vectors (biases, gains of norms) have no weight decay, and other parameters have the weight decay of the
+    optimizer. Raises ValueError for an invalid rule and for a rule that matches no parameter.
     """
     decays = [decay_rule(rule) for rule in rules]
     for pattern, _ in decays:
@@ -117,8 +117,8 @@ def start_from(
     Pieces in the vocabulary of the checkpoint get their embeddings from the checkpoint. Other pieces start from means
     of old embeddings (see `new_pieces.py`). If `relative` is given, tokens of new languages start from the token of
     this language. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used.
-    Returns the number of pieces of each side that the checkpoint has. Raises ValueError for a model with different
-    shapes.
+    Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a model with
+    different shapes.
     """
     contents = checkpoint.load(path)
     name = contents["architecture"]
@@ -178,7 +178,7 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
         )
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.cpu(), contents["model"][name].to(tensor.dtype)):
-            raise ValueError(f"adapters do not change {base}, but {name} differs here: use the same settings")
+            raise ValueError(f"adapters need the weights of {base}, but {name} differs here; use the same settings")
     rank, layers = run.adapter_rank, list(run.adapter_layers)
     assert rank is not None
     facts = {"rank": rank, "alpha": float(run.adapter_alpha or rank), "layers": layers}

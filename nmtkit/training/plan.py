@@ -34,7 +34,8 @@ class RunPlan:
     device: torch.device  # device of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # number of processes on all machines
-    max_tokens: int  # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first trial
+    # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first value that is tried
+    max_tokens: int
     threads: int | None  # CPU threads of this process; None: the default of torch
 
     @property
@@ -49,7 +50,10 @@ class RunPlan:
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
     def even_max_tokens(self, max_tokens: int) -> int:
-        """Returns a value of --max-tokens, up to `max_tokens`, that gives all processes equally many micro-batches."""
+        """Returns a --max-tokens of at most `max_tokens` with which each process gets the same number of micro-batches.
+
+        The number is the same only if sentences divide almost evenly (see `SHARE_MARGIN`).
+        """
         rounds = math.ceil(self.batch_tokens / max_tokens / self.world_size)
         return min(max_tokens, _share(self.batch_tokens, rounds * self.world_size))
 
@@ -174,8 +178,8 @@ def device_of(config: RunConfig) -> torch.device:
     gpus, rank = torch.cuda.device_count(), distributed.local_rank()
     if max(rank + 1, config.nproc_per_node or 1) > gpus:
         raise ValueError(
-            f"{max(rank + 1, config.nproc_per_node or 1)} processes on this machine need a GPU each, but it has "
-            f"{gpus}; lower --nproc-per-node"
+            f"{max(rank + 1, config.nproc_per_node or 1)} processes need a GPU each, but this machine has {gpus}; "
+            "lower --nproc-per-node"
         )
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)

@@ -29,7 +29,7 @@ class ProfileConfig(Config):
 
 @CALLBACKS.register("profile", ProfileConfig())
 class Profile(Callback):
-    """Records updates once, after the warm-up of this process. A resumed run records again and replaces the files."""
+    """A callback that records updates once, after a warm-up. A resumed run records again and replaces both files."""
 
     def __init__(self, config: ProfileConfig) -> None:
         self.config = config
@@ -68,7 +68,10 @@ class Profile(Callback):
 
 
 def write_page(path: Path, events: Sequence[Any], first: int, last: int) -> None:
-    """Writes a page with the operations of the largest self time, which is the time without the called operations."""
+    """Writes a page with the operations that have the largest self time.
+
+    The self time of an operation is the time without the operations that it calls.
+    """
     on_device = any(event.self_device_time_total for event in events)
     times = {event.key: event.self_device_time_total if on_device else event.self_cpu_time_total for event in events}
     total = sum(times.values()) or 1

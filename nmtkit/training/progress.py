@@ -150,7 +150,7 @@ SHOWN_DIRECTIONS = 30  # largest number of directions whose scores are shown in 
 UNTRAINED = {True: (), False: ("(not trained)",)}
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
-HIDDEN = ("nll",)  # numbers that are not shown, because a different number has the same information
+HIDDEN = ("nll",)  # numbers that are not shown, because ppl = exp(nll) is shown
 NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
     "loss": lambda value: f"loss {value:.3f}",

@@ -1,4 +1,7 @@
-"""Writes the HTML page of a run: curves, translations of validations and the resolved config. It needs no network."""
+"""Writes the HTML page of a run: curves, translations of the validation set, and the resolved config.
+
+The page loads nothing from the network.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +40,7 @@ UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log in their order. Leaves out the last record if it is incomplete."""
+    """Returns the records of a log in order. Skips incomplete lines, such as the last line of a killed run."""
     records = []
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # splitlines would also split at U+2028
         try:
@@ -50,12 +53,12 @@ def read_lines(log: Path) -> list[dict[str, Any]]:
 
 
 def read_records(log: Path) -> list[dict[str, Any]]:
-    """Returns the latest records of a log."""
+    """Returns the last record of each kind and update in a log file."""
     return latest_records(read_lines(log))
 
 
 def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the last record of each kind and update, because a resumed run may repeat updates."""
+    """Returns the last record of each kind and update, because a resumed run may log an update again."""
     latest = {(record["kind"], record.get("update", 0)): record for record in records}
     return list(latest.values())
 
@@ -69,7 +72,7 @@ def write(folder: Path, config: str, best: Sequence[Example] = (), worst: Sequen
 
 
 def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
-    """Writes the translations of a validation, in the order of its subset. Raises OSError."""
+    """Writes the translations of a validation, in the order of the validation set. Raises OSError."""
     path = folder / "validation" / f"update_{update:08d}.txt"
     path.parent.mkdir(exist_ok=True)
     with atomic_write(path) as file:
@@ -77,7 +80,7 @@ def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
 
 
 def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Returns `CURVES` and one chart for each other number of the records: metrics and counts of the criterion."""
+    """Returns `CURVES`, and one more chart for each other metric or count of the criterion in the records."""
     drawn = {field for lines in CURVES.values() for field, _ in lines}
     more: dict[str, dict[str, None]] = {}
     for record in records:

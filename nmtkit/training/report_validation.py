@@ -27,7 +27,7 @@ def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a matrix of source and target languages for each score of a run of many directions.
 
     A cell has the score as text, its share of the largest score, and whether the direction was trained. The cell of a
-    direction without valid set is None.
+    direction without a validation set is None.
     """
     rows = record.get("directions") or []
     sources, targets = (list(dict.fromkeys(row[side] for row in rows)) for side in ("source", "target"))

@@ -264,9 +264,7 @@ class Run:
                 scores = validator.scores(self.trainer.model, self.trainer.criterion)
             if scores is not None and self.objective.name not in scores:
                 known = ", ".join(scores)
-                raise ValueError(
-                    f"--best-checkpoint-metric {self.objective.name}: validations of this run have {known}"
-                )
+                raise ValueError(f"--best-checkpoint-metric {self.objective.name}: give a score of this run: {known}")
         except Exception as error:
             if not distributed.is_connection_error(error) or isinstance(error, distributed.PeerError):
                 self.progress.validation_due = True
@@ -294,7 +292,7 @@ class Run:
         return scores
 
     def _report(self, translated: bool = False) -> None:
-        """Writes the page of the run. Also writes the translations of the last validation if it has `translated`."""
+        """Writes the page of the run. If `translated` is true, also writes the translations of the last validation."""
         folder = self.checkpoints.folder
         try:
             if translated and self.validator:
@@ -304,7 +302,7 @@ class Run:
             log.warning("report not written: %s", error)
 
     def _save(self, scores: dict[str, float] | None, scheduled: bool, must: bool) -> None:
-        """Saves a checkpoint. If writing fails: raises OSError if `must` is true, else warns."""
+        """Saves a checkpoint. If writing fails, raises OSError if `must` is true, or else logs a warning."""
         started = time.monotonic()
         try:
             path = self.saver.save(scores, scheduled)

@@ -55,14 +55,15 @@ class RunConfig(Config):
     )
     sampling_temperature: float | None = option(
         None,
-        "For a dataset of many directions: the share of a direction in an epoch is proportional to pairs^(1/X), such "
-        "as 5; none: an epoch has all pairs once.",
+        "For a dataset of many directions: the share of a direction in an epoch is proportional to pairs^(1/X), for "
+        "example with X = 5; none: an epoch has all pairs once.",
         min=0.1,
         max=1_000,
     )
     sampling_weights: tuple[str, ...] = option(
         (),
-        "How often an epoch has each pair of a direction; with --sampling-temperature, a factor of its share.",
+        "How often an epoch has each pair of a direction; with --sampling-temperature, a factor on the share of the "
+        "direction.",
         metavar="en-de=X,…",
     )
     overfit_batches: int | None = option(
@@ -94,7 +95,7 @@ class RunConfig(Config):
         None, "Text file with initial embeddings of source pieces, in the format of GloVe."
     )
     decoder_embed_path: Path | None = option(
-        None, "The same for target pieces, or for all pieces if the embeddings are shared."
+        None, "Text file with initial embeddings of target pieces, or of all pieces if the embeddings are shared."
     )
     adapter_rank: int | None = option(
         None,
@@ -109,22 +110,22 @@ class RunConfig(Config):
     )
     freeze: tuple[str, ...] = option((), "Parameters that are not trained, as name patterns such as encoder.*.")
     weight_decay_for: tuple[str, ...] = option(
-        (), "Weight decay X for parameters that match PATTERN, as PATTERN=X. Vectors have no weight decay."
+        (), "Weight decay X for parameters that match PATTERN, as PATTERN=X. By default, vectors have no weight decay."
     )
     ema_decay: float | None = option(
-        None, "Decay of a moving average of the weights, which is validated and saved, such as 0.999.", above=0, below=1
+        None, "Validate and save a moving average of the weights with this decay, such as 0.999.", above=0, below=1
     )
 
     quantize_aware: bool = option(
         False,
-        "Round weights and inputs of layers in the forward pass as --precision int8 of generate does, so that the "
-        "model adapts to the rounding; for the last updates of a training, with --finetune-from.",
+        "Round weights and inputs of layers in the forward pass like generate --precision int8, so that the model "
+        "adapts to the rounding; for the last updates of a training, with --finetune-from.",
     )
 
     reset_optimizer: bool = option(
         False, "Resume without the state of the optimizer; --optimizer and --freeze may then change."
     )
-    reset_lr_scheduler: bool = option(False, "Resume with a new learning-rate schedule, until the end of the run.")
+    reset_lr_scheduler: bool = option(False, "Resume with a new learning-rate schedule that begins now.")
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
@@ -169,7 +170,7 @@ class RunConfig(Config):
 
     validate_interval: int | None = option(1, "Epochs between validations.", min=1, section="Validation")
     validate_interval_updates: int | None = option(None, "Updates between validations.", min=1)
-    validate_first: bool = option(False, "Validate before the first update: the scores that a fine-tuning begins with.")
+    validate_first: bool = option(False, "Validate before the first update, to see the scores before fine-tuning.")
     valid_subset: tuple[str, ...] = option(
         ("valid",),
         "Subsets of the dataset for validation. Scores of the second and later subsets are called loss@SUBSET.",
@@ -177,7 +178,7 @@ class RunConfig(Config):
     valid_sentences: int | None = option(
         None, "Validate on at most the first N pairs of each direction; none: on all pairs.", min=1
     )
-    valid_beam: int = option(4, "Beam of the translations for metrics.", min=1, max=1000)
+    valid_beam: int = option(4, "Beam size for the translations that metrics score.", min=1, max=1000)
 
     log_interval: int = option(100, "Updates between log lines.", min=1, section="Logs")
 

@@ -33,7 +33,7 @@ class RunSaver:
         self.last_save = time.monotonic()
 
     def save(self, scores: dict[str, float] | None, scheduled: bool) -> Path | None:
-        """Gathers the state of all ranks, which rank 0 writes. Returns the file on rank 0, None on other ranks.
+        """Gathers the state of all ranks. Rank 0 writes a checkpoint and returns its path; other ranks return None.
 
         A checkpoint is `scheduled` if it is saved at one of the intervals of the run. Raises OSError if the file cannot
         be written.

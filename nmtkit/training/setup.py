@@ -112,7 +112,7 @@ def set_up(job: JobConfig, data: Path, stop: StopSignal, callbacks: bool = False
 
 
 def _validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
-    """Returns the job, without validation if the dataset has no valid set and no setting asks for a validation."""
+    """Returns the job. Turns off validation if the dataset has no valid set and no setting asks for a validation."""
     config = job.run
     asked = bool(changed_flags(config) & set(VALIDATION_FLAGS))
     asked = asked or job.has_own_metrics or job.schedule_follows_validations
@@ -218,7 +218,8 @@ def build_trainer(
     """Returns the trainer of a fresh or fine-tuned model. A resumed run loads its own weights afterwards.
 
     `updates` is the number of updates of the whole run, by default --max-update. The learning-rate schedule begins
-    after update `schedule_start`. A few pairs of `train_split` check that the criterion of a plug-in returns a sum.
+    after update `schedule_start`. If the criterion comes from a plug-in, a few pairs of `train_split` are used to check
+    that the criterion returns a sum.
     """
     model = build_model(job, tokenizer)
     architecture, criterion, scheduler = (
@@ -275,4 +276,4 @@ def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) 
     for side, path in paths.items():
         if path is not None:
             count = load_embeddings(model, tokenizer, side, path)
-            log.info("vectors of %s for %d of %d %s pieces", path, count, sizes[side], side)
+            log.info("loaded vectors from %s for %d of %d %s pieces", path, count, sizes[side], side)

@@ -25,7 +25,7 @@ class StopRequestedError(Exception):
 
 @dataclass(frozen=True)
 class StopReason:
-    """The stop reason of a run, and its number of updates."""
+    """The reason for the end of a run, and the number of updates that the run has made."""
 
     reason: str
     updates: int
@@ -88,7 +88,10 @@ class RunProgress:
 
 
 class StopSignal:
-    """Inside this context, records the first Ctrl-C, SIGTERM or SIGUSR1 in `received`. A second Ctrl-C interrupts."""
+    """A context that records the first Ctrl-C, SIGTERM or SIGUSR1 in `received`.
+
+    A Ctrl-C after the first signal raises KeyboardInterrupt.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -106,7 +109,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """The context in which a signal raises StopRequestedError. An earlier signal raises it at once."""
+        """The context in which a signal raises StopRequestedError. An earlier signal raises the error at once."""
         self._raises = True
         try:
             if self.received is not None:

@@ -18,14 +18,14 @@ from nmtkit.training.run_config import RunConfig
 SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
 NOT_VARIED = ("save_dir", "plugin", "config")
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
-REPEATED_DRAWS = 1000  # number of random draws in a row without a new combination after which the sweep is an error
+REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The numbers from `low` to `high`, both included. If both limits are integers, only integers."""
+    """The numbers from `low` to `high`, both included. If both limits are integers, the range has only integers."""
 
     low: float
     high: float
@@ -54,7 +54,11 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The contents of a sweep file. `space` holds the random settings; `seed` seeds their `draws` random draws."""
+    """The contents of a sweep file.
+
+    `space` holds the settings whose values are drawn at random. `draws` is the number of random combinations, and
+    `seed` is the seed of the random generator.
+    """
 
     file: Path
     folder: Path
@@ -316,4 +320,7 @@ def _check_clashes(sweep: Sweep) -> None:
                 f"{sweep.file}: {section} and {other} both set {min(settings & more)}; set it in only one of them"
             )
     if not any(sections.values()) and list(sweep.named) == [""]:
-        raise ValueError(f"{sweep.file}: nothing varies; give seeds, [sweep.grid], zip, runs or random")
+        raise ValueError(
+            f"{sweep.file}: nothing varies; give seeds, or a table [sweep.grid], [sweep.zip], [sweep.runs] or "
+            "[sweep.random]"
+        )

@@ -20,7 +20,7 @@ log = logging.getLogger("nmtkit")
 NAME = "optuna.log"
 Attempt = Callable[
     [SweepRun, Callable[[], bool]], str | None
-]  # function that trains a run and returns the reason of a failure
+]  # function that trains a run and returns None, or the reason of a failure
 
 
 class TrialMonitor:
@@ -44,7 +44,8 @@ class TrialMonitor:
 class Search:
     """An Optuna study of the `[sweep.random]` of a sweep.
 
-    Raises ImportError without Optuna, and ValueError for a sweep that is not only `[sweep.random]` or has mistakes.
+    Raises ImportError without Optuna. Raises ValueError if the sweep has mistakes or varies settings outside
+    `[sweep.random]`.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -77,7 +78,7 @@ class Search:
         ]
 
     def run(self, attempt: Attempt, check: Callable[[], None]) -> dict[str, str]:
-        """Trains runs until the study has `draws` of them. Returns the names of failed runs with their reasons.
+        """Trains runs until the study has `draws` runs. Returns the names of failed runs with their reasons.
 
         `check` is called after each run and may raise.
         """
@@ -151,7 +152,7 @@ class Search:
         return self.sweep.run(settings | ({"seed": self.sweep.seeds[0]} if self.sweep.seeds else {}), self.title)
 
     def _begun(self, study: Any) -> int:
-        """Returns the number of runs of all machines, failed runs included; a repeated run counts once."""
+        """Returns the number of runs that any machine has begun, failed runs included. A repeated run counts once."""
         trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
         repeated = [
             trial
@@ -170,7 +171,7 @@ class Search:
                     study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
 
     def _scores(self, run: SweepRun) -> list[tuple[int, float]]:
-        """Returns update and score (lower is better) of each validation of a run."""
+        """Returns the update and the score of each validation of a run. Lower scores are better."""
         folder = self.sweep.folder / run.name
         if not (folder / "log.jsonl").is_file():
             return []

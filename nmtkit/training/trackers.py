@@ -85,7 +85,10 @@ class WandbConfig(Config):
 
 @CALLBACKS.register("wandb", WandbConfig())
 class WeightsAndBiases(Tracker):
-    """Logs to a run of Weights & Biases; a resumed run continues it. WANDB_MODE=offline needs no network."""
+    """Logs to a run of Weights & Biases; a resumed run continues the same run there.
+
+    With the environment variable WANDB_MODE=offline, no network is needed.
+    """
 
     def __init__(self, config: WandbConfig) -> None:
         need("wandb", "wandb")
@@ -142,7 +145,7 @@ class Mlflow(Tracker):
     def __init__(self, config: MlflowConfig) -> None:
         need("mlflow", "mlflow")
         self.config = config
-        self.run_id = ""  # before the run exists
+        self.run_id = ""  # empty until the run exists
 
     def start(self, run: RunState) -> None:
         from mlflow import MlflowClient

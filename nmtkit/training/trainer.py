@@ -107,7 +107,7 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         of_rank = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        # tokens are counted after transforms, which only one rank applies to each micro-batch
+        # transforms change the number of tokens, and only the rank of a micro-batch transforms its pairs
         if self.transforms_pairs:
             tokens = int(distributed.all_reduce(torch.tensor(of_rank)))
         sums: dict[str, Tensor] = {}
@@ -248,9 +248,10 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any], done: int) -> None:
         """Restores the training state after update `done`. Call `load_weights` first.
 
-        The resumed run may add or remove --ema-decay. With --reset-optimizer, it may train different parameters. A
-        parameter that was trained before and is trained now gets its saved training weight. Any other parameter keeps
-        the weight that `load_weights` has loaded. Raises ValueError if the optimizer state is for different parameters.
+        The resumed run may add or remove --ema-decay. With --reset-optimizer, the run may train different parameters.
+        With a saved moving average, a parameter that was trained before and is trained now gets its saved training
+        weight. Any other parameter keeps the weight that `load_weights` has loaded. Raises ValueError if the optimizer
+        state is for different parameters.
         """
         if not self.job.run.reset_optimizer:
             self._load_optimizer(state["optimizer"])
@@ -288,7 +289,10 @@ class Trainer:
         }
 
     def _is_sharded(self, name: str, value: object) -> bool:
-        """Returns whether a state value is sharded: it belongs to a whole parameter, not to a part (in Muon)."""
+        """Returns whether a state value may be sharded: a tensor that belongs to a whole parameter.
+
+        The state of Muon can belong to a part of a parameter and is not sharded.
+        """
         return isinstance(value, Tensor) and name in self.engine.parameters
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:

@@ -34,15 +34,15 @@ CLASSES = len(LENGTHS) + 1  # number of length classes
 
 # (metric or "" for the criterion, name) -> sum for each length class of each direction
 Sums = dict[tuple[str, str], Tensor]
-Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # the same on all ranks, [directions, CLASSES]
+Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # sums over all ranks, [directions, CLASSES]
 
 
 @dataclass(eq=False)
 class Validator:
     """Scores a model on `split`. Every rank processes a share of the split, and all ranks get all scores.
 
-    A rank processes its share in the context `interruptible`, which may raise StopRequestedError, and starts no
-    collective operations meanwhile.
+    A rank processes its share in the context `interruptible`, which may raise StopRequestedError. The rank starts no
+    collective operations in this context.
     """
 
     split: Split
@@ -109,9 +109,10 @@ class Validator:
         return distributed.broadcast(self._unless_failed(scores, error))
 
     def _share(self, work: Callable[[], T]) -> T | None:
-        """Calls `work`, the share of this rank. Returns its result, or None on all ranks if a rank was interrupted.
+        """Calls `work`, which processes the share of this rank, and returns the result.
 
-        If the work of a rank fails, this rank raises the error, and all other ranks raise PeerError.
+        Returns None on all ranks if a signal interrupted a rank. If the work of a rank fails, this rank raises the
+        error, and all other ranks raise PeerError.
         """
         result, error = None, None
         try:

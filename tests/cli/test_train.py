@@ -485,7 +485,7 @@ def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
         (
             "[transforms.cut]\ncut_tokens = 2\n",
             "",
-            "[transforms.cut] does nothing, because it is not in the list transforms of [run], which has none",
+            "[transforms.cut] does nothing, because its name is not in the list transforms of [run] (none)",
         ),
         ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' is in [transforms]; put settings into [transforms."),
         ('[run]\ntransforms = "cut"\n', "", "transforms of [run]: 'cut' is not a list"),

@@ -158,7 +158,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
         plan("transformer_base", device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="3 processes on this machine need a GPU each, but it has 2"):
+    with pytest.raises(ValueError, match="3 processes need a GPU each, but this machine has 2"):
         plan("transformer_base", 3, device="cuda", nproc_per_node=3)
     with pytest.raises(ValueError, match="for GPUs"):
         plan("transformer_base", precision="fp16")

@@ -268,7 +268,7 @@ def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path
     [
         (["--valid-subset", "valid,valid"], "each subset once"),
         (["--valid-subset", "valid,valid7"], "valid7"),
-        (["--best-checkpoint-metric", "loss@valid1"], "known: loss (first --valid-subset), loss@SUBSET with"),
+        (["--best-checkpoint-metric", "loss@valid1"], "give loss (first --valid-subset), or loss@SUBSET with"),
         (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "loss@other"], "loss@valid1"),
         (
             ["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "odd@valid1"],
