@@ -1,10 +1,10 @@
-"""Word alignments of training pairs, mapped to pieces: data for guided alignment.
+"""Converts word alignments of training pairs to links between pieces, for guided alignment.
 
-Each line of an alignment file holds the links i-j of one pair (Pharaoh format, which fast_align, eflomal and the
-scripts of GIZA++ write). i is the index of a source word and j the index of a target word, both from 0. Words are
-separated by spaces. A link between two words becomes links between all pieces of the source word and all pieces of the
-target word. A link is stored in 32 bits, as source position * 2^16 + target position. A position is the index of a
-piece in its sentence; a tag counts as a piece.
+Each line of an alignment file has the links i-j of one pair in the Pharaoh format (the output of fast_align, eflomal
+and the scripts of GIZA++). i is the index of a source word, and j is the index of a target word. Both count from 0.
+Words are separated by spaces. A link between two words becomes links between all pieces of the source word and all
+pieces of the target word. A link is stored in 32 bits, as source position * 2^16 + target position. A position is the
+index of a piece in its sentence. A tag before the source sentence counts as a piece.
 """
 
 import re
@@ -46,10 +46,11 @@ def links_of_pieces(
     sides: Sequence[Words],
     location: Callable[[int], str],
 ) -> Encoded:
-    """Converts links between words to links between pieces, for the lines where `keep` is true.
+    """Converts links between words to links between pieces. Only the lines where `keep` [lines] is true are converted.
 
-    `rows` are the line indices of the links. `location` returns the file and line number of a line index, for errors.
-    Raises ValueError for a link to a word index that is beyond the end of the line.
+    `links` [links, 2] has word indices, and `rows` [links] has the line index of each link. `sides` has the source and
+    target words. `location` converts a line index to the file and line number in error messages. Raises ValueError for
+    a link to a word index beyond the end of the line.
     """
     distinct = np.unique(np.column_stack((rows, links))[keep[rows]], axis=0)
     rows, links = distinct[:, 0], distinct[:, 1:]

@@ -1,16 +1,16 @@
 """Encodes many lines of text at once: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
 
 With a BPE or character model that splits at spaces, the pieces of a word do not depend on the neighbouring words. This
-is true for every normaliser. So all words of a block are looked up in a table at once, and one call of SentencePiece
-per block encodes the words that are not in the table. On English lines of 12 words, one core encodes 0.34 M lines/s if
-one word in twelve is new and 0.9 M lines/s if all words are known; SentencePiece alone encodes 0.08 M lines/s.
-benchmarks/data.py measures all of preprocessing.
+is true for every normaliser. Therefore, all words of a block are looked up in a table at once, and one call of
+SentencePiece per block encodes the words that are not in the table. On English lines of 12 words, one core encodes
+0.34 M lines/s if one word in twelve is new, and 0.9 M lines/s if all words are known. SentencePiece alone encodes
+0.08 M lines/s. benchmarks/data.py measures the speed of the whole command `preprocess`.
 
-A unigram model encodes whole lines. It adds up 32-bit scores along the line, and rounding decides between two
-segmentations of a word with equal scores, such as x|xx and xx|x. A table of words would need a test that no other
-segmentation of a word has almost the same score. NumPy needs 7 µs per word for this test, but SentencePiece needs 4 µs
-for a whole line. The table had 0.83 times the speed of SentencePiece if one word in twelve was new, and 4.6 times the
-speed if all words were known.
+With a unigram model, whole lines are encoded without a table. A unigram model adds up 32-bit scores along the line, and
+rounding decides between two segmentations of a word with equal scores, such as x|xx and xx|x. A table of words would
+need a test that no other segmentation of a word has almost the same score. NumPy needs 7 µs per word for this test, but
+SentencePiece needs 4 µs for a whole line. The table had 0.83 times the speed of SentencePiece if one word in twelve was
+new, and 4.6 times the speed if all words were known.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 Mask = npt.NDArray[np.bool_]
 
 CACHED_WORDS = 1 << 18  # maximum number of words in the table (about 30 MB); a larger table is cleared
-WORDS_PER_LINE = 24  # number of words per line for SentencePiece, whose heap grows with the length of lines
+WORDS_PER_LINE = 24  # words in a line for SentencePiece; longer lines would make its heap larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ class BatchEncoder:
         return encoded
 
     def _ids_of(self, index: npt.NDArray[np.int64], is_end: Mask) -> Encoded:
-        """Returns the encoded lines. `index` has the table indices of all words and line ends."""
+        """Returns the encoded lines. `index` has the table index of each word and line end; `is_end` marks the ends."""
         counts = self._counts[index]
         ends = np.cumsum(counts)
         position = np.repeat(self._first[index] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
@@ -129,7 +129,7 @@ class BatchEncoder:
         groups = _groups([word.decode() for word in words])
         ids, _ = self._encode_lines(list(map(" ".join, groups)))
         begins = np.append(np.flatnonzero(self._starts_word[ids]), len(ids))
-        last = np.cumsum(self._normalized_words(groups))  # index of the last normalised word of each word
+        last = np.cumsum(self._normalized_words(groups))  # number of normalised words up to the end of each word
         return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
@@ -145,13 +145,13 @@ class BatchEncoder:
         return counts
 
     def unknown_pieces(self, encoded: Encoded) -> int:
-        """Returns the number of pieces that are unknown or that are bytes of characters outside the vocabulary."""
+        """Returns the number of pieces that are <unk> or a byte of a character outside the vocabulary."""
         return int(np.count_nonzero(self._is_unknown[encoded.ids]))
 
     def words(self, text: str, encoded: Encoded) -> Words:
         """Returns the pieces of each word of `text`. `encoded` is the encoded text. Every line must end in \\n.
 
-        Raises ValueError if a vocabulary of words merges adjacent unknown words into one piece.
+        Raises ValueError if the model is of type "word" and has merged adjacent unknown words into one piece.
         """
         assert self.can_align
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
@@ -163,7 +163,7 @@ class BatchEncoder:
         starts = np.flatnonzero(self._starts_word[encoded.ids])  # positions where normalised words start
         if self._has_words and len(starts) != normalized.sum():
             raise ValueError(
-                "--alignments: the vocabulary of words lacks words that stand side by side, and they become one piece; "
+                "--alignments: the word model merges adjacent unknown words into one piece; "
                 "give a larger --vocab-size, or --model-type bpe"
             )
         assert len(starts) == normalized.sum()

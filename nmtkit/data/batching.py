@@ -1,9 +1,9 @@
 """Selects the pairs of each update of an epoch, and splits an update into micro-batches.
 
-The training set is divided into windows of contiguous pairs, so that the reads of an update are close to each other.
+The training set is divided into windows of contiguous pairs, so that an update reads from a small part of the files.
 The pairs of a window are sorted by target length with a little random jitter. An update consists of consecutive pairs
-in this order, up to the token budget. The order of the windows, and of the updates in a window, is random. The batches
-depend only on (lengths, budget, seed, epoch), so they are the same for every world size.
+in this order, up to the token budget. The windows have a random order, and so have the updates of a window. The updates
+are the same for every world size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,17 @@ import numpy.typing as npt
 
 WINDOW_PAIRS = 16_000_000
 JITTER = 0.06  # largest relative change of a sort key; without jitter, all epochs would have the same updates
-COUNTED_PAIRS = 1_000_000  # number of pairs up to which updates are counted instead of estimated
+COUNTED_PAIRS = 1_000_000  # in a larger training set, the updates of an epoch are estimated instead of counted
 
 Pairs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """The weights of directions. A weight is the mean number of times that an epoch has each pair of the direction.
+    """The weights of directions. A weight is the mean number of times that an epoch contains a pair of the direction.
 
-    With the weight 2.3, an epoch has each pair twice, and a random 30 % of the pairs a third time. Each epoch draws
-    these pairs anew.
+    With the weight 2.3, an epoch contains each pair twice, and a random 30 % of the pairs a third time. Each epoch
+    draws these 30 % anew.
     """
 
     direction_index: Any  # [pairs], index into `weights`
@@ -38,7 +38,7 @@ class Sampling:
         return self.weights[self.direction_index[start:end]]
 
     def draw(self, start: int, end: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-        """Draws the pairs of a range for an epoch. Returns ascending offsets from `start`, perhaps repeated."""
+        """Draws pairs of a range for an epoch. Returns ascending offsets from `start`. An offset can be repeated."""
         weights = self.weights_of(start, end)
         whole = np.floor(weights)
         counts = whole.astype(np.int64) + (rng.random(end - start) < weights - whole)
@@ -49,7 +49,7 @@ class BatchSampler:
     """The updates of a training set. An update has at most `batch_tokens` tokens (eos included) on either side.
 
     With `repeated`, every epoch cycles through the first `repeated` updates of epoch 0. With `sampling`, an epoch has a
-    sample of the pairs, which depends on (seed, epoch); otherwise, an epoch has each pair once.
+    sample of the pairs, which depends on (seed, epoch). Otherwise, an epoch has each pair once.
 
     Raises ValueError if a single pair exceeds the budget. The message names the pair and the necessary budget.
     """
@@ -98,8 +98,8 @@ class BatchSampler:
     def updates_per_epoch(self) -> int:
         """Estimated number of updates of an epoch.
 
-        For a small training set, the result is the count for one random order. The number varies by one or two between
-        epochs. For a large training set, the result is the number of tokens of the larger side divided by the budget.
+        For a small training set, the result is the count for one random order. Other epochs may differ by one or two
+        updates. For a large training set, the result is the number of tokens of the larger side, divided by the budget.
         """
         if self.pairs <= COUNTED_PAIRS and len(self.windows) == 1:
             return len(self._window(0, np.random.default_rng(0))[1]) - 1
@@ -175,9 +175,10 @@ def check_all_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: 
 def split_by_tokens(
     source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int, max_sentences: int | None = None
 ) -> list[int]:
-    """Splits pairs, without reordering, into groups of at most `limit` tokens per side and `max_sentences` pairs.
+    """Splits pairs into groups of consecutive pairs. A group has at most `limit` tokens per side.
 
-    Returns the bounds of the groups, from 0 to the number of pairs. No single pair may exceed the limit.
+    A group also has at most `max_sentences` pairs. Returns the bounds of the groups, from 0 to the number of pairs. No
+    single pair may exceed the limit.
     """
     source = np.concatenate(([0], np.cumsum(source_lengths, dtype=np.int64)))
     target = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))

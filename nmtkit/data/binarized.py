@@ -1,6 +1,7 @@
-"""Reads datasets that `preprocess` made: memory-maps the splits and makes batches of rows. See dataset_files.py.
+"""Reads datasets that `preprocess` made: memory-maps the splits and makes batches of rows.
 
-Opening a dataset checks every count, size, length and offset, and the checksums of small files.
+Opening a dataset checks every count, size, length and offset, and the checksums of small files. dataset_files.py
+describes the files.
 """
 
 import hashlib
@@ -44,9 +45,8 @@ Pairs = npt.NDArray[np.int64]
 class ConcatArrays:
     """A read-only concatenation of one-dimensional arrays, such as the arrays of several shards.
 
-    Indexing copies only the selected values. `shifts[i]` is added to the values of part i, because offsets in a shard
-    are relative to the beginning of the shard. As in NumPy, the index is an integer, a slice with step 1, or an array
-    of integers.
+    Indexing copies only the selected values. The index is an integer, a slice with step 1, or an array of integers.
+    `shifts[i]` is added to the values of part i, because offsets in a shard are relative to the beginning of the shard.
     """
 
     def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
@@ -84,7 +84,7 @@ class ConcatArrays:
 
 @dataclass(frozen=True, eq=False)
 class FirstTokens:
-    """Tokens that replace the first stored token of each sentence of a side, by the direction of the sentence."""
+    """Tokens that replace the first stored token of each sentence. The direction of a sentence selects the token."""
 
     direction_index: npt.NDArray[np.uint16] | ConcatArrays  # [n], one per sentence
     tokens: npt.NDArray[np.int64]  # [directions], one per direction
@@ -148,12 +148,12 @@ class Split:
         )  # fmt: skip
 
     def first_rows(self, count: int) -> "Split":
-        """Returns a split of the first `count` rows of each direction."""
+        """Returns a split with the first `count` rows of each direction."""
         parts = [self.rows_of(direction)[:count] for direction in range(max(1, len(self.directions)))]
         return self.select(np.sort(np.concatenate(parts)))
 
     def rows_of(self, direction: int) -> Pairs:
-        """Returns the rows of the direction with this index."""
+        """Returns the rows of one direction. `direction` is an index into `directions`."""
         if self.direction_index is None:
             return np.arange(len(self))
         return np.flatnonzero(np.asarray(self.direction_index) == direction)
@@ -180,7 +180,9 @@ class Split:
     def _raw_lines(self, side: str) -> list[str]:
         path = self.folder / text_file(self.name, side)
         if not path.is_file():
-            raise ValueError(f"{self.folder} keeps no raw text of {self.name!r}, only of valid and test sets")
+            raise ValueError(
+                f"{self.folder} has no raw text of {self.name!r}; it has raw text of valid and test sets only"
+            )
         lines = decode(path.read_bytes(), path, 1).split("\n")[:-1]
         if self.rows is not None:
             return [lines[row] for row in self.rows.tolist()]
@@ -195,8 +197,8 @@ class Split:
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
-        `transform` may change both sides of each pair, and their lengths. The batch has the alignments of the pairs if
-        the split has alignments and `transform` is None.
+        `transform` may change the ids and the lengths of both sides. The batch has the alignments of the pairs if the
+        split has alignments and `transform` is None.
         """
         import torch
 
@@ -230,7 +232,9 @@ class Split:
         sentence = np.repeat(np.arange(len(pairs)), links.lengths)
         rows = np.column_stack((sentence, links.ids >> 16, links.ids & 0xFFFF)).astype(np.int64)
         if (rows[:, 1] >= source.lengths[sentence]).any() or (rows[:, 2] >= target.lengths[sentence]).any():
-            raise ValueError(f"{self.folder}: {self.name} has alignments outside its sentences; run preprocess again")
+            raise ValueError(
+                f"{self.folder}: {self.name} has alignments beyond the end of a sentence; run preprocess again"
+            )
         return rows
 
 
@@ -245,7 +249,7 @@ def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Pack
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A folder that `preprocess` made, or a folder of shards."""
+    """A dataset: a folder that `preprocess` made, or a folder of shards."""
 
     folder: Path
     manifests: list[dict[str, Any]]  # one manifest for each shard
@@ -256,8 +260,8 @@ class Dataset:
     def open(folder: Path) -> "Dataset":
         """Memory-maps and checks the files. Reads all offsets and lengths, but reads ids from small files only.
 
-        Raises FileNotFoundError or ValueError if the folder is not a dataset, the manifest is incomplete, a file is
-        missing or does not match the manifest, the ids were made with a different tokenizer, shards are missing, or
+        Raises FileNotFoundError or ValueError if the folder is not a dataset, if files or shards are missing, or if the
+        manifest is incomplete. Also raises ValueError if the manifest does not match a file or the tokenizer, or if
         shards have different tokenizers or languages.
         """
         shards = shard_folders(folder)
@@ -277,14 +281,14 @@ class Dataset:
                     )
         tokenizer = Tokenizer.load(shards[0] / TOKENIZER_FOLDER)
         if tokenizer.fingerprint != manifests[0]["tokenizer"]:
-            raise ValueError(f"{shards[0] / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
+            raise ValueError(f"{shards[0] / TOKENIZER_FOLDER} is not the tokenizer that made the ids of this dataset")
         names = dict.fromkeys(name for manifest in manifests for name in manifest["splits"])
         splits = {name: _split(name, shards, manifests, tokenizer) for name in names}
         return Dataset(folder, manifests, tokenizer, splits)
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The manifest of the first shard. The first shard also has the valid and test sets."""
+        """The manifest of the first shard. Only the first shard has the valid and test sets."""
         return self.manifests[0]
 
     @property
@@ -345,7 +349,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
     if aligned and len(aligned) < len(having):
         raise ValueError(
             f"{aligned[0][0]} has alignments and other shards have none; "
-            "preprocess all shards with --alignments, or none"
+            "preprocess all shards with --alignments, or no shard"
         )
     loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
     alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
@@ -353,7 +357,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
 
 
 def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[np.uint16]:
-    """Memory-maps the direction numbers of the rows. Raises ValueError for a number that is not a direction."""
+    """Memory-maps the direction index of each row. Raises ValueError if an index is not below `directions`."""
     index = map_array(folder / direction_file(split), DIRECTION_DTYPE)
     for start in range(0, len(index), CHUNK_ROWS):
         if int(index[start : start + CHUNK_ROWS].max()) >= directions:
@@ -364,7 +368,7 @@ def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[n
 def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: str | None = None) -> Side:
     """Memory-maps one side. Raises ValueError if offsets and lengths exceed the ids or do not match the manifest.
 
-    `ids_side` replaces the side in the name of the file of ids.
+    `ids_side` takes the place of `side` in the name of the file of ids.
     """
     dtype = LINK_DTYPE if side == ALIGNMENTS else facts["dtype"]
     ids = map_array(folder / array_file(split, ids_side or side, "ids"), dtype)
@@ -379,7 +383,9 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: 
             or int(offset.min()) < 0
             or bool((offset > len(ids) - length).any())
         ):
-            raise ValueError(f"{folder}: the {side} side of {split} has rows outside its ids; run preprocess again")
+            raise ValueError(
+                f"{folder}: the {side} side of {split} has rows beyond the end of its ids; run preprocess again"
+            )
     if tokens != facts["tokens"]:
         raise ValueError(
             f"{folder}: the {side} side of {split} has {tokens:,} entries, but the manifest says {facts['tokens']:,}; "

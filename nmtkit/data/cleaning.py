@@ -21,7 +21,7 @@ OVERLAP = "also in valid or test"
 DUPLICATE = "duplicate pair"
 REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
 
-EXAMPLES = 5  # number of pairs that are shown for each reason
+EXAMPLES = 5  # number of example pairs for each reason
 EXAMPLE_CHARACTERS = 200
 
 # control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
@@ -124,7 +124,7 @@ def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -
     """Returns a mask of lines for each reason that depends on the text."""
     sizes = source.ends - source.starts - 1, target.ends - target.starts - 1
     equal = sizes[0] == sizes[1]
-    if config.source_lang == config.target_lang and not config.drop_equal:  # the text of a language model
+    if config.source_lang == config.target_lang and not config.drop_equal:  # monolingual text has equal sides
         equal = np.zeros_like(equal)
     for row in np.flatnonzero(equal).tolist():
         equal[row] = source.line(row) == target.line(row)

@@ -63,7 +63,7 @@ class PreprocessConfig(Config):
 
     source_lang: str = option(
         "",
-        "source language: the LANG of files PREFIX.LANG, or the name of a column; en includes en-GB and eng_Latn",
+        "source language: LANG in the file name PREFIX.LANG, or the name of a column; en includes en-GB and eng_Latn",
         flag="-s/--source-lang",
         metavar="LANG",
         section="Files",
@@ -71,8 +71,8 @@ class PreprocessConfig(Config):
     target_lang: str = option("", "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
     train: tuple[str, ...] = option(
         (),
-        "training corpora: prefixes of two files, or files .tsv, .tmx, .jsonl, .parquet, .zip, .xlf or .po; files may "
-        "be compressed and then end in .gz, .bz2, .xz or .zst",
+        "training corpora: prefixes of two files, or files .tsv, .tmx, .jsonl, .parquet, .zip, .xlf or .po; compressed "
+        "files end in .gz, .bz2, .xz or .zst",
         flag="--trainpref",
         metavar="CORPUS,…",
     )
@@ -84,14 +84,14 @@ class PreprocessConfig(Config):
     )
     columns: tuple[str, ...] = option(
         (),
-        "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1; none: the columns "
+        "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1; none means the columns "
         "named after the languages, or the two columns of a .tsv",
         metavar="SOURCE,TARGET",
     )
     alignments: tuple[Path | None, ...] = option(
         (),
-        "a file of word alignments for each training corpus, used by --criterion guided_alignment; each line has the "
-        "links of a pair as fast_align writes them: i-j links source word i to target word j, counted from 0; an empty "
+        "a file of word alignments for each training corpus, for --criterion guided_alignment; each line has the links "
+        "of one pair, in the format of fast_align: i-j links source word i to target word j, counted from 0; an empty "
         "item means no alignments",
         metavar="FILE,…",
     )
@@ -119,8 +119,8 @@ class PreprocessConfig(Config):
     )
     extend_tokenizer: int | None = option(
         None,
-        "add up to N pieces to the tokenizer of --tokenizer-from, trained on the text of the languages that the "
-        "tokenizer does not have, and add the tokens of these languages; for train --finetune-from",
+        "add new languages to the tokenizer of --tokenizer-from, for train --finetune-from: the language tokens, and "
+        "up to N pieces from the text of these languages",
         min=0,
         max=1_000_000,
     )
@@ -144,12 +144,12 @@ class PreprocessConfig(Config):
     )
     strict: bool = option(False, "stop with an error at the first pair that would be dropped")
     report: Path | None = option(
-        None, "write an HTML page with counts, lengths, pieces and examples of dropped pairs", metavar="FILE.html"
+        None, "write an HTML page about the dataset: counts, lengths, pieces, dropped pairs", metavar="FILE.html"
     )
 
     weights: tuple[float, ...] = option(
         (),
-        "for each training corpus, how often an epoch contains each pair; with 0.5, half of the pairs",
+        "for each training corpus, how often an epoch contains each pair; 0.5 means half of the pairs",
         above=0,
         max=1_000,
         section="Several corpora",
@@ -170,13 +170,14 @@ class PreprocessConfig(Config):
     )
     source_language_token: str | None = option(
         None,
-        "code of the source language, if the tokenizer has several languages; its token begins every source line",
+        "code of the source language, for a tokenizer of several languages; every source line begins with the token of "
+        "this language",
         metavar="CODE",
     )
     target_language_token: str | None = option(
         None,
-        "code of the target language, if the tokenizer has several languages; its token begins every target line, but "
-        "a token such as >>deu<< begins every source line",
+        "code of the target language, for a tokenizer of several languages; every target line begins with the token of "
+        "this language, but a token such as >>deu<< begins every source line instead",
         metavar="CODE",
     )
     valid_tags: tuple[str | None, ...] = option(
@@ -193,8 +194,8 @@ class PreprocessConfig(Config):
     )
     language_tokens: LanguageTokens | None = option(
         None,
-        "with --corpora: both puts the token of its language before each sentence, like M2M-100; target-on-source puts "
-        "the token of the target language before the source; none means both",
+        "with --corpora: with both, each sentence begins with the token of its language, as in M2M-100; with "
+        "target-on-source, source sentences begin with the token of the target language; none means both",
     )
     spm_temperature: float = option(
         5.0,
@@ -278,9 +279,9 @@ class PreprocessConfig(Config):
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
 
     def untagged(self) -> list[str]:
-        """Returns the flags --valid-tag and --test-tag if they are needed but not given.
+        """Returns the missing flags of --valid-tag and --test-tag.
 
-        A flag is needed if a training corpus has a tag and there are valid (or test) sets.
+        If a training corpus has a tag, valid sets need --valid-tag, and test sets need --test-tag.
         """
         return [flag for flag, tags, prefixes in self._tags_of_held_out() if any(self.tags) and prefixes and not tags]
 

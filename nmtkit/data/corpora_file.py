@@ -1,7 +1,4 @@
-"""Reads the TOML file of `preprocess --corpora`, which lists the corpora of a dataset with many languages.
-
-Each entry [[corpus]] describes a corpus.
-"""
+"""Reads the TOML file of `preprocess --corpora`. Each entry [[corpus]] describes a corpus of the dataset."""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -20,11 +17,13 @@ SPLITS = ("train", "valid", "test")
 class CorpusEntry(Config):
     """The settings of one entry. Line i of a corpus has the same meaning in all languages."""
 
-    languages: tuple[str, ...] = option(..., "codes of the languages; one language: monolingual text")
+    languages: tuple[str, ...] = option(..., "codes of the languages; one code means monolingual text")
     train: tuple[str, ...] = option((), "training corpora: prefixes or files, like --trainpref")
     valid: tuple[str, ...] = option((), "valid sets")
     test: tuple[str, ...] = option((), "test sets")
-    directions: tuple[str, ...] = option((), "directions such as en-de; none: all directions between the languages")
+    directions: tuple[str, ...] = option(
+        (), "directions such as en-de; none means all directions between the languages"
+    )
     weight: float = option(1.0, "how often an epoch contains each training pair", above=0, max=1_000)
     columns: tuple[str, ...] = option((), "columns of the languages in .tsv, .jsonl and .parquet files")
 
@@ -75,7 +74,7 @@ def read_entries(path: Path) -> list[CorpusEntry]:
         raise ValueError(f"{path} is not TOML: {error}") from None
     listed = tables.pop("corpus", None)
     if tables:
-        raise ValueError(f"{path} has {next(iter(tables))!r}; every corpus is an entry [[corpus]]")
+        raise ValueError(f"{path} has {next(iter(tables))!r}; describe every corpus in an entry [[corpus]]")
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         raise ValueError(f"{path} has no entry [[corpus]]")
     entries = []
@@ -84,7 +83,7 @@ def read_entries(path: Path) -> list[CorpusEntry]:
         if "languages" not in entry:
             raise ValueError(f'{origin} has no languages; give them, such as languages = ["en", "de"]')
         several = {key: [value] if isinstance(value, str) and key in SPLITS else value for key, value in entry.items()}
-        if isinstance(columns := several.get("columns"), list):  # [4, 5] is ["4", "5"], as --columns 4,5
+        if isinstance(columns := several.get("columns"), list):  # [4, 5] means ["4", "5"], like --columns 4,5
             several["columns"] = [str(column) if type(column) is int else column for column in columns]
         entries.append(derive(CorpusEntry, several, origin))
     directions = directions_of(entries)

@@ -1,16 +1,16 @@
-"""The files of a dataset on disk: file names, the manifest and its checks, and the atomic writing of the folder.
+"""The files of a dataset on disk: file names, the manifest and its checks, and a folder that is written atomically.
 
     manifest.json             format, languages, counts, checksums, settings, cleaning statistics; written last
     tokenizer/                joint.model, or source.model and target.model
     train.source.ids.bin      uint16 (uint32 above 65,536 entries), the ids of all sentences, concatenated
     train.source.offsets.bin  int64, the position in ids where each sentence begins
     train.source.lengths.bin  int32, the number of tokens of each sentence, eos included
-    train.alignments.….bin    the same for links between pieces (uint32), with --alignments; see alignments.py
+    train.alignments.….bin    with --alignments: three files for the links between pieces (uint32), see alignments.py
     valid.source.txt          the raw lines; valid and test sets only
 
-A dataset of many directions (`preprocess --corpora`) has, in place of the ids of each side:
+A dataset of many directions (`preprocess --corpora`) has these files in place of the ids of each side:
 
-    train.shared.ids.bin      the ids of all sentences, which the offsets of both sides refer to
+    train.shared.ids.bin      the ids of all sentences of both sides; offsets of both sides are positions in this array
     train.directions.bin      uint16, for each row, the index of its direction in the manifest
 
 Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
@@ -39,8 +39,8 @@ TOKENIZER_FOLDER = "tokenizer"
 SCRATCH_FOLDER = "scratch"  # folder of temporary files; a finished dataset does not have this folder
 UNFINISHED = ".nmtkit-unfinished"  # empty file that marks a folder that preprocess is writing or removing
 SIDES = ("source", "target")
-SHARED = "shared"  # replaces the side in the name of a file of ids that both sides share
-ALIGNMENTS = "alignments"  # replaces the side in the names of files of alignments
+SHARED = "shared"  # in the name of a file of ids that both sides share, in place of the side
+ALIGNMENTS = "alignments"  # in the names of files of alignments, in place of the side
 ID_DTYPES = ("uint16", "uint32")
 LINK_DTYPE = "uint32"
 DIRECTION_DTYPE = "uint16"
@@ -135,12 +135,12 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         manifest["languages"] = dict.fromkeys(SIDES)
     languages = _entry(manifest, "languages", dict, "")
     if any(not isinstance(languages.get(side), str | None) for side in SIDES):
-        raise ValueError(f"languages is {str(languages)[:40]}")
+        raise ValueError(f"languages is {str(languages)[:40]}, but must have a code or null for source and target")
     directions = manifest.setdefault("directions", [])
     if (manifest["nmtkit_dataset"] == MULTILINGUAL_FORMAT) != bool(directions):
         raise ValueError(f"format {manifest['nmtkit_dataset']} has {len(directions)} directions")
     if not all(isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {str} for pair in directions):
-        raise ValueError(f"directions is {str(directions)[:40]}")
+        raise ValueError(f"directions is {str(directions)[:40]}, but must be a list of pairs of codes")
     for index, corpus in enumerate(_entry(_entry(manifest, "report", dict, ""), "corpora", list, "report.")):
         kinds = {"source": str, "target": str, "read": int, "written": int, "dropped": dict, "kept": dict}
         if not isinstance(corpus, dict) or any(type(corpus.get(name)) is not kind for name, kind in kinds.items()):
@@ -187,7 +187,7 @@ def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs:
 
 
 def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any], ids: str | None = None) -> None:
-    """Checks the sizes of the arrays of a side. `ids` replaces the side in the name of the file of ids."""
+    """Checks the sizes of the arrays of a side. `ids` takes the place of `side` in the name of the file of ids."""
     for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
         name = array_file(split, (ids or side) if array == "ids" else side, array)
         if name not in files:
@@ -253,7 +253,7 @@ def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
 
 
 class AtomicFolder:
-    """A context manager for writing a dataset to `final` completely or not at all.
+    """A context manager that writes a dataset to the folder `final` completely or not at all.
 
     The caller writes the files into `folder` and calls `finish`, which renames `folder` to `final`. Leaving the context
     without `finish` removes `folder`. A folder is removed or replaced only if preprocess wrote all of its files.
@@ -300,7 +300,9 @@ class AtomicFolder:
 
     def _remove(self, stale: Path) -> None:
         if stale.is_symlink() or not (stale / UNFINISHED).is_file() or foreign_files(stale):
-            raise ValueError(f"{stale} is not an unfinished dataset, but its name is needed; move or remove it")
+            raise ValueError(
+                f"preprocess needs the name {stale}, which is not an unfinished dataset; move or remove it"
+            )
         handle = os.open(stale, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -353,7 +355,7 @@ def _has_manifest(folder: Path) -> bool:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """Returns the paths in a finished or unfinished dataset folder that do not belong to a dataset."""
+    """Returns the paths in a dataset folder that `preprocess` did not write. The dataset may be unfinished."""
     foreign = []
     for path in sorted(folder.iterdir()):
         if not _OWN_NAME.fullmatch(path.name) or path.is_symlink():

@@ -46,7 +46,7 @@ MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 class DatasetWriter:
     """Writes splits and the manifest to `folder`. Valid and test sets must be added before the training set.
 
-    `MultilingualWriter` reads corpora of a different class, so the methods that both classes share declare them as Any.
+    The inherited methods of `MultilingualWriter` get corpora of a different class, so the corpora have the type Any.
     """
 
     worker: type[Worker] = Worker  # class of the objects in worker processes
@@ -74,7 +74,7 @@ class DatasetWriter:
 
     @functools.cached_property
     def _encoder(self) -> PairEncoder:
-        """The encoder that converts text pairs to ids, made at the first use.
+        """The encoder that converts text pairs to ids. The first access makes the encoder.
 
         Raises ValueError if the settings name a language for which the tokenizer has no language token.
         """
@@ -83,10 +83,10 @@ class DatasetWriter:
     # --- valid and test ---------------------------------------------------------------------------------------------
 
     def add_held_out(self, split: str, files: Corpus) -> None:
-        """Writes the ids and the raw text of all lines of a valid or test set. Source lines begin with the tag, if any.
+        """Writes the ids and the raw text of all lines of a valid or test set. A tag is written before source lines.
 
-        Only the first shard writes the set. Every shard remembers the keys of the pairs, to find the same pairs in the
-        training set. Raises ValueError for a line of more than --max-line-bytes bytes.
+        Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
+        in the training set. Raises ValueError for a line of more than --max-line-bytes bytes.
         """
         shard = self.config.shard_of()
         written = shard is None or shard[0] == 1
@@ -127,20 +127,20 @@ class DatasetWriter:
     def add_train(self, corpora: Sequence[Any]) -> None:
         """Encodes the training corpora with all workers, then drops duplicates and mixes the corpora.
 
-        Raises ValueError when no pair is left, and the same errors as `corpus.blocks` and `PairEncoder.encode`.
+        Raises ValueError if no pair is left, and the same errors as `blocks` and `PairEncoder.encode`.
         """
         hashes = self._scratch / "hashes"
         held_out_keys = np.unique(np.concatenate(self._held_out_keys or [np.empty(0, np.uint64)]))
         self.report.corpora = [self._corpus_report(files) for files in corpora]
         with Workers(self.config.worker_count(), self._worker_factory(held_out_keys, hashes)) as workers:
             bounds = self._encode(workers, corpora)
-            # a worker answers after it has written all of its blocks
+            # a worker answers after it has written all of its blocks, so the files are complete after this line
             piece_counts = workers.broadcast((self.worker.piece_counts,))
             if bounds[-1]:
                 self._write_rows(bounds, self._find_duplicates(workers, hashes, bounds))
             elif self.config.shard is None:
                 dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
-                raise ValueError(f"no training pair is left: {dropped}")
+                raise ValueError(f"no training pair is left; dropped: {dropped}")
             else:  # a shard of a small corpus can be empty
                 self._write_empty_train()
             if self.config.report is not None:
@@ -152,7 +152,7 @@ class DatasetWriter:
                 self._checksums[str(path.relative_to(self.folder))] = facts
 
     def _worker_factory(self, held_out_keys: npt.NDArray[np.uint64], hashes: Path) -> Callable[[], Any]:
-        """Returns a function that makes the object of a worker process, which has the methods of `Worker`."""
+        """Returns a function that each worker process calls to make its `Worker`."""
         files = self._split_files(TRAIN, self._scratch, hashes)
         return functools.partial(Worker, self.tokenizer, self.dtypes, self.config, held_out_keys, files)
 
@@ -205,7 +205,7 @@ class DatasetWriter:
     def _find_duplicates(self, workers: Workers, hashes: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
         """Counts the rows that repeat an earlier row.
 
-        Returns one byte for each row, 1 for a row to drop, or None if duplicates are kept.
+        Returns an array [rows] that is 1 for a row to drop, or None if duplicates are kept.
         """
         partitions = duplicates.partition(hashes, self._scratch)
         hashes.unlink()
@@ -263,7 +263,7 @@ class DatasetWriter:
             weights = mixing.weights_of_temperature(counts, self.config.temperature)
         if max(weights) > MAX_PASSES:
             raise ValueError(
-                f"--temperature {self.config.temperature} makes an epoch see the pairs of a corpus "
+                f"--temperature {self.config.temperature} makes an epoch contain each pair of a corpus "
                 f"{max(weights):,.0f} times; give a temperature nearer to 1"
             )
         for report, weight in zip(self.report.corpora, weights, strict=True):

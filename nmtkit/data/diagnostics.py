@@ -1,10 +1,10 @@
 """Warns of likely errors in the training text: unknown text, a tokenizer for a different language, copied lines,
 shifted lines, exchanged languages.
 
-The thresholds are far from the values of correct data. On Multi30k English-German no piece is unknown and no pair has
-equal sides. The correlation of the lengths of the two sides is 0.86, and below 0 after the lines of one side are
-shifted by one. The `agreement` of the training blocks with the valid set is 0.9 to 1.0, and -0.9 to -1.0 after the
-sides are exchanged.
+The thresholds are far from the values of correct data. In Multi30k English-German, no piece is unknown and no pair has
+equal sides. The correlation of the lengths of the two sides is 0.86. The correlation falls below 0 if the lines of one
+side are shifted by one line. The `agreement` of the training blocks with the valid set is 0.9 to 1.0. The `agreement`
+becomes -0.9 to -1.0 if the sides are exchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,19 @@ from nmtkit.data.tokenizer import Encoded
 # A value beyond one of these limits causes a warning.
 UNKNOWN_SHARE = 0.02  # largest share of unknown pieces without a warning
 UNKNOWN_WORD_SHARE = 0.2  # the same limit for a word model; every word model has unknown words
-PIECES_FACTOR = 1.5  # largest ratio between the pieces per word of this text and of the dataset of the tokenizer
-PIECES_PER_WORD = 4.0  # largest number of pieces per word if the dataset of the tokenizer is not known
+PIECES_FACTOR = 1.5  # largest factor between the pieces per word here and in the dataset of --tokenizer-from
+PIECES_PER_WORD = 4.0  # largest number of pieces per word if --tokenizer-from is not a dataset
 WORDS_PER_LINE = 5  # with fewer words per line, the language perhaps has no spaces between words
 EQUAL_SHARE = 0.05  # largest share of pairs with equal sides
 CORRELATION = 0.3  # smallest correlation of the lengths of the two sides
-MIN_PAIRS = 200  # smallest number of pairs of a block for a correlation
-MIN_DEVIATION = 1.0  # smallest standard deviation of lengths (in pieces) for a correlation
-AGREEMENT = -0.3  # smallest `agreement` of a block: 1 for equal languages, -1 for exchanged languages
-MIN_DIVERGENCE = 0.1  # divergence in nats per byte pair below which both sides perhaps have the same language
-MIN_BYTES = 2000  # smallest size of a side for recognising its language
-PROFILE = 1024  # number of classes of byte pairs; their frequencies identify a language
+MIN_PAIRS = 200  # a correlation is computed for blocks of at least this number of pairs
+MIN_DEVIATION = (
+    1.0  # a correlation is computed if the standard deviation of lengths (in pieces) is at least this number
+)
+AGREEMENT = -0.3  # smallest `agreement` of a block with the reference; -1 means that the languages are exchanged
+MIN_DIVERGENCE = 0.1  # nats per byte pair; with a smaller divergence, both sides perhaps have the same language
+MIN_BYTES = 2000  # a shorter side is too short to recognise its language
+PROFILE = 1024  # number of classes of byte pairs; the frequencies of the classes identify a language
 SLICES, SLICE_BYTES = 16, 4096  # number and size in bytes of the slices that make up the profile of a side
 
 Profile = npt.NDArray[np.float64]  # counts of byte pairs in each class, [2 sides, PROFILE]
@@ -45,8 +47,8 @@ class TextStatistics:
     pieces: npt.NDArray[np.int64]
     unknown: npt.NDArray[np.int64]  # number of pieces that are unk or bytes of characters outside the vocabulary
     pairs: int  # number of kept pairs
-    sums: npt.NDArray[np.float64]  # [2], sums of the lengths of the kept pairs
-    products: npt.NDArray[np.float64]  # [2, 2], sums of products of the lengths
+    sums: npt.NDArray[np.float64]  # [2 sides], sums of the lengths of the kept pairs
+    products: npt.NDArray[np.float64]  # [2 sides, 2 sides], sums of products of the lengths of two sides
     profile: Profile
 
     @staticmethod
@@ -90,11 +92,12 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
 
 
 def agreement(profile: Profile, reference: Profile) -> float | None:
-    """Compares the languages of both sides with a reference text: 1 if they are equal, -1 if they are exchanged.
+    """Compares the languages of the two sides with a reference text. The result is 1 for the same languages.
 
-    Let r(x) = log(p(x) / q(x)), where p and q are the frequencies of byte pairs on the two sides of the reference. The
-    result is the mean of r on side 0 minus the mean of r on side 1, divided by the same difference on the reference.
-    Returns None if there is too little text or if the two sides of the reference are too similar.
+    The result is -1 if the two languages are exchanged. Let r(x) = log(p(x) / q(x)), where p and q are the frequencies
+    of byte pairs on the two sides of the reference. The result is the mean of r on side 0 minus the mean of r on side
+    1, divided by the same difference on the reference. Returns None if there is too little text or if the two sides of
+    the reference are too similar.
     """
     if min(profile.sum(1).min(), reference.sum(1).min()) < MIN_BYTES:
         return None
@@ -123,10 +126,9 @@ def find_warnings(
 ) -> list[str]:
     """Returns a warning, with the measured value, for each likely error in the training text.
 
-    `corpora` has the blocks of each training corpus, and `equal` has the number of pairs with equal sides of each
-    corpus. `expected` has the pieces per word, by side, of the dataset that the tokenizer comes from, or is None if the
-    tokenizer does not come from a dataset.
-    `held_out` is the profile of the valid and test sets.
+    `corpora` has the blocks of each training corpus. `equal` has the number of pairs with equal sides in each corpus.
+    `expected` has the mean number of pieces per word for each side of the dataset of --tokenizer-from, or is None if
+    --tokenizer-from is not a dataset. `held_out` is the profile of the valid and test sets.
     """
     blocks = [block for of_corpus in corpora.values() for block in of_corpus]
     if not blocks:
@@ -191,7 +193,7 @@ def _uncorrelated(name: str, blocks: Sequence[TextStatistics]) -> list[str]:
 
 
 def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, title: str) -> list[str]:
-    """Returns a warning if the languages of the two sides of some blocks are exchanged, compared with the reference."""
+    """Returns a warning if some blocks have exchanged languages, compared with the text of the profile `reference`."""
     figures = [(block, figure) for block in blocks if (figure := agreement(block.profile, reference)) is not None]
     sick = [(block, figure) for block, figure in figures if figure < AGREEMENT]
     if not sick:

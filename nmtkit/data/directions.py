@@ -12,7 +12,7 @@ MAX_DIRECTIONS = 65_535  # the direction of a row is stored in 16 bits; the larg
 
 @dataclass(frozen=True, order=True)
 class Direction:
-    """A source and a target language. Both are equal for monolingual text, which a model learns to reconstruct."""
+    """A source and a target language. The two are equal for monolingual text, which a model learns to reconstruct."""
 
     source: str
     target: str
@@ -22,12 +22,15 @@ class Direction:
 
 
 def token_of(language: str, tokens: LanguageTokens) -> str:
-    """Returns the piece of a language, such as __de__ (M2M-100) or >>de<< (multilingual models of Marian)."""
+    """Returns the token of a language: __de__ as in M2M-100, or >>de<< as in multilingual models of Marian."""
     return f"__{language}__" if tokens == "both" else f">>{language}<<"
 
 
 def number_of(name: str, directions: Sequence[Direction], setting: str) -> int:
-    """Returns the index of the direction `name`, such as en-de. Raises ValueError, naming `setting`, if unknown."""
+    """Returns the index of the direction `name`, such as en-de. Raises ValueError if the direction is unknown.
+
+    The error message names `setting`.
+    """
     names = [str(direction) for direction in directions]
     if name not in names:
         raise ValueError(f"{setting} names the direction {name!r}; {suggestion(name, names)}")
@@ -35,9 +38,10 @@ def number_of(name: str, directions: Sequence[Direction], setting: str) -> int:
 
 
 def named_weights(items: Sequence[str], directions: Sequence[Direction], setting: str) -> dict[int, float]:
-    """Parses items such as en-de=2: a direction and its weight. Returns the weights by the index of the direction.
+    """Parses items such as en-de=2: a direction and a weight. Returns the weight of each direction index.
 
-    Raises ValueError, naming `setting`, for an unknown or repeated direction and for a weight outside 0 to 1,000.
+    Raises ValueError for an unknown or repeated direction, or if a weight is not from 0 to 1,000. The error message
+    names `setting`.
     """
     weights: dict[int, float] = {}
     for item in items:
@@ -56,10 +60,10 @@ def named_weights(items: Sequence[str], directions: Sequence[Direction], setting
 
 
 def epoch_weights(rows: Sequence[int], temperature: float | None, weights: dict[int, float]) -> list[float]:
-    """Returns, for each direction, how many times on average an epoch contains each row. Direction i has rows[i] rows.
+    """Returns the mean number of times that an epoch contains each row, by direction. Direction i has rows[i] rows.
 
     With a temperature, the share of direction i is proportional to weights[i] * rows[i]^(1 / temperature), and an epoch
-    has as many rows as the data. Without a temperature, the result is the weights. A missing weight is 1.
+    has sum(rows) rows. Without a temperature, the result has the given weights. A missing weight is 1.
 
     Source: Arivazhagan et al. 2019, section 4.2.
     """

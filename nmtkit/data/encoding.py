@@ -1,7 +1,7 @@
-"""Encodes blocks of text as blocks of ids: the work of the worker processes of `preprocess`.
+"""Encodes blocks of text as blocks of ids, in the worker processes of `preprocess`.
 
-A worker encodes a block, returns the sizes of the block, and writes the block when the main process sends its offset.
-Offsets follow the order of the text, so that the files are the same for any number of workers.
+A worker encodes a block and returns the sizes of the block. The main process then sends the offset of the block, and
+the worker writes the block. Offsets follow the order of the text, so the files are the same for any number of workers.
 """
 
 import os
@@ -26,7 +26,7 @@ from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
-Sizes = tuple[int, ...]  # numbers for a block or for all earlier blocks: pairs, then ids of each side
+Sizes = tuple[int, ...]  # counts in one block or in all earlier blocks: number of pairs, then number of ids per side
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
 
@@ -151,7 +151,7 @@ def over_long_pair(
 
 
 def in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
-    """Returns a mask of `keys`, which marks the keys that `sorted_keys` contains."""
+    """Returns a mask [keys] that is true for the keys in `sorted_keys`."""
     if not len(sorted_keys):
         return np.zeros(len(keys), np.bool_)
     return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
@@ -190,7 +190,7 @@ def _strict_error(files: CorpusFiles, line: int, reason: str) -> str:
 
 
 class ArrayFiles:
-    """Files of arrays, which are written in parts at any position."""
+    """Array files that are written in parts. A part can be written at any position."""
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
@@ -211,7 +211,7 @@ class ArrayFiles:
 
 
 class SplitFiles(ArrayFiles):
-    """The files of one split: ids and lengths of each side. `hashes` is None if duplicates are not searched."""
+    """The files of one split: ids and lengths of each side, and `hashes`, or None if no duplicates are searched."""
 
     def __init__(self, sides: list[tuple[Path, Path]], hashes: Path | None = None) -> None:
         super().__init__()
@@ -271,5 +271,5 @@ class Worker:
         return checksum(path)
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns the count of each written id, for both sides. All counts are 0 if `config.report` is not set."""
+        """Returns the counts of all written ids for each side. The counts are 0 if `config.report` is None."""
         return self._piece_counts

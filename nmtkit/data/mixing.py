@@ -1,7 +1,7 @@
 """Mixes training corpora: writes the rows of a training set so that every corpus is spread evenly over an epoch.
 
-Ids are stored once. A row is an offset and a length on each side. A pair that occurs three times in an epoch has three
-rows, and a pair that is dropped after its ids were written has no row.
+Ids are stored once. A row has an offset and a length for each side. A pair that occurs three times in an epoch has
+three rows. A pair that is dropped after its ids were written has no row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ Dropped = npt.NDArray[np.uint8]  # one byte per row, 1 if the row is dropped
 
 @dataclass(frozen=True)
 class CorpusRows:
-    """The rows of one corpus: `start` to `end` - 1 in the order of the text. An epoch has `weight` passes over them."""
+    """The rows of one corpus: rows `start` to `end` - 1 of the text. An epoch passes `weight` times over these rows."""
 
     start: int
     end: int
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns the number of rows that the fraction of `weight` adds to an epoch, for a corpus of `rows` rows."""
+        """Returns the number of rows in the last, incomplete pass of an epoch over a corpus of `rows` rows."""
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
     def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:
@@ -44,7 +44,7 @@ class CorpusRows:
         return int(self.weight) * kept + self.copies(kept)
 
     def epoch(self, dropped: Dropped | None, seed: int) -> Iterator[Rows]:
-        """Yields the rows of an epoch: whole passes, then a random share of the rows that depends on (seed, row)."""
+        """Yields the rows of an epoch: whole passes, then random rows. The random choice depends on (seed, row)."""
         for _ in range(int(self.weight)):
             yield from self.chunks(dropped)
         seen = 0

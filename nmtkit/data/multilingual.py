@@ -3,9 +3,9 @@
 A row of a subset has the number of its direction and, for each side, the offset and length of a sentence in the shared
 ids. Every stored sentence begins with the token of its language, or with <unk> if the tokenizer lacks this token.
 
-With language tokens on both sides, a row refers to whole stored sentences. With the token of the target language on the
-source side only (Johnson et al. 2017), the target of a row begins after the stored token. The reader replaces the
-stored token of the source by the token of the target language.
+With language tokens on both sides, a row refers to whole stored sentences. In the other layout, only source sentences
+begin with a token: the token of the target language (Johnson et al. 2017). There, the target of a row begins after the
+stored token, and the reader replaces the stored token of the source by the token of the target language.
 """
 
 import functools
@@ -48,7 +48,9 @@ class MultilingualWriter(DatasetWriter):
         directions: Sequence[Direction],
     ) -> None:  # fmt: skip
         if not tokenizer.one_model:
-            raise ValueError("--corpora needs one tokenizer for all languages; this tokenizer has one for each side")
+            raise ValueError(
+                "--corpora needs one tokenizer for all languages; this tokenizer has one model for each side"
+            )
         known = tokenizer.languages
         self._target_only = tokenizer.has_target_languages_only
         needed = {d.target for d in directions} | ({d.source for d in directions} if not self._target_only else set())
@@ -62,8 +64,8 @@ class MultilingualWriter(DatasetWriter):
         self.directions = list(directions)
         self._numbers = {direction: number for number, direction in enumerate(directions)}
         self._sentences = SentenceEncoder(tokenizer, self.dtypes[0], self._numbers)
-        self._stored: dict[str, int] = {}  # number of shared ids of each split
-        self._rows: dict[str, list[int]] = {}  # number of rows of each direction of each split
+        self._stored: dict[str, int] = {}  # number of shared ids, by split
+        self._rows: dict[str, list[int]] = {}  # number of rows of each direction, by split
         self.report.source_lang, self.report.target_lang = self._codes()
 
     def _codes(self) -> tuple[str, str]:
@@ -209,7 +211,7 @@ class MultilingualWriter(DatasetWriter):
 
     @property
     def target_only(self) -> bool:
-        """Whether only source sentences begin with a language token: the token of the target language."""
+        """Whether only source sentences begin with a language token. This token names the target language."""
         return self._target_only
 
 
@@ -217,7 +219,7 @@ class _RowWriter:
     """Writes the offsets, lengths and directions of the rows of a subset."""
 
     def __init__(self, writer: MultilingualWriter, split: str) -> None:
-        self._skipped = int(writer.target_only)  # tokens at the start of a stored sentence that a target lacks
+        self._skipped = int(writer.target_only)  # number of tokens to skip at the start of a stored target
         paths = [writer._path(split, side, array) for side in SIDES for array in ("offsets", "lengths")]
         self._files = [path.open("wb") for path in (*paths, writer.folder / direction_file(split))]
         self.counts = [0] * len(writer.directions)

@@ -34,12 +34,13 @@ Numbers = npt.NDArray[np.uint16]
 
 
 class LanguagePair(NamedTuple):
-    """Two languages of a corpus, as indices into its languages, and the numbers of both directions between them.
+    """Two languages of a corpus, and the numbers of the two directions between the languages.
 
-    The code of the first language sorts before the code of the second language.
+    The code of the first language sorts before the code of the second language. A monolingual corpus has a pair of
+    equal languages.
     """
 
-    first: int
+    first: int  # index into the languages of the corpus
     second: int
     forward: int  # direction from the first to the second language, or NO_DIRECTION
     backward: int
@@ -51,7 +52,7 @@ class ParallelFiles:
 
     languages: tuple[str, ...]
     paths: tuple[Path, ...]  # files of lines
-    names: tuple[Path, ...]  # names of the files in messages: the given file if `paths` were extracted from it
+    names: tuple[Path, ...]  # names of the files in messages: the original file if `paths` were extracted from a file
     directed: tuple[tuple[int, int], ...]  # directions, as indices of the source and target language
     weight: float = 1.0
 
@@ -64,7 +65,7 @@ class ParallelFiles:
         return " and ".join(dict.fromkeys(f"{name}:{number}" for name in self.names))
 
     def language_pairs(self, numbers: Mapping[Direction, int]) -> list[LanguagePair]:
-        """Returns the pairs of languages that have a direction. `numbers` has the number of each direction."""
+        """Returns the pairs of languages that have at least one direction. `numbers` numbers the directions."""
         result: dict[tuple[int, int], list[int]] = {}
         for source, target in self.directed:
             first, second = sorted((source, target), key=lambda index: self.languages[index])
@@ -80,8 +81,8 @@ class ParallelFiles:
 def open_corpora(entries: Sequence[CorpusEntry], scratch: Path) -> dict[str, list[ParallelFiles]]:
     """Returns the corpora of train, valid and test. Extracts formats such as .tmx to files of lines in `scratch`.
 
-    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect, or if a file in several
-    languages does not have the same lines in each language.
+    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect, or if the first
+    language of a file has different lines in the pairs with different languages.
     """
     result: dict[str, list[ParallelFiles]] = {split: [] for split in SPLITS}
     for entry in entries:
@@ -126,8 +127,8 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
         sources.append(digest.digest())
         if sources[0] != digest.digest():
             raise ValueError(
-                f"{name} has different {languages[0]} lines with {languages[1]} and with {languages[index]}; write an "
-                "entry for each pair of languages"
+                f"{name} pairs different {languages[0]} lines with {languages[1]} and with {languages[index]}; write "
+                "an entry for each pair of languages"
             )
     return extracted, (Path(name),) * len(languages)
 
@@ -300,5 +301,5 @@ class SentenceWorker(Worker):
             self._counts += np.bincount(block.sentences.ids, minlength=len(self._counts))
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns the counts of all written ids, twice: both sides have the same vocabulary and the same sentences."""
+        """Returns the counts of all written ids. Both sides have the same counts, because they share all sentences."""
         return [self._counts, self._counts]

@@ -13,7 +13,7 @@ from nmtkit.data.diagnostics import TextStatistics, pieces_per_word
 from nmtkit.pages.charts import bar_chart
 from nmtkit.pages.document import Html, render
 
-LONGEST_BAR = 256  # maximum length in tokens in a histogram; its last bar also counts longer sentences
+LONGEST_BAR = 256  # maximum length in tokens in a histogram; the last bar also counts longer sentences
 TOP_PIECES = 40
 
 
@@ -150,7 +150,7 @@ def _charts(split: SplitReport, report: Report) -> list[Html]:
     languages = {"source": report.source_lang, "target": report.target_lang}
     charts = []
     for side, counts in split.histograms.items():
-        more = f", {LONGEST_BAR} or more at the end" if counts[LONGEST_BAR] else ""
+        more = f"; the last bar means {LONGEST_BAR} or more tokens" if counts[LONGEST_BAR] else ""
         charts.append(Html(bar_chart(languages[side], f"sentences by tokens{more}", counts.tolist(), "tokens")))
     return charts
 

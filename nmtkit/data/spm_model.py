@@ -24,7 +24,7 @@ MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model file. An absent field has the default of the format."""
+    """Properties of a model file. If the file lacks a field, the property has the default value of the format."""
 
     model_type: str
     byte_fallback: bool
@@ -110,12 +110,12 @@ def with_pieces(model: bytes, pieces: Sequence[Piece]) -> bytes:
 
 
 def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
-    """Returns a model file that segments text into the same pieces, with their indices in `pieces` as ids.
+    """Returns a model file that segments text into the same pieces as `model`, but with new ids.
 
-    With the new model files, a source model and a target model can share a table of ids. `pieces` begins with
-    <unk>, <s> and </s>, and contains every piece of the model except the special pieces. The new model never produces a
-    piece that `model` does not have. If `model` lacks a piece in `control`, such as a language token, the new model
-    decodes this piece to the empty text.
+    The new id of a piece is its index in `pieces`. If a source model and a target model are renumbered with the same
+    `pieces`, both models share a table of ids. `pieces` begins with <unk>, <s> and </s>, and contains every piece of
+    the model except the special pieces. The new model never produces a piece that `model` does not have. If `model`
+    lacks a piece in `control`, such as a language token, the new model decodes this piece to the empty text.
 
     Raises ValueError if `pieces` lacks pieces of the model or has duplicates.
     """
@@ -155,7 +155,7 @@ def new_model(pieces: Sequence[Piece], model_type: str, charsmap: bytes) -> byte
 def with_control_pieces(model: bytes, pieces: Sequence[str]) -> bytes:
     """Returns the model file with control pieces, such as language tokens, at the end of its table.
 
-    Text never becomes a control piece. Raises ValueError if the model already has one of the pieces.
+    Encoding never produces a control piece. Raises ValueError if the model already has one of the pieces.
     """
     if not pieces:
         return model
@@ -203,7 +203,7 @@ def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, i
                 value, position = message[position : position + size], position + size
             elif wire == 2:
                 size, position = _varint(message, position)
-                # skips the other fields, because the pieces are nearly the whole file
+                # copies only the requested fields, because the pieces are nearly the whole file
                 wanted = not only or field in only
                 value, position = message[position : position + size] if wanted else b"", position + size
             else:

@@ -29,10 +29,11 @@ log = logging.getLogger("nmtkit")
 
 
 def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
-    """Loads a tokenizer from a checkpoint, dataset, tokenizer folder, joint .model file, or source and target .model.
+    """Loads a tokenizer from a checkpoint, a dataset, a tokenizer folder, or one or two .model files.
 
-    Raises FileNotFoundError, or ValueError for a model that nmtkit cannot use. Logs a warning for a .model file that
-    changes text or cannot encode all characters.
+    One .model file is for both sides; two files are for source and target. Raises FileNotFoundError if a file is
+    missing, and ValueError if nmtkit cannot use a model. Logs a warning for a .model file that changes text or cannot
+    encode all characters.
     """
     if len(paths) == 1 and paths[0].is_dir():
         inside = paths[0] / TOKENIZER_FOLDER
@@ -66,7 +67,7 @@ def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
 def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
     """Returns the mean number of pieces per word of each side of the dataset in `paths`.
 
-    Returns None if `paths` is not a dataset or its manifest has no such numbers.
+    Returns None if `paths` is not a dataset, or if the manifest lacks these numbers.
     """
     if len(paths) != 1 or not (paths[0] / MANIFEST).is_file():
         return None
@@ -90,13 +91,14 @@ def train_tokenizer(config: PreprocessConfig, train: Sequence[Corpus], tags: Seq
 
 
 def train_multilingual_tokenizer(config: PreprocessConfig, texts: Mapping[str, Sequence[Path]]) -> Tokenizer:
-    """Trains a joint tokenizer with language tokens at its end, which count towards `config.vocab_size`.
+    """Trains one tokenizer for all languages. The last pieces of the tokenizer are the language tokens.
 
-    `texts` has the files of lines of each language. Raises ValueError if the text is too small.
+    The language tokens count towards `config.vocab_size`. `texts` has the files of lines of each language. Raises
+    ValueError if the text is too small.
     """
     tokens = [token_of(language, config.language_tokens or "both") for language in texts]
     if len(tokens) >= config.vocab_size:
-        raise ValueError(f"--vocab-size {config.vocab_size} leaves no room beside {len(tokens)} language tokens")
+        raise ValueError(f"--vocab-size {config.vocab_size} is too small for text and {len(tokens)} language tokens")
     lines = sample_languages(texts, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
     log.info("training %s tokenizer on %s lines in %d languages", config.model_type, f"{len(lines):,}", len(texts))
     return Tokenizer(train_model(lines, config.vocab_size, config.model_type, control=tokens))
@@ -111,10 +113,11 @@ def train_model(
 ) -> bytes:
     """Trains a SentencePiece model on raw `lines`. Returns the contents of the model file.
 
-    `tags` become symbols that can precede a line. `control` are the last pieces of the model. They never occur in text;
-    language tokens are an example.
+    `tags` become symbols that can precede a line. `control` are the last pieces of the model, such as language tokens.
+    Encoding never produces these pieces.
 
-    Raises ValueError, naming a possible size, if the text is too small or has too many characters for `vocab_size`.
+    Raises ValueError if the text is too small or has too many characters for `vocab_size`. The message names a possible
+    size if SentencePiece reports a size.
     """
     model = io.BytesIO()
     try:
@@ -159,7 +162,7 @@ def _training_error(message: str, vocab_size: int, model_type: str, control: int
 
 
 class LineSample:
-    """A uniform sample of up to `limit` of the added lines. The same lines and seed give the same sample.
+    """A uniform random sample of at most `limit` lines. The same lines and seed give the same sample.
 
     Every line gets a random number, which depends only on the seed and the index of the line. The sample consists of
     the lines with the smallest numbers.
@@ -215,8 +218,8 @@ def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
 def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: int) -> tuple[list[str], list[str]]:
     """Samples up to `limit` lines of each side from all corpora. The samples of the sides are independent.
 
-    Reads the corpora once, with bounded memory. Raises ValueError with the file and the line for bytes that are not
-    UTF-8, and with both files and their numbers of lines if these numbers differ.
+    Reads the corpora once, with bounded memory. Raises ValueError, with the file and the line, for bytes that are not
+    UTF-8. Also raises ValueError if the two files of a corpus have different numbers of lines.
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
     for corpus in corpora:
@@ -228,7 +231,7 @@ def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: in
 def sample_languages(
     texts: Mapping[str, Sequence[Path]], limit: int, temperature: float, seed: int, max_bytes: int
 ) -> list[str]:
-    """Samples about `limit` lines, or as many lines as all files have. `texts` has the files of each language.
+    """Samples about `limit` lines, or fewer lines if all files together have fewer. `texts` has files by language.
 
     The share of a language with n lines is proportional to n^(1 / temperature). Lines of a language with fewer lines
     than its share are repeated. Reads all files twice, with bounded memory.

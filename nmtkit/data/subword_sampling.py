@@ -1,7 +1,7 @@
 """Random segmentations of a sentence: BPE-dropout, and samples of a unigram model.
 
-The samples of SentencePiece are not used, because in version 0.2.3, two processes with the same seed get different
-samples. So a resumed run would not be reproducible, and the processes of a run would disagree.
+The sampling of SentencePiece is not used: in version 0.2.3, two processes with the same seed get different samples.
+Therefore, a resumed run would not be reproducible, and the processes of a run would get different ids.
 """
 
 import bisect
@@ -23,9 +23,10 @@ CACHED = 200_000  # largest number of cache entries; the key of an entry is (wor
 class SubwordSampler:
     """Replaces the ids of each word by a random segmentation of the same text.
 
-    `alpha` is the share of merges left out (BPE-dropout, Provilkov et al. 2020), or for a unigram model the smoothing
-    exponent of the distribution of segmentations (Kudo 2018, section 3.3). Byte pieces, and symbols that a model never
-    splits, do not change. Raises ValueError with `side` and a remedy for a model that is neither BPE nor unigram.
+    For a BPE model, `alpha` is the share of merges that are left out (BPE-dropout, Provilkov et al. 2020). For a
+    unigram model, `alpha` is the smoothing exponent of the distribution of segmentations (Kudo 2018, section 3.3). Byte
+    pieces, and symbols that a model never splits, do not change. Raises ValueError for a model that is neither BPE nor
+    unigram. The message names `side`.
     """
 
     def __init__(self, model: bytes, alpha: float, side: str) -> None:
@@ -47,7 +48,7 @@ class SubwordSampler:
         self.ids = {name: token for token, name in enumerate(names) if not self.is_whole[token]}
         self.scores = {name: processor.get_score(token) for name, token in self.ids.items()}
         self.longest = max(map(len, self.ids), default=1)
-        # merges cannot make a piece if one of its characters is not a piece
+        # merges of characters cannot make a piece if one of its characters is not a piece, so the piece stays whole
         self.is_whole = [
             kept or any(character not in self.ids for character in name)
             for kept, name in zip(self.is_whole, names, strict=True)
@@ -114,8 +115,8 @@ class SubwordSampler:
     def _sampled(self, text: str, numbers: Sequence[float]) -> list[int]:
         """Draws a segmentation with a probability proportional to (product of the probabilities of its pieces)^alpha.
 
-        First computes the sum over all segmentations of each prefix of the text, then draws pieces from last to first.
-        `numbers[n]` in [0, 1) decides the n-th draw.
+        First computes the total weight of all segmentations of each prefix of the text, then draws pieces from last to
+        first. `numbers[n]` in [0, 1) decides the n-th draw.
         """
         sums = [0.0] + [-math.inf] * len(text)
         # for each end position: start and log weight of each piece that ends there

@@ -1,10 +1,10 @@
-"""Stores the most probable pieces of a teacher for each target token of a dataset, in memory-mapped files.
+"""Stores, for each target token of a dataset, the most probable pieces according to a teacher model.
 
 A folder has `manifest.json`, `lengths.bin` (int32, number of target tokens of each pair) and the files `00000.bin`, …
-with `pairs_per_file` pairs each. A file has a row for each target token, eos included. A row has the id of the target
-token, and the ids and log probabilities of the most probable pieces, best first. Readers compare the id of the target
-token with their batch, to detect different target sentences. `nmtkit distill` writes the folder. A later call writes
-the missing files.
+with `pairs_per_file` pairs each. The files are memory-mapped. A file has a row for each target token, eos included. A
+row has the id of the target token, and the ids and log probabilities of the most probable pieces, best first. A reader
+compares the stored target tokens with the target tokens of its batch, to detect different target sentences. `nmtkit
+distill` writes the folder. A later call writes the missing files.
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nmtkit.files import atomic_write
 
-# T target tokens, C pieces of the teacher for each token
+# T target tokens, C stored pieces for each target token
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -38,7 +38,9 @@ class TeacherFile:
         self.candidates, self.pairs_per_file = int(manifest["candidates"]), int(manifest["pairs_per_file"])
         self.dtype = row_dtype(manifest["vocabulary"], self.candidates)
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)
-        self.starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths  # first row of each pair, in all files
+        self.starts = (
+            np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        )  # first row of each pair, counted over all files
         self.files: dict[int, Array] = {}
 
     @staticmethod
@@ -75,8 +77,8 @@ class TeacherFile:
             differences = [name for name, value in manifest.items() if found.manifest.get(name) != value]
             if differences:
                 raise ValueError(
-                    f"{folder} was begun with other settings ({', '.join(differences)}); remove it, or give the same "
-                    "settings"
+                    f"{folder} was begun with other settings ({', '.join(differences)}); remove the folder, or give "
+                    "the same settings"
                 )
             return found
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ class TeacherFile:
         parts = []
         for pair in pairs:
             if pair >= len(self.lengths):
-                raise ValueError(f"{self.folder} has {len(self.lengths):,} pairs, and the dataset has more")
+                raise ValueError(f"{self.folder} has {len(self.lengths):,} pairs, but the dataset has more pairs")
             number, part = self.rows_of(pair)
             if number not in self.files:
                 self.files[number] = np.memmap(self.path(number), self.dtype, "r")
@@ -130,7 +132,7 @@ class TeacherFile:
         rows = np.concatenate(parts)
         if len(rows) != len(target) or (rows["target"] != target)[counted].any():
             raise ValueError(
-                f"{self.folder} was made for other target sentences: give the dataset of nmtkit distill, and no "
-                "--transforms that change targets"
+                f"{self.folder} was made for other target sentences: train on the dataset that nmtkit distill read, "
+                "without --transforms that change target sentences"
             )
         return rows["ids"].astype(np.int64), np.ascontiguousarray(rows["log_probabilities"])

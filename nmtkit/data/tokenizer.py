@@ -1,8 +1,9 @@
-"""Converts text to ids and back: NFC, an escape for the space symbol of SentencePiece, SentencePiece, special ids.
+"""Converts text to ids and back with SentencePiece.
 
 Encoding normalises a line to NFC, replaces tabs and Unicode spaces that are not in the vocabulary by U+0020, merges
-runs of U+0020, and removes U+0020 at both ends. With byte fallback, no character is unknown, and decoding returns the
-line with only these changes. Every vocabulary that nmtkit trains has byte fallback, except a vocabulary of words.
+runs of U+0020, and removes U+0020 at both ends. A space symbol of SentencePiece in the text is escaped. With byte
+fallback, no character is unknown, and decoding returns the normalised line. Every vocabulary that nmtkit trains has
+byte fallback, except a vocabulary of words.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from nmtkit.data.spm_model import FOREIGN, model_facts, user_defined_symbols
 from nmtkit.text.normalization import normalized
 
 UNK, BOS, EOS = 0, 1, 2
-FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread, which takes seven times as long
+FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread at a fixed cost
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
 # Tab and the characters of the Unicode category Zs except U+0020, such as no-break and ideographic spaces.
@@ -71,7 +72,7 @@ def normalize(text: str, spaces: str = "") -> str:
 
 
 def unescape(text: str) -> str:
-    """Inverts the escape of `normalize` on a line. The result is one line, because newlines become spaces."""
+    """Undoes the escape of `normalize` on a line. The result is one line, because newlines become spaces."""
     if ESCAPE in text:
         text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SYMBOL if match[1] == "_" else ESCAPE, text)
     return text.replace("\n", " ")
@@ -81,7 +82,7 @@ class Tokenizer:
     """One SentencePiece model for both sides, or one for each side.
 
     The vocabulary is joint if there is one model, or two models that share one table of ids (`spm_model.renumbered`).
-    In a multilingual model, the control pieces at the end of the table, such as __de__ or deu_Latn, are `languages`.
+    `languages` has the control pieces at the end of the table of a multilingual model, such as __de__ or deu_Latn.
 
     Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
     """
@@ -105,7 +106,7 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
-        """Reads the files that `save` wrote. Raises FileNotFoundError or ValueError naming the folder."""
+        """Reads the files that `save` wrote. Raises FileNotFoundError, or ValueError if a model is damaged."""
         if (folder / JOINT_FILE).is_file():
             return Tokenizer((folder / JOINT_FILE).read_bytes())
         if (folder / SOURCE_FILE).is_file() and (folder / TARGET_FILE).is_file():
@@ -113,7 +114,7 @@ class Tokenizer:
         raise FileNotFoundError(f"{folder} holds no tokenizer ({JOINT_FILE}, or {SOURCE_FILE} and {TARGET_FILE})")
 
     def files(self) -> dict[str, bytes]:
-        """Returns the contents of the files that `load` reads, by name."""
+        """Returns the contents of the files that `load` reads, by file name."""
         if self.one_model:
             return {JOINT_FILE: self.source_model}
         return {SOURCE_FILE: self.source_model, TARGET_FILE: self.target_model}
@@ -124,7 +125,7 @@ class Tokenizer:
             (folder / name).write_bytes(contents)
 
     def state(self) -> dict[str, Any]:
-        """Returns the files as uint8 tensors by name, for a checkpoint."""
+        """Returns the files as uint8 tensors by file name, for a checkpoint."""
         import torch
 
         return {
@@ -133,7 +134,7 @@ class Tokenizer:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> "Tokenizer":
-        """Inverts `state`. Raises ValueError if `state` has different entries."""
+        """Returns the tokenizer of a `state`. Raises ValueError if `state` does not have the files of a tokenizer."""
         models = {name: bytes(tensor.numpy()) for name, tensor in state.items()}
         if set(models) == {JOINT_FILE}:
             return Tokenizer(models[JOINT_FILE])
@@ -157,7 +158,7 @@ class Tokenizer:
         return encode_lines(self._target, self._absent_target, lines, add_eos=True)
 
     def check_lossless(self, setting: str) -> None:
-        """Raises ValueError, naming `setting`, if decoding does not return the encoded text."""
+        """Raises ValueError if encoding and decoding can lose characters. The message names `setting`."""
         for side, model in (("source", self.source_model), ("target", self.target_model)):
             if not model_facts(model).byte_fallback:
                 raise ValueError(
@@ -181,7 +182,7 @@ class Tokenizer:
         return [self._source.id_to_piece(int(token)) for token in ids]
 
     def source_encoding(self, line: str) -> list[str]:
-        """Returns the pieces of a source line. Unknown text is returned in place of <unk>."""
+        """Returns the pieces of a source line as text. For unknown characters, returns these characters, not <unk>."""
         return self._source.encode(normalize(line, self._absent_source.spaces), out_type=str)
 
     def knows(self, text: str) -> bool:
@@ -210,7 +211,7 @@ class Tokenizer:
         return any(self._source.id_to_piece(id).startswith(">>") for id in self.languages.values())
 
     def language_flags(self, source: str | None = None, target: str | None = None) -> list[str]:
-        """Returns the flags of `nmtkit generate` that choose the languages, with SRC and TGT for unknown codes."""
+        """Returns the flags of `nmtkit generate` that choose the languages. SRC and TGT stand for missing codes."""
         flags = ["--target-lang", target or "TGT"] if self.languages else []
         return flags if self.has_target_languages_only or not flags else ["--source-lang", source or "SRC", *flags]
 
@@ -250,7 +251,7 @@ class Tokenizer:
         return ids[:1], ids[1:]
 
     def check_tag(self, tag: str) -> None:
-        """Raises ValueError when `tag`, put before a source line, is not one symbol of the vocabulary."""
+        """Raises ValueError if the source vocabulary does not have `tag` as one symbol."""
         if len(self._source.encode(tag)) != 1:
             raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
 
@@ -304,9 +305,9 @@ def decode_ids(processor: sentencepiece.SentencePieceProcessor, absent: "AbsentP
 class AbsentPieces:
     """Pieces and spaces that a SentencePiece model does not produce.
 
-    `ids` are pieces of the other side in a shared table of ids (`spm_model.renumbered`). Text that is unknown to the
-    model, such as a letter that occurs only in the training data of the other side, is looked up in `ids`. Marian and
-    transformers produce the same ids, because they look up all pieces in one vocabulary.
+    `ids` has the pieces that only the other side produces, and their ids in the shared table (`spm_model.renumbered`).
+    Text that is unknown to the model, such as a letter that occurs only in the training data of the other side, is
+    looked up in `ids`. Marian and transformers produce the same ids, because both look up all pieces in one vocabulary.
 
     `spaces` are the characters of SPACES that have no piece, because the training data of the tokenizer did not contain
     them, or because training replaced tabs by spaces. Encoding replaces `spaces` by U+0020.

@@ -12,18 +12,19 @@ from nmtkit.data.spm_training import sample_pairs, train_model
 from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer
 
 BYTES = 256  # number of byte pieces in a vocabulary with byte fallback
-# The new text gets a vocabulary of SURPLUS * the number of new pieces, because the old table already has some pieces.
+# The vocabulary of the new text is SURPLUS times as large as the number of new pieces, because the old table already
+# has some pieces of this vocabulary.
 SURPLUS = 3
 
 
 def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: Sequence[str]) -> Tokenizer:
-    """Returns a tokenizer with up to `count` new pieces from `lines`, and with the tokens of the codes `languages`.
+    """Returns a tokenizer with up to `count` new pieces from `lines`, and with new tokens for the codes `languages`.
 
     Missing characters are added first, then the most frequent missing pieces. Old pieces keep their ids, except
     language tokens, which stay at the end of the table.
 
-    New pieces rank below all old pieces. Text of the old languages is therefore segmented as before, except where a
-    longer new piece matches. A BPE model applies the merges of new pieces last. In a unigram model, the score of a new
+    New pieces rank below all old pieces. Text of the old languages is therefore segmented as before, unless a longer
+    new piece matches. A BPE model applies the merges of new pieces last. In a unigram model, the score of a new
     piece is its log probability in `lines` plus the lowest log probability of an old piece.
 
     Raises ValueError for a tokenizer with two separate models, and for models of words or characters.
@@ -49,7 +50,7 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
 def extended_by_pairs(tokenizer: Tokenizer, config: PreprocessConfig, train: Sequence[Corpus]) -> Tokenizer:
     """Extends the tokenizer with pieces of the training text.
 
-    Uses the sides whose language the tokenizer does not have, or both sides if the tokenizer lacks neither language.
+    The pieces come from the sides whose language the tokenizer does not have, or else from both sides.
     """
     new = [code is not None and code not in tokenizer.languages for code in config.languages]
     samples = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
@@ -74,7 +75,9 @@ def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_typ
             raise
         trained = train_model(lines, int(possible[1]), model_type)
     missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
-    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)  # characters first, in the old order
+    missing.sort(
+        key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1
+    )  # characters first; the sort is stable
     return sorted(missing[:count], key=lambda piece: -piece.score)
 
 

@@ -20,7 +20,7 @@ class TransformPipeline:
     """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
 
     The random numbers of a transform depend only on (seed, epoch, pair, name of the transform). Raises ValueError for a
-    transform of text if decoding with the tokenizer does not return the encoded text.
+    transform of text if encoding and decoding with the tokenizer can lose characters.
     """
 
     def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:
@@ -64,7 +64,7 @@ class TransformPipeline:
     def _decoded(self, name: str, sides: list[list[Ids]]) -> list[list[str]]:
         if any((ids == UNK).any() for side in sides for ids in side):
             raise ValueError(
-                f"--transforms {name} works on text, but <unk> has no text; name {name} before transforms that "
+                f"--transforms {name} works on text, but <unk> has no text; put {name} before transforms that "
                 "make <unk>, such as word_blank"
             )
         decoders = self.tokenizer.decode_source, self.tokenizer.decode_target

@@ -1,8 +1,8 @@
 """Transforms of training pairs: noise, casing, tags, BPE-dropout. `--transforms a,b` applies a, then b.
 
 A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
-every epoch. Validation applies no transforms. A transform gets a source sentence without the tags at its beginning, so
-the tags do not change.
+every epoch. Validation applies no transforms. Tags at the beginning of a source sentence are removed before a transform
+and put back after the transform, so that the tags do not change.
 """
 
 from abc import ABC, abstractmethod
@@ -43,10 +43,10 @@ TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a sentence, which is an array of pieces."""
+    """The words of a sentence. The sentence is an array of pieces."""
 
     begins: npt.NDArray[np.bool_]  # [pieces], True for the first piece of each word
-    index: npt.NDArray[np.int64]  # [pieces], index of the word that has the piece
+    index: npt.NDArray[np.int64]  # [pieces], index of the word to which each piece belongs
     count: int  # number of words
 
 
@@ -124,7 +124,7 @@ class WordBlank(WordNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class WordShuffleConfig(Config):
-    word_shuffle: int = option(3, "Largest number of words by which a source word moves.", min=1)
+    word_shuffle: int = option(3, "Largest number of positions by which a source word moves.", min=1)
 
 
 @TRANSFORMS.register("word_shuffle", WordShuffleConfig())
@@ -161,7 +161,7 @@ class SpanMasking(WordNoise):
     """Masks spans of source words in monolingual pairs, whose sides are equal. The model learns to restore the text.
 
     Source: mBART (Liu et al. 2020, section 2.2), after BART (Lewis et al. 2020). One symbol replaces each span; a span
-    of zero words inserts a symbol. Pairs with different sides are translations and stay as they are.
+    of zero words inserts a symbol. Pairs with different sides are translations and do not change.
     """
 
     def __init__(self, config: SpanMaskingConfig, tokenizer: Tokenizer) -> None:
@@ -185,7 +185,7 @@ class SpanMasking(WordNoise):
             ends = [index for index, part in enumerate(parts[:-1], 1) if self.ends_sentence[part[-1]]]
             bounds = list(zip([0, *ends], [*ends, len(parts)], strict=True))
             parts = [part for index in generator.permutation(len(bounds)) for part in parts[slice(*bounds[index])]]
-        masked = int(self.share * len(parts) + generator.random())  # rounds at random; the mean is exact
+        masked = int(self.share * len(parts) + generator.random())  # rounds up or down at random, so the mean is exact
         spans: list[int] = []
         while sum(spans) < masked:
             spans.append(min(int(generator.poisson(self.length)), masked - sum(spans)))
@@ -210,7 +210,7 @@ class SpanMasking(WordNoise):
 class CasingConfig(Config):
     casing_lower: float = option(0.05, "Share of pairs in lower case.", min=0, max=1)
     casing_upper: float = option(0.05, "Share of pairs in capitals.", min=0, max=1)
-    casing_title: float = option(0.05, "Share of pairs whose words begin with a capital.", min=0, max=1)
+    casing_title: float = option(0.05, "Share of pairs in title case (each word begins with a capital).", min=0, max=1)
     casing_sides: Literal["both", "source"] = option("both", "Sides whose case changes.")
 
     def __post_init__(self) -> None:
@@ -293,8 +293,8 @@ class BPEDropout(Transform):
 
 
 # --- typing errors, lines of noise, ends without punctuation ----------------------------------------------------------
-# These transforms come from OpusTrainer (github.com/hplt-project/OpusTrainer). The defaults are the rates with which
-# Mozilla trains student models.
+# These transforms come from OpusTrainer (github.com/hplt-project/OpusTrainer). Mozilla trains student models with the
+# default shares.
 
 END_PUNCTUATION = tuple(".!?…,;:。！？、，；：؟؛۔।॥")
 REMOVED = "".join(END_PUNCTUATION) + " \u00a0\u202f"  # French has a space before some punctuation
@@ -307,7 +307,7 @@ class TyposConfig(Config):
     typos: float = option(0.05, "Share of source sentences with typing errors.", above=0, max=1)
     typos_words: float = option(
         0.1,
-        "Share of the words of such a sentence with a typing error. At least one word has an error.",
+        "Share of the words with a typing error in a sentence with errors. At least one word has an error.",
         above=0,
         max=1,
     )
@@ -339,9 +339,9 @@ class Typos(Transform):
 
 
 def mistyped(word: str, end: str, generator: np.random.Generator) -> tuple[str, str]:
-    """Returns the word, and the text `end` after the word, with one random typing error.
+    """Returns `word` and `end`, the text after the word, with one random typing error.
 
-    Nothing changes if the word does not allow the error: for example, a single letter is not left out.
+    Nothing changes if the word does not allow the error: for example, the only letter of a word is not left out.
     """
     kind, at = int(generator.integers(5)), int(generator.integers(max(1, len(word))))
     letter = word[at : at + 1]
@@ -401,8 +401,8 @@ class EndPunctuationConfig(Config):
 class EndPunctuation(Transform):
     """Removes the punctuation at the end of both sides in a given share of the pairs.
 
-    Pairs with a side that does not end in punctuation do not change. Training on pairs without punctuation helps to
-    translate titles and labels of buttons without adding a full stop.
+    A pair does not change if a side has no punctuation at the end. With such pairs, the model learns to translate
+    titles and labels of buttons without adding a full stop.
     """
 
     level = "text"

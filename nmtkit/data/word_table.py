@@ -1,8 +1,8 @@
 """A NumPy hash table from words to indices that looks up all words of a text at once.
 
 The key of a word is its UTF-8 text, divided into numbers of 8 bytes. The last number is padded with 0xFF, which never
-occurs in UTF-8, so that two words with equal keys are equal, even if hashes collide. The hash table is an array of word
-indices, with linear probing.
+occurs in UTF-8. Therefore, two words with equal keys are equal, even if hashes collide. The hash table is an array of
+word indices, with linear probing.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Keys:
     @staticmethod
     def of(text: bytes, starts: Indices, lengths: Indices) -> "Keys":
         """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
-        # Row r holds the text from byte r on. So for each byte, one row has an aligned number that begins at this byte.
+        # Row r has the text from byte r on. Therefore, one row has an aligned number that begins at any given byte.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]
@@ -58,7 +58,7 @@ class Keys:
         return hashes * MULTIPLIER
 
     def equal(self, table: Numbers, rows: Indices) -> npt.NDArray[np.bool_]:
-        """Returns for each word whether row `rows[word]` of `table` [rows, COLUMNS] equals the key of the word."""
+        """Returns a mask [words], true where row `rows[word]` of `table` [rows, COLUMNS] equals the key of the word."""
         equal = np.ones(self.count, np.bool_)
         for number, (words, column) in enumerate(self.columns):
             equal[words] &= table[rows[words], number] == column

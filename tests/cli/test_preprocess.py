@@ -161,7 +161,7 @@ def all_dropped(folder: Path) -> list[str]:
     [
         ("bad.yy:12: byte", bad_utf8),
         ("bad.xx has 30 lines, but", unequal),
-        ("no training pair is left: empty side: 3", all_dropped),
+        ("no training pair is left; dropped: empty side: 3", all_dropped),
         ("no such file:", lambda folder: ["--trainpref", str(folder / "absent")]),
         ("bad.xx is empty", lambda folder: ["--trainpref", write(folder / "bad", [[], []])]),
     ],
@@ -254,7 +254,7 @@ def test_every_number_has_limits() -> None:
 def test_a_temperature_that_repeats_a_corpus_beyond_reason_is_refused(corpora: Path, tmp_path: Path) -> None:
     train = f"{corpora / 'train'},{corpora / 'test'}"
     flags = ["--trainpref", train, "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
-    refused("makes an epoch see the pairs of a corpus", *flags, "--temperature", "0.1")
+    refused("makes an epoch contain each pair of a corpus", *flags, "--temperature", "0.1")
     assert list(tmp_path.iterdir()) == []
 
 

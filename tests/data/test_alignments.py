@@ -131,7 +131,7 @@ def test_settings_that_do_not_go_with_alignments_are_refused(tmp_path: Path) -> 
     alignments = write_links(tmp_path / "train.align", [[(0, 0)]] * 60)
     unknown = write_pair(tmp_path, "unknown", [*["a b"] * 30, "x y"], [*["c d"] * 30, "c d"])
     links = write_links(tmp_path / "unknown.align", [[(0, 0)]] * 31)
-    with pytest.raises(ValueError, match="words that stand side by side, and they become one piece"):
+    with pytest.raises(ValueError, match="the word model merges adjacent unknown words into one piece"):
         make(tmp_path, [unknown], (links,), model_type="word", vocab_size=7)
     with pytest.raises(ValueError, match="--alignments has 2 items for 1 corpora"):
         make(tmp_path, [train], (alignments, None))

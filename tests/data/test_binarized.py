@@ -68,7 +68,7 @@ def test_a_batch_is_the_plain_concatenation(folder: Path) -> None:
 def test_an_unknown_subset_names_those_there_are(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"no subset 'valid'; it has test, train"):
         Dataset.open(folder)["valid"]
-    with pytest.raises(ValueError, match="keeps no raw text of 'train'"):
+    with pytest.raises(ValueError, match="has no raw text of 'train'"):
         Dataset.open(folder)["train"].references()
 
 
@@ -93,7 +93,7 @@ def test_a_flipped_bit_is_found_at_open_in_a_small_file_and_by_verify_in_any(
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         Dataset.open(copy)
     monkeypatch.setattr(binarized, "SMALL_FILE", 0)
-    with pytest.raises(ValueError, match=f"{name} is damaged|has rows outside its ids|tokens, not"):
+    with pytest.raises(ValueError, match=f"{name} is damaged|has rows beyond the end of its ids|tokens, not"):
         verify(copy)
 
 
@@ -107,7 +107,7 @@ def test_another_tokenizer_is_refused(copy: Path, folder: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["tokenizer"] = "0" * 64
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="not the tokenizer this dataset was made with"):
+    with pytest.raises(ValueError, match="not the tokenizer that made the ids of this dataset"):
         Dataset.open(copy)
 
 

@@ -229,7 +229,7 @@ def test_the_sample_of_the_tokenizer_has_the_shares_of_the_temperature(tmp_path:
     ("toml", "message"),
     [
         ("", "has no entry [[corpus]]"),
-        ("corpora = 1", "has 'corpora'; every corpus is an entry [[corpus]]"),
+        ("corpora = 1", "has 'corpora'; describe every corpus in an entry [[corpus]]"),
         ("[[corpus]]\n[", "corpora.toml is not TOML"),
         ('[[corpus]]\ntrain = "ende"', "corpus 1 has no languages"),
         ('[[corpus]]\nlanguages = ["en", "de"]', "corpus 1: no text is given; give train, valid or test"),

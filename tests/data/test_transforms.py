@@ -331,7 +331,7 @@ def test_settings_that_cannot_be_are_refused(
 
 
 def test_a_blank_has_no_text(joint_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"--transforms casing works on text, but <unk> has no text; name casing"):
+    with pytest.raises(ValueError, match=r"--transforms casing works on text, but <unk> has no text; put casing"):
         transformed(pipeline(joint_tokenizer, "word_blank", "casing"))
 
 
