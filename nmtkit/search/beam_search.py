@@ -1,4 +1,4 @@
-"""Beam search; with several groups of hypotheses, diverse beam search.
+"""Beam search, or diverse beam search with several groups of hypotheses.
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. `BeamSearch`
 keeps the best continuations as open hypotheses, until no open hypothesis can reach a better score than the finished
@@ -24,7 +24,7 @@ from nmtkit.search.segments import Hypothesis
 # B sentences still in the search, R hypotheses of each, N = B x R rows, L tokens of a hypothesis so far, V target
 # vocabulary, C candidates of a sentence
 
-COMPACTION = 0.25  # share of finished sentences at which they are dropped from the batch
+COMPACTION = 0.25  # finished sentences are dropped from the batch when their share reaches this number
 
 logger = logging.getLogger("nmtkit")
 
@@ -52,11 +52,10 @@ class FinishedHypotheses:
 
 
 def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Returns the hypotheses of a sentence. If there is none, logs a warning and returns an empty one with score
-    -inf."""
+    """Returns `hypotheses`. If the list is empty, logs a warning and returns an empty hypothesis with score -inf."""
     if hypotheses:
         return hypotheses
-    logger.warning("a sentence has no finite score (did the model overflow?); its translation is empty")
+    logger.warning("no hypothesis of a sentence has a finite score (did the model overflow?); its translation is empty")
     return [Hypothesis([], -math.inf, -math.inf)]
 
 
@@ -92,7 +91,7 @@ class BeamSearch:
         # B R, float64. At the start, only the first hypothesis of a group is open, because the others would be copies.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
         self.log_probability[:, :: rows // options.diverse_groups] = 0.0
-        self.normalizer: Tensor | None = None  # N: to subtract from the scores of a step to get log probabilities
+        self.normalizer: Tensor | None = None  # N: scores of a step minus `normalizer` are log probabilities
 
     def run(self) -> list[list[Hypothesis]]:
         tokens = torch.full((self.log_probability.numel(),), BOS)
@@ -118,7 +117,8 @@ class BeamSearch:
     def scores(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` [N]. Returns scores N V of the next tokens.
 
-        Subtracting `self.normalizer`, unless it is None, turns the scores into log probabilities.
+        The scores minus `self.normalizer` are log probabilities. If `self.normalizer` is None, the scores are log
+        probabilities.
         """
         if self.options.diverse_groups > 1 or self.history.shape[2] < self.constraint_processor.language_tokens:
             self.normalizer = None
@@ -127,7 +127,7 @@ class BeamSearch:
         return scores
 
     def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Finishes and extends the hypotheses of each group. Returns parent rows (of N) and tokens, each B R."""
+        """Finishes and extends the hypotheses of all groups. Returns parent rows (of N) and tokens, both B R."""
         sentences, rows = self.log_probability.shape
         log_probs = log_probs.view(sentences, rows, -1)
         size = rows // self.options.diverse_groups
@@ -153,8 +153,9 @@ class BeamSearch:
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
         """Returns the best continuations of a group, twice as many as its hypotheses, because half of them may end.
 
-        The first hypothesis of the group is `start`. `group` [B, hypotheses of the group, V] ranks the tokens. With
-        diversity, it differs from the scores `log_probs` [B, R, V] of the models.
+        `start` is the index of the first hypothesis of the group. The scores `group` [B, hypotheses of the group, V]
+        rank the tokens. In diverse beam search, these scores differ from the scores `log_probs` [B, R, V] of the
+        models.
         """
         size, columns = group.shape[1:]
         before = self.log_probability[:, start : start + size]
@@ -181,7 +182,7 @@ class BeamSearch:
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
     def is_done(self) -> Tensor | None:
-        """Returns whether the search of a sentence is over: B, bool; None if it continues for all sentences."""
+        """Returns whether the search of each sentence is over: B, bool. None means that all searches continue."""
         if not self.finished.any_full and math.isfinite(self.log_probability[:, 0].sum().item()):
             return None
         next_penalty = length_penalty(self.history.shape[2] + 1, self.options.lenpen)

@@ -64,12 +64,12 @@ def length_penalty(length: Tensor | int, lenpen: float) -> Tensor | float:
 
 
 def is_over(log_probability: Tensor, largest_penalty: Tensor, threshold: Tensor, greedy: bool) -> Tensor:
-    """Returns whether no open hypothesis of a sentence can still be among the best finished hypotheses: B, bool.
+    """Returns whether no open hypothesis of a sentence can become one of the best finished hypotheses: B, bool.
 
-    `log_probability` [B, R] belongs to the open hypotheses. `largest_penalty` [B] is the largest divisor of their final
-    scores. `threshold` [B] is the score of the worst kept hypothesis, -inf until enough hypotheses are finished. Log
-    probabilities only fall, so the best score within reach is the current log probability divided by the penalty. A
-    greedy search is over as soon as its hypothesis ends.
+    `log_probability` [B, R] has the log probabilities of the open hypotheses. `largest_penalty` [B] is the largest
+    divisor of their final scores. `threshold` [B] is the score of the worst kept hypothesis, -inf until enough
+    hypotheses are finished. Log probabilities only fall, so the best score within reach is the current log probability
+    divided by the largest penalty. A greedy search is over as soon as its hypothesis ends.
     """
     over = log_probability.amax(1) / largest_penalty <= threshold
     return over | (threshold > -math.inf) if greedy else over
@@ -85,8 +85,8 @@ def continuations(
 
     `scores` is B R V, `before` B R; sums are taken in fp64. The result is exact. The largest sums lie in the blocks of
     columns with the largest maxima, so all other blocks are read only once, for their maximum. `block_maxima` [B, R,
-    blocks] are the maxima of the whole blocks of `BLOCK` columns. With `block_maxima`, the other blocks are not read at
-    all, and NaN counts as -inf.
+    blocks] are the maxima of the complete blocks of `BLOCK` columns. With `block_maxima`, the other blocks are not read
+    at all, and NaN counts as -inf.
     """
     sentences, rows, columns = scores.shape
     number = min(number, rows * columns)
@@ -117,7 +117,7 @@ def continuations(
 
 
 def block_maxima(scores: Tensor) -> Tensor:
-    """Returns the maximum of each whole block of `BLOCK` columns: B R V -> B R blocks."""
+    """Returns the maximum of each complete block of `BLOCK` columns: B R V -> B R blocks."""
     whole = scores.shape[2] // BLOCK
     return scores[:, :, : whole * BLOCK].unflatten(2, (whole, BLOCK)).amax(3)
 

@@ -24,21 +24,20 @@ from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-READINGS = (
-    64  # maximum readings of a hypothesis; with more readings, which need about 7 phrases, the most advanced stay
-)
+# Maximum number of readings of a hypothesis. If there are more (with about 7 phrases), the most advanced readings stay.
+READINGS = 64
 
-# a bit for each complete phrase, the index of the phrase that has begun, and its tokens so far (() if none has begun)
+# a bit for each complete phrase; the index of the phrase that has begun; the tokens of this phrase, () if there is none
 Reading = tuple[int, int, Phrase]
 
 
 class PhraseAutomaton:
     """Tracks the required phrases that a hypothesis contains. States are numbered from 0 in the order of their use.
 
-    A hypothesis can have several readings: "4 4 3" contains "4 3" from its second token on. If "3 5" is also required,
-    a 3 can end the first phrase or begin the second. A state is the set of readings (a subset construction), together
-    with whether the last token ends in a letter. `edges` are needed for phrases of whole words: a reading at the end of
-    such a phrase contains the phrase unless the next token continues the word.
+    A reading assigns tokens of the hypothesis to phrases. There can be several readings: if "4 3" and "3 5" are
+    required, the 3 in "4 4 3" can end the first phrase or begin the second phrase. A state has the set of readings (a
+    subset construction), and whether the last token ends in a letter. Phrases of whole words need `edges`: a reading at
+    the end of such a phrase contains the phrase unless the next token continues the word.
     """
 
     def __init__(self, phrases: Sequence[RequiredPhrase], ordered: bool, edges: PieceEdges | None = None) -> None:
@@ -59,7 +58,7 @@ class PhraseAutomaton:
         self.number_of({(0, 0, ())}, False)
 
     def least(self, phrase: RequiredPhrase) -> int:
-        """Returns the length of the shortest alternative that can also follow a token that ends in a letter."""
+        """Returns the length of the shortest alternative. Prefers alternatives that can follow a letter."""
         joined = self.edges.begins if self.edges is not None and phrase.whole_words else ()
         free = [alternative for alternative in phrase.alternatives if not joined or not joined[alternative[0]]]
         return min(map(len, free or phrase.alternatives))
@@ -96,7 +95,7 @@ class PhraseAutomaton:
         return self.numbers[kept, inside]
 
     def needed(self, reading: Reading) -> int:
-        """Returns the smallest number of tokens that complete a reading."""
+        """Returns the smallest number of further tokens with which a reading contains all phrases."""
         held, index, begun = reading
         others = sum(n for i, n in enumerate(self.shortest) if not held >> i & 1 and not (begun and i == index))
         return others + min((len(rest) for rest in self.rests(index, begun)), default=0)

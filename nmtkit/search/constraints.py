@@ -70,7 +70,7 @@ NO_CONSTRAINTS = Constraints()
 
 
 class ConstraintProcessor:
-    """Forbids continuations: by length, special tokens, prefixes, avoided phrases and repeated n-grams."""
+    """Forbids continuations because of length, special tokens, prefixes, avoided phrases and repeated n-grams."""
 
     def __init__(self, options: SearchOptions, max_length: Sequence[int], constraints: Sequence[Constraints]) -> None:
         self.options = options

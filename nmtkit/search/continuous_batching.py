@@ -44,13 +44,13 @@ class SlotRequest:
 
     @property
     def lengths(self) -> CacheLengths:
-        """The target and source positions that the sentence needs."""
+        """The numbers of target and source positions that the sentence needs."""
         return CacheLengths(self.max_length + 1, len(self.sentence.ids))
 
 
 @dataclass
 class EncodedRequests:
-    """Requests with their memories, one for each model. The first `inserted` requests are already in slots."""
+    """Encoded requests, and their packed memories, one per model. The first `inserted` requests are in slots."""
 
     requests: list[SlotRequest]
     memories: list[Packed]
@@ -89,10 +89,11 @@ class AsyncCopy:
 
 
 class ContinuousBatching:
-    """Searches batches of sentences, at most `slots` sentences at a time. `decode` is a `BatchDecoder`.
+    """A search over batches of sentences, with at most `slots` sentences at a time. `decode` is a `BatchDecoder`.
 
-    `graph_search.supports` must be true. Batches with constraints are passed to `fallback`. The search grows if a
-    sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the next run.
+    `graph_search.supports` must be true. Batches with constraints are passed to `fallback`. A larger search replaces
+    the search if a sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the
+    next run.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ContinuousBatching:
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
-        self.asks_between_steps = False  # after an empty batch, request input between steps; see `decode`
+        self.asks_between_steps = False  # whether `decode` requests input between steps after an empty batch
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()
@@ -119,7 +120,7 @@ class ContinuousBatching:
         self.waiting: deque[SlotRequest] = deque()
         self.encoded = EncodedRequests([], [])
         self.in_slots: dict[int, SlotRequest] = {}
-        # the slots that finished in the latest steps, and their requests
+        # the copy of `done` [B] after the latest steps, and the requests that were in the slots
         self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None
         self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
         self.partial: dict[int, BatchHypotheses] = {}  # hypotheses of batches that are not complete
@@ -217,7 +218,7 @@ class ContinuousBatching:
         self.step = StepRunner(self.search.step, self.backend())
 
     def insert_waiting(self) -> None:
-        """Inserts requests into free slots, when enough of them are free."""
+        """Inserts requests into free slots if enough slots are free."""
         assert self.search is not None
         free = [slot for slot in range(self.search.slots) if slot not in self.in_slots]
         if self.in_slots and len(free) < INSERTION_SHARE * self.search.slots:

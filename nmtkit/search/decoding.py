@@ -41,8 +41,8 @@ def decode(
 ) -> BatchHypotheses:
     """Returns the hypotheses of each sentence of a batch, with the results that `options` request.
 
-    `processors` change the log probabilities of the search. `edges` of the target pieces are needed for required
-    phrases of whole words, and a `shortlist` for `options.shortlist`.
+    `processors` change the log probabilities of the search. Required phrases of whole words need the `edges` of the
+    target pieces, and `options.shortlist` needs a `shortlist`.
     """
     if not batch:
         return []
@@ -89,9 +89,9 @@ def beam_search(
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
     Translations of a sentence differ in their pieces; samples can be equal. `constraints` and `seeds` have one element
-    for each sentence; by default, the seed of a sentence is its index. `edges` of the target pieces are needed for
-    required phrases of whole words, and a `shortlist` for `options.shortlist`. If all hypotheses of a sentence
-    overflow, a warning is logged and its only translation is empty with score -inf.
+    for each sentence; by default, the seed of a sentence is its index. Required phrases of whole words need the `edges`
+    of the target pieces, and `options.shortlist` needs a `shortlist`. If all hypotheses of a sentence overflow, a
+    warning is logged and its only translation is empty with score -inf.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
 
@@ -114,8 +114,9 @@ def beam_search(
     results = run(unconstrained, source, constraints)
     missing = [] if options.sampling else lacking(constraints, results, options, edges)
     if missing:
-        # If an unconstrained result contains all phrases, it is the better one. Banks take slots of the beam away from
-        # the best hypotheses before a phrase begins, so they are used only for sentences that need them.
+        # An unconstrained result that contains all phrases is better than a constrained result: until a phrase begins,
+        # banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
+        # banks.
         rest = source.select(torch.tensor(missing, device=source.values.device))
         found = run(constrained, rest, [constraints[index] for index in missing])
         for index, hypotheses in zip(missing, found, strict=True):
@@ -133,7 +134,7 @@ def score_references(
 ) -> list[Hypothesis]:
     """Returns each reference (ids without eos) with its log probability, eos included, and its score.
 
-    The first `language_tokens` tokens of each reference do not count.
+    The first language_tokens[i] tokens of reference i do not count.
     """
     gained = token_log_probabilities(models, source, references)
     totals = [sum(each[free:]) for each, free in zip(gained, language_tokens or [0] * len(references), strict=True)]

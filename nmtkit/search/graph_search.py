@@ -1,7 +1,7 @@
 """Beam search over a fixed number of slots. Its tensors stay on the device and never change shape.
 
 `GraphBeamSearch.step` does the same as one step of `beam_search.BeamSearch`: both use the functions of `candidates`, in
-64 bits. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each shape. From time to
+fp64. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each shape. From time to
 time, the host reads `done`, takes results and inserts new sentences.
 """
 
@@ -102,7 +102,7 @@ class GraphBeamSearch:
 
     @torch.inference_mode()
     def step(self, lengths: CacheLengths) -> None:
-        """Adds a token to every open hypothesis. `lengths.target` exceeds the number of tokens of every slot."""
+        """Adds a token to every open hypothesis. `lengths.target` must exceed the number of tokens of every slot."""
         candidates = self._candidates(*self._scores(lengths))
         self._finish(candidates.first(self.options.beam), lengths)
         parents = self._extend(candidates.unfinished(self.options.beam), lengths)
@@ -113,8 +113,9 @@ class GraphBeamSearch:
     def _scores(self, lengths: CacheLengths) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns scores of the next tokens [N, V], the normaliser [N] and the block maxima for `continuations`.
 
-        Subtracting the normaliser turns the scores into log probabilities. The scores of one model are its logits: a
-        log-softmax would read and write all of them again. The block maxima [N, blocks] are None if not computed.
+        Subtracting the normaliser turns the scores into log probabilities. The scores of a single model are its logits,
+        because a log-softmax would read and write all logits again. The block maxima [N, blocks] are None if not
+        computed.
         """
         tokens = self.tokens.flatten()
         logits = [
@@ -137,8 +138,7 @@ class GraphBeamSearch:
         return scores, normalizer, maxima
 
     def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> Candidates:
-        """Returns the 2R best continuations of each sentence, best first. At the maximum length, only eos can
-        follow."""
+        """Returns the 2R best continuations of each sentence, best first. At the maximum length, all are eos."""
         slots, beam = self.tokens.shape
         columns = scores.shape[1]
         scores = scores.view(slots, beam, columns)
@@ -212,7 +212,7 @@ Work = Callable[[], None]
 
 
 class Eager:
-    """Runs work without recording it: used on a CPU, and to compare results with recorded graphs."""
+    """A backend that runs work without recording it, for CPUs and for comparisons with recorded graphs."""
 
     def warm_up(self, work: Work) -> None:
         """Runs the work once before recording, so that one-time set-up is not recorded."""
@@ -224,10 +224,10 @@ class Eager:
 
 
 class CudaGraphs(Eager):
-    """Records CUDA graphs, and replays them one after another on the current stream. The graphs share one memory pool.
+    """A backend that records CUDA graphs and replays them one after another on the current stream.
 
-    Sharing is safe, because no graph leaves a result in the pool for another graph. Steps write results to tensors that
-    existed before.
+    The graphs share one memory pool. Sharing is safe, because no graph leaves a result in the pool for another graph.
+    Steps write results to tensors that existed before the recording.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -252,7 +252,7 @@ class CudaGraphs(Eager):
 
 
 class StepRunner(Generic[Shape]):
-    """Runs `step(shape)`. The first run of a shape is a warm-up, the second is recorded, and later runs replay it."""
+    """Runs `step(shape)`. The first run of a shape is a warm-up. The second run is recorded; later runs replay it."""
 
     def __init__(self, step: Callable[[Shape], None], backend: Eager) -> None:
         self.step, self.backend = step, backend

@@ -1,8 +1,8 @@
 """Greedy search: the same hypotheses and scores as `beam_search.BeamSearch` with one hypothesis, in fewer operations.
 
-The time of a step of a small model depends on the number of its operations. A greedy search needs no candidates, no
-order of hypotheses and no test whether a better hypothesis can still come: a sentence is finished when its best token
-is eos.
+The time of a step of a small model depends on the number of its operations. A greedy search does not select or sort
+candidates, and does not test whether an open hypothesis can become better than a finished hypothesis: a sentence is
+finished when its best token is eos.
 """
 
 import math
@@ -29,7 +29,7 @@ class GreedySearch(BeamSearch):
         tokens = torch.full((len(self.sentence),), BOS, device=self.device)
         log_probability = torch.zeros(len(self.sentence), dtype=torch.float64, device=self.device)  # B
         open_rows = dict(enumerate(self.sentence.tolist()))  # row -> sentence; finished sentences may stay as padding
-        outputs: list[list[int]] = [[] for _ in open_rows]  # by sentence
+        outputs: list[list[int]] = [[] for _ in open_rows]  # the tokens of each sentence
         length = 0
         # B 1 positions: space for `history`, whose tokens are written only if a constraint reads them
         space = torch.zeros(len(outputs), 1, int(self.constraint_processor.max_length.max()) + 1, dtype=torch.int64)

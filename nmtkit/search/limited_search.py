@@ -52,8 +52,8 @@ class LimitedState(DecoderState):
 class LimitedModel:
     """A model with the target pieces `pieces` [U] instead of the whole vocabulary.
 
-    The model is a shallow copy with a different output projection, and shares all weights with the given model. A
-    `step` that does not use `output_projection` also works, because its logits are selected.
+    The model is a shallow copy with a different output projection, and shares all weights with the given model. If the
+    `step` of a model does not use `output_projection`, the logits of `pieces` are selected from its result.
     """
 
     def __init__(self, model: Architecture, pieces: Tensor, forbidden: Tensor | None) -> None:
@@ -89,8 +89,8 @@ def limited_search(
 ) -> BatchHypotheses:
     """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
 
-    The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models, sources,
-    constraints and piece edges, the last two in columns.
+    The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models, source,
+    constraints and piece edges. Constraints and edges refer to columns.
     """
     sentences = Encoded(source.values.cpu().numpy(), source.layout.lengths.cpu().numpy())
     allowed = shortlist.allowed(sentences, [_pieces(sentence) for sentence in constraints])
@@ -116,7 +116,7 @@ def _pieces(sentence: Constraints) -> list[int]:
 
 
 def _in_columns(sentence: Constraints, column: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Constraints:
-    """Returns the constraints with columns instead of pieces. Phrases that cannot occur are no longer avoided."""
+    """Returns the constraints with columns instead of pieces. Avoided phrases that cannot occur are left out."""
 
     def convert(phrase: Phrase) -> Phrase:
         return tuple(column[list(phrase)].tolist())

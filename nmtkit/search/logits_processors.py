@@ -53,5 +53,5 @@ class LogitsProcessor(ABC):
 
 LOGITS_PROCESSORS: Registry[LogitsProcessor] = Registry("logits processor", "--logits-processors", several=True)
 
-# this module imports the names above and registers a processor, so it must come after the names
+# `lm_fusion` imports the names above and registers a processor, so this import must come last
 from nmtkit.search import lm_fusion  # noqa: E402, F401

@@ -34,8 +34,7 @@ SEARCH_RULES = (
     ),
 )
 
-# CTranslate2 masks forbidden tokens before the softmax, and does not support prefixes, constraints and samples as in
-# nmtkit.
+# CTranslate2 masks forbidden tokens before the softmax. Its prefixes, constraints and samples differ from nmtkit.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
@@ -74,14 +73,14 @@ class SearchOptions(Config):
         0.6, "length penalty: score = log probability / ((5 + pieces with eos) / 6) ** lenpen", min=-10, max=10
     )
     max_len_a: float = option(1.0, "maximum length of an output: max-len-a x source pieces + max-len-b", min=0, max=100)
-    max_len_b: int = option(50, "pieces; see --max-len-a", min=0, max=LONGEST)
+    max_len_b: int = option(50, "constant number of pieces in the maximum length; see --max-len-a", min=0, max=LONGEST)
     min_len: int = option(0, "minimum length of an output in pieces", min=0, max=LONGEST)
     no_repeat_ngram: int = option(
         0, "forbid a second occurrence of the same n successive pieces; 0: off", min=0, max=LONGEST
     )
     diverse_groups: int = option(
         1,
-        "groups of the beam; each group avoids the tokens of earlier groups (Vijayakumar et al. 2016)",
+        "number of groups in the beam; each group avoids the tokens of earlier groups (Vijayakumar et al. 2016)",
         min=1,
         max=1000,
     )
@@ -112,8 +111,8 @@ class SearchOptions(Config):
     )
     alignment: Literal["hard", "soft", "words"] | None = option(
         None,
-        "cross-attention of each translation: for each target piece its source piece (hard) or all weights (soft); "
-        "words: for each target word its source word, as character positions",
+        "add alignments from cross-attention; hard: a source piece for each target piece; soft: the weights of all "
+        "source pieces for each target piece; words: character positions of a source word for each target word",
     )
     source_lang: str | None = option(
         None,
@@ -133,11 +132,11 @@ class SearchOptions(Config):
         changed = changed_flags(self)
         check_flags(SEARCH_RULES, changed, changed)
         if self.nbest > self.beam and not self.sampling:
-            raise ValueError(f"--nbest {self.nbest} needs --beam {self.nbest} or more; it is {self.beam}")
+            raise ValueError(f"--nbest {self.nbest} needs --beam {self.nbest} or more; --beam is {self.beam}")
         if self.beam % self.diverse_groups:
             raise ValueError(f"--beam {self.beam} is not a multiple of --diverse-groups {self.diverse_groups}")
         if self.mbr is not None and self.nbest < 2:
-            raise ValueError(f"--mbr needs --nbest 2 or more; it is {self.nbest}")
+            raise ValueError(f"--mbr needs --nbest 2 or more; --nbest is {self.nbest}")
 
     @property
     def rows(self) -> int:

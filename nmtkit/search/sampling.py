@@ -20,7 +20,7 @@ from nmtkit.search.scorer import SearchModel
 
 
 class Sampling(BeamSearch):
-    """Draws `options.nbest` samples for each sentence. Samples are sorted by score, and two samples can be equal.
+    """A search that draws `options.nbest` samples for each sentence. Samples are sorted by score. Some can be equal.
 
     Each step of each sample uses one random number. The random numbers depend only on `options.seed` and on the seed of
     the sentence.
@@ -61,8 +61,7 @@ class Sampling(BeamSearch):
 
 
 def draw(log_probs: Tensor, uniform: Tensor, options: SearchOptions) -> Tensor:
-    """Draws a token for each row of `log_probs` [N, V] by inverse transform sampling. `uniform` [N] is random in [0,
-    1)."""
+    """Samples a token for each row of `log_probs` [N, V], from random numbers `uniform` [N] in [0, 1)."""
     scaled = log_probs.double() / options.temperature
     if options.top_k:
         scaled, columns = scaled.topk(min(options.top_k, scaled.shape[1]), dim=1)

@@ -16,8 +16,8 @@ from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorStat
 
 SOFTMAX_ROWS = 32  # number of rows that are normalised at a time on a CPU
 EXP_ROWS = 16  # number of rows whose exponentials are computed at a time on a CPU
-# Up to this many logits, one log-softmax is faster than the operations of `logsumexp`: 3 times for 4 x 400, 1.4 times
-# for 4 x 10,000. For 16 x 10,000 both take the same time (AVX2, one thread).
+# Up to this many logits, one log-softmax is faster than the operations of `logsumexp`: 3 times as fast for 4 x 400
+# logits, 1.4 times as fast for 4 x 10,000. For 16 x 10,000, both take the same time (AVX2, one thread).
 FEW_LOGITS = 1 << 16
 POSITIVE = 1e-4  # a log probability above this limit is not a rounding error
 LOG2_E = 1 / math.log(2)
@@ -89,7 +89,7 @@ class Scorer:
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` [N]. Returns the log probabilities of the next tokens, N V.
 
-        A row of NaN (a model overflowed) becomes -inf: its hypothesis has no continuation.
+        If a model overflows, its rows of NaN become -inf, so the hypotheses of these rows have no continuation.
         """
         log_probs = self.log_probabilities(self.logits(tokens))
         for processor, state in zip(self.processors, self.processor_states, strict=True):
@@ -100,10 +100,10 @@ class Scorer:
         return log_probs
 
     def step_unnormalized(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Appends `tokens` [N]. Returns scores N V, and the normaliser N to subtract to get log probabilities.
+        """Appends `tokens` [N]. Returns scores N V and a normaliser N. Scores minus normaliser are log probabilities.
 
-        The normaliser is None if the scores are log probabilities. One model on a CPU returns its logits if they are
-        many, which saves writing log probabilities of all tokens.
+        The normaliser is None if the scores are log probabilities. If a single model on a CPU has many logits, the
+        scores are the logits, which saves writing the log probabilities of all tokens.
         """
         if self.processors:
             return self.step(tokens), None

@@ -21,11 +21,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation. A search fills the fields up to `token_log_probabilities`, and `translation/` fills the other
-    fields.
+    """One translation.
 
-    For a line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted
-    by `score`, or by `utility` if `utility` is computed.
+    A search fills the fields up to `token_log_probabilities`. The package `translation` fills the other fields. For a
+    line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted by
+    `score`, or by `utility` if `utility` is computed.
     """
 
     tokens: list[int]  # target ids without eos
@@ -36,9 +36,9 @@ class Hypothesis:
     text: str = ""
     pieces: list[str] = field(default_factory=list)  # pieces of the target vocabulary, without eos
     links: list[Link] = field(default_factory=list)  # links between the words of the source and of `text`
-    # hard: pairs of a source and a target piece. soft: for each target piece the weights of all source pieces and eos.
-    # words: first and last + 1 character of a source word (the source is in Unicode's normal form NFC), then the same
-    # positions of the target word that attends to it most.
+    # hard: [source piece, target piece]. soft: the weights of all source pieces and eos for each target piece. words:
+    # [start, end, start, end], the character positions of a target word's most attended source word (in Unicode's
+    # normal form NFC), then of the target word.
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
     quality: Quality | None = None  # set by SearchOptions.quality

@@ -29,8 +29,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The target pieces of each source piece, and the target pieces of all sentences. The checkpoint stores the
-    lists."""
+    """The target pieces of each source piece, and the target pieces in every list. A checkpoint can store it."""
 
     offsets: Array  # [source vocabulary + 1], int64: the list of piece s is targets[offsets[s] : offsets[s + 1]]
     targets: Array  # [entries], ids of target pieces
@@ -78,7 +77,7 @@ class Shortlist:
 
     @staticmethod
     def from_state(state: Any, source_size: int, target_size: int) -> "Shortlist":
-        """Raises ValueError if the state does not belong to vocabularies of these sizes."""
+        """Returns the shortlist of a checkpoint. Raises ValueError if `state` does not match these vocabulary sizes."""
         try:
             lengths, targets, frequent = (
                 state[name].numpy().astype(np.int64) for name in ("lengths", "targets", "frequent")
@@ -96,7 +95,7 @@ class Shortlist:
         return Shortlist(offsets, targets, frequent, target_size)
 
     def allowed(self, sentences: Encoded, extra: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.bool_]:
-        """Returns whether a target piece is in the list of a sentence: B V. `extra` adds pieces to each sentence."""
+        """Returns whether a target piece is in the list of a sentence: B V. `extra` has more pieces per sentence."""
         allowed = np.zeros((len(sentences.lengths), self.target_size), np.bool_)
         allowed[:, SPECIAL] = True
         allowed[:, self.frequent] = True
@@ -111,7 +110,7 @@ class Shortlist:
         return allowed
 
     def coverage(self, source: Encoded, target: Encoded) -> "Coverage":
-        """Measures the lists of source sentences against their translations. Both contain eos."""
+        """Returns the coverage of translations by the lists of their source sentences. Both sides contain eos."""
         covered = complete = size = 0
         source_ends, target_ends = np.cumsum(source.lengths), np.cumsum(target.lengths)
         for row in range(len(source.lengths)):
