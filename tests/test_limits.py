@@ -10,7 +10,7 @@ import click
 import pytest
 
 from nmtkit.cli import COMMANDS, main
-from nmtkit.cli.generate import GenerateConfig
+from nmtkit.cli.generate_config import GenerateConfig
 from nmtkit.cli.score import ScoreConfig
 from nmtkit.config import derive, field_types
 from nmtkit.data.config import PreprocessConfig

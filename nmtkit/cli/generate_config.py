@@ -1,0 +1,146 @@
+"""Settings of `nmtkit generate`, and the checks of their combinations and of their files."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from nmtkit.bulk.options import BULK_RULES, BulkOptions
+from nmtkit.cli.flags import given_flags
+from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
+from nmtkit.documents import Document, format_of
+from nmtkit.files import check_outputs
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
+
+# Option that names a file with one line for each input line -> field of the request that receives the line.
+LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateConfig(Config):
+    """Settings of `nmtkit generate`, except the settings of the search, the model and the text."""
+
+    gen_subset: str = option("test", "subset of DATA", metavar="NAME")
+    prefix: Path | None = option(None, "file with the beginning of the translation of each input line")
+    constraints: Path | None = option(
+        None, "file with a line for each input line: tab-separated phrases that the translation must contain"
+    )
+    avoid: Path | None = option(
+        None, "file with a line for each input line: tab-separated phrases that the translation must not contain"
+    )
+    reference: Path | None = option(None, "file of translations for --score-reference; none: the references of DATA")
+    source_tag: str | None = option(
+        None, "symbol of the vocabulary to put before every line, such as <2de>", metavar="TAG"
+    )
+    pivot: str | None = option(
+        None,
+        "translate in two steps, through this language: source to pivot, then pivot to target; scores and --nbest "
+        "belong to the second step",
+        metavar="CODE",
+    )
+    pivot_path: Path | None = option(
+        None, "checkpoint of the first step, into the language of --pivot; none: --path", metavar="FILE"
+    )
+    format: Literal["text", "jsonl"] = option(
+        "text",
+        "text: a line for each input line; jsonl: a JSON object for each input line, with all --nbest translations",
+    )
+    input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = option(
+        None,
+        "text: translate lines; other formats: translate the text of one document and keep its markup; none: choose "
+        "by the extension of --input (.html, .srt, .vtt, .po, .xlf, …)",
+    )
+    output: Path | None = option(
+        None, "write to this file instead of standard output; the file is created when the translation is complete",
+        metavar="FILE",
+    )  # fmt: skip
+    overwrite_translations: bool = option(
+        False, "also retranslate the existing translations of a catalogue (PO, XLIFF), except final ones"
+    )
+    glossary_report: Path | None = option(
+        None,
+        "write a tab-separated table with the result of each term of --glossary, for each input line",
+        metavar="FILE",
+    )
+    quality_report: Path | None = option(
+        None, "write a tab-separated table with the estimated quality of each translation; see --quality",
+        metavar="FILE",
+    )  # fmt: skip
+    workers: int = option(1, "number of CPU processes with one thread each; one per core is fastest", min=1, max=1024)
+
+    @property
+    def line_files(self) -> dict[str, Path]:
+        """The files with a line for each input line, by field of a request."""
+        files = {field: getattr(self, name) for name, field in LINE_FILES.items()}
+        return {field: path for field, path in files.items() if path is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateJob:
+    """A parsed and checked command: the settings, the checkpoints, and the text to translate.
+
+    The text is the subset of `data`, `document`, the lines of `files`, or else standard input.
+    """
+
+    data: Path | None
+    paths: Sequence[Path]
+    files: Sequence[Path]
+    document: Document | None
+    config: GenerateConfig
+    search: SearchOptions
+    devices: DeviceOptions
+    options: TranslatorOptions
+    text: TextOptions
+    bulk: BulkOptions
+    processors: Mapping[str, Any]
+    plugins: Sequence[str]
+
+    @property
+    def has_own_processes(self) -> bool:
+        """Whether --workers are processes. CTranslate2 uses threads as workers."""
+        return self.config.workers > 1 and self.devices.engine == "torch"
+
+
+def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:
+    """Returns the format of the input document, or None if the input consists of lines."""
+    if config.input_format is not None:
+        return None if config.input_format == "text" else config.input_format
+    return next((format for file in files if (format := format_of(file.name)) is not None), None)
+
+
+def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
+    """Returns the facts about the input that the rules of flags need."""
+    facts = {"several --input"} if len(files) > 1 else set()
+    if format is not None:
+        facts |= {"a document", *(["a catalogue (PO or XLIFF)"] if format in ("po", "xliff") else [])}
+    return facts
+
+
+def check_combination(
+    config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
+) -> None:
+    """Raises ValueError for flags that cannot be combined with each other or with the `facts` about the input."""
+    conditions = given_flags() | facts
+    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
+    on = (conditions - search_flags) | changed_flags(search)
+    on |= {f"--format {config.format}", f"--engine {devices.engine}"}
+    if config.workers == 1:
+        on.discard("--workers")
+    check_flags((*GENERATE_RULES, *BULK_RULES), conditions, on)
+    if search.score_reference and has_data == (config.reference is not None):
+        raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
+    if config.format == "text" and search.nbest > 1 and search.mbr is None:
+        raise ValueError("--nbest above 1 needs --format jsonl: text has one translation for each line")
+    if config.workers > 1 and devices.device not in ("auto", "cpu"):
+        raise ValueError(f"--workers are CPU processes; leave out --device {devices.device}")
+
+
+def check_reports(config: GenerateConfig, files: Sequence[Path], others: Sequence[Path | None]) -> None:
+    """Raises ValueError if an output would overwrite an input. `others` are files that the command reads.
+
+    --output may replace a file of --input, because the file is written when the translation is complete.
+    """
+    reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
+    check_outputs(reports, [*files, config.output])
+    check_outputs({"--output": config.output, **reports}, [*others, *config.line_files.values()])
