@@ -1,1 +1,1 @@
-"""The embedded English-German corpus, and the demo that learns to translate it with the real commands."""
+"""The embedded English-German corpus, and the demo that trains a model on this corpus with the real commands."""

@@ -32,7 +32,7 @@ SHOWN = 6  # number of translations in the final table
 # two minutes on two cores.
 COMMANDS = (
     (
-        "Preprocess: learn a vocabulary of 2,000 pieces, turn text into numbers",
+        "Preprocess: learn a vocabulary of 2,000 pieces, and turn text into numbers",
         "preprocess -s en -t de --trainpref {0}/data/train --validpref {0}/data/valid --testpref {0}/data/test "
         "--destdir {0}/data-bin --vocab-size 2000",
     ),
@@ -92,7 +92,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
     """Runs the demo in `folder` and shows each command as a call of `program` (`nmtkit` or `python -m nmtkit`).
 
     If `folder` holds a finished demo, shows the result of that demo, unless `overwrite` is set. An interrupted demo
-    starts from the beginning. Raises FileExistsError if `folder` holds other files, ValueError if a command fails.
+    starts from the beginning. Raises FileExistsError if `folder` holds other files, and ValueError if a command fails.
     """
     if (folder / RECORD).exists():
         if not overwrite and (seconds := finished(folder)):
@@ -108,7 +108,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
             else:
                 path.unlink(missing_ok=True)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists, but the demo did not make it; remove it, or choose another --dir")
+        raise FileExistsError(f"{folder} exists, but is not a demo folder; remove it, or choose another --dir")
     begin = time.monotonic()
     (folder / "data").mkdir(parents=True)
     (folder / RECORD).write_text("{}\n")
@@ -184,7 +184,7 @@ def show_step(number: int, step: Step, program: Sequence[str], out: Console) -> 
 
 
 def command_line(step: Step, program: Sequence[str], width: int | None) -> str:
-    """Returns the command as shell text, with line breaks before flags if it is wider than `width`."""
+    """Returns the command as shell text. If the text is wider than `width`, adds line breaks before flags."""
     words = [shlex.join([*program, step.arguments[0]])]
     for argument in step.arguments[1:]:
         if argument.startswith("-"):
@@ -232,7 +232,7 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
 def show_translations(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str], out: Console
 ) -> None:
-    """Shows the first translations that fit the screen. At most two of them differ from the reference."""
+    """Shows the first translations that fit the screen. At most two shown translations differ from their reference."""
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]

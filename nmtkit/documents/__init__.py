@@ -33,7 +33,7 @@ def format_of(name: str) -> str | None:
 
 
 def read_document(data: bytes, format: str, name: str, options: ReadOptions | None = None) -> Document:
-    """Reads the file called `name`. Raises ValueError, with name and line, if the format does not match the name."""
+    """Returns the document in `data`. Raises ValueError, with `name` and the line, if `data` is not in `format`."""
     check_text(data, name)
     try:
         return FORMATS[format].read(data, options or ReadOptions())

@@ -1,4 +1,4 @@
-"""Finds the encoding of a file from its byte order mark or declaration. Files keep their encoding."""
+"""Finds the encoding of a file from its byte order mark or declaration. Translated files keep the encoding."""
 
 import codecs
 import re
@@ -13,12 +13,12 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Encodings of text. Other codecs of Python compress or escape.
+# Allowed encodings. Some other codecs of Python compress or escape data instead.
 _KNOWN = re.compile(
     r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|8[56]\d|874|932|949)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
     r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620"
 )
-# Browsers replace these encodings by a superset: they read ISO 8859-1 as Windows-1252.
+# Browsers read some declared encodings as a different encoding, for example ISO 8859-1 as Windows-1252.
 _WEB = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "utf-16-le": "utf-8"}
 
 
@@ -45,7 +45,7 @@ def codec_of(name: str) -> str:
 
 
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
-    """Returns the text and the encoding of a file. The byte order mark decides, else `declared`; the default is UTF-8.
+    """Returns text and encoding of a file: the encoding of the byte order mark, or else `declared`, or else UTF-8.
 
     With `web`, names of encodings have the same meaning as in browsers. If a file has no declaration and is not UTF-8,
     it is then read as Windows-1252. Raises ValueError with the line for bytes that are invalid or that would change
@@ -57,7 +57,7 @@ def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple
         codec = _WEB.get(codec, codec) if web else codec
     codecs_to_try = [codec]
     if web and not mark and (not declared or codec == "cp1252"):
-        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 fills the gaps of Windows-1252 with control characters
+        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 also decodes the bytes that Windows-1252 leaves undefined
     body = data[len(mark) :]
     text, codec = _first_that_decodes(body, codecs_to_try)
     if text.encode(codec) != body:

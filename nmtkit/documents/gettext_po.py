@@ -3,10 +3,9 @@
 polib wraps every entry again, and loses blank lines, the order of comments and unknown lines. This module only fills
 the msgstr of untranslated entries and flags them as fuzzy; no other line changes.
 
-- Translated, partly translated and fuzzy entries stay, unless `overwrite` is on. Obsolete entries always stay.
+- Translated, partly translated and fuzzy entries do not change unless `overwrite` is on. Obsolete entries never change.
 - The line Plural-Forms of the header gives the number of plural forms. If the line is missing, the rule of the target
-  language is added. The form that is used only for the number 1 translates msgid; all other forms translate
-  msgid_plural.
+  language is added. `Plurals.is_singular` decides which form translates msgid; all other forms translate msgid_plural.
 - If a translation changes the order of the placeholders of a printf format, the placeholders are numbered, as in
   %2$d %1$s. In formats without numbered placeholders, such as python-format, the entry stays untranslated.
 - Consecutive lines of a text that hold one sentence are translated together and wrapped again.
@@ -37,7 +36,7 @@ _CONVERSION = re.compile(
 _PLACEHOLDER = re.compile(
     r"%(?:\(\w+\)|\d{1,2}\$)?[-+ #0]{0,6}+(?:\d{1,9}+|\*)?+(?:\.\d{1,9}+)?+[a-zA-Z]|%\d|\{[^{}]*+\}"
 )
-_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # does not match no-c-format and possible-c-format
+_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # matches neither no-c-format nor possible-c-format
 _NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
 _UNNUMBERED = frozenset(["python", "lua", "awk"])  # formats without numbered placeholders
 
@@ -56,7 +55,7 @@ class Message:
 
 @dataclass
 class Entry:
-    """An entry: the position of its first keyword, and the position of its line of flags."""
+    """An entry: the position of its first keyword, its strings, and the position of its line of flags."""
 
     start: int
     messages: dict[str, Message] = field(default_factory=dict)  # keyword, such as msgstr[0] -> string
@@ -85,7 +84,7 @@ def escaped(text: str) -> str:
 
 
 def entries_of(text: str) -> Iterator[Entry]:
-    """Yields all entries of a catalogue that are not obsolete. Raises ValueError with the line."""
+    """Yields the entries of a catalogue that are not obsolete. Raises ValueError, with the line, if one is invalid."""
     entry: Entry | None = None
     flags: tuple[int, int] | None = None
     message: Message | None = None
@@ -140,8 +139,8 @@ class Part:
 
     line: int
     source: list[str]
-    before: str  # lines before the translated part
-    after: str
+    before: str  # text of `source` before the translated text
+    after: str  # text of `source` after the translated text
     width: int
     inline: Inline
     write: Callable[[str], str]
@@ -159,7 +158,7 @@ class Part:
 
 
 def parts_of(text: str) -> Iterator[Part]:
-    """Yields the parts of a text to translate."""
+    """Yields the parts of a text that are translated."""
     read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
     lines = text.split("\n")
     first = 0
@@ -188,9 +187,10 @@ def parts_of(text: str) -> Iterator[Part]:
 
 
 def in_order(source: str, target: str, formats: set[str]) -> str | None:
-    """Makes the placeholders of a translation take the right arguments. Returns None if the format cannot number them.
+    """Returns the translation with placeholders that take the same arguments as in the source.
 
-    If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s.
+    If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s. Returns
+    None if the format cannot number the placeholders.
     """
     wanted, present = ([part for part in _CONVERSION.findall(text) if part != "%%"] for text in (source, target))
     if present == wanted or sorted(present) != sorted(wanted) or not formats & (_NUMBERED | _UNNUMBERED):
@@ -269,13 +269,13 @@ class Catalogue(Document):
             edits += self.fuzzy_edit(entry)
         if untranslated:
             logger.warning(
-                "%d entries stay untranslated: their unnamed placeholders are in a different order, and formats such "
-                "as python-format cannot number them", untranslated,
+                "%d entries stay untranslated: the order of unnamed placeholders is different in the translation, and "
+                "formats such as python-format cannot number placeholders", untranslated,
             )  # fmt: skip
         return edits
 
     def header_edit(self) -> Edit:
-        """Returns the edit that writes Plural-Forms into the header, or a header into a file without one."""
+        """Returns the edit that writes Plural-Forms into the header, or that adds a header to a file without header."""
         rule = f"Plural-Forms: {plural_rule(self.options.target_language)}"
         if self.header is None:
             lines = ['msgid ""', 'msgstr ""', '"Content-Type: text/plain; charset=UTF-8\\n"', f'"{rule}\\n"', "", ""]
@@ -313,7 +313,7 @@ class Catalogue(Document):
         return self.newline.join([f'{keyword} ""', *(f'"{line}"' for line in lines)])
 
     def fuzzy_edit(self, entry: Entry) -> list[Edit]:
-        """Returns the edit that marks an entry as fuzzy, so that a person checks it."""
+        """Returns the edit that marks an entry as fuzzy, so that a person checks the translation."""
         if entry.flags is None:
             line_start = self.text.rfind("\n", 0, entry.start) + 1
             before = _previous_comments(self.text, line_start)
@@ -324,7 +324,7 @@ class Catalogue(Document):
         return [(start + 2, start + 2, " fuzzy,")]
 
     def encoded(self, text: str) -> bytes:
-        """Returns the file in its encoding. Uses UTF-8, also in the header, if its encoding lacks a character."""
+        """Returns the file in its encoding, or in UTF-8 with a changed header if the encoding lacks a character."""
         if "charset=CHARSET" in self.text:
             text = text.replace("charset=CHARSET", "charset=UTF-8", 1)
         try:

@@ -1,6 +1,7 @@
-"""Replaces inline codes (tags, placeholders, comments) by HTML tags for the translator, and puts them back afterwards.
+"""Replaces inline codes (tags, placeholders, comments) by HTML tags for the translator, and puts the codes back.
+
 A translator gets each segment as a line of HTML with a tag `<g0>`, `</g0>` or `<g0/>` for each code. So
-`nmtkit.text.markup` moves the codes of all formats.
+`nmtkit.text.markup` can move the codes of all formats.
 """
 
 import html
@@ -122,7 +123,7 @@ class Inline:
         return "".join(piece.text for piece in self.source)
 
     def restored(self, translation: str) -> list[Piece] | None:
-        """Returns the translation as pieces, with each code once, or None if it equals the source."""
+        """Returns the translation as pieces, with each code once, or None if the translation equals the source."""
         parts = self._parts(translation)
         assert sorted(id(piece) for piece in parts if piece.role != "text") == sorted(map(id, self.codes.values()))
         return None if parts == self.source else parts

@@ -37,7 +37,7 @@ class Document(ABC):
     @classmethod
     @abstractmethod
     def read(cls, data: bytes, options: ReadOptions) -> "Document":
-        """Reads a file. Raises ValueError, beginning with the line, if the file is not in the format."""
+        """Reads a file. Raises ValueError, with a message that begins with the line, if the file is invalid."""
 
     @abstractmethod
     def edits(self, translations: Sequence[str]) -> list[Edit]:

@@ -20,7 +20,10 @@ def ends_sentence(text: str) -> bool:
 
 
 def continues(before: str, after: str) -> bool:
-    """Returns whether a sentence continues: `after` begins with a small letter, or `before` ends with a comma."""
+    """Returns whether a sentence of the line `before` continues in the line `after`.
+
+    `before` must not end a sentence. In addition, `before` ends with a comma, or `after` begins with a small letter.
+    """
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
 
@@ -74,8 +77,8 @@ def _breaks(before: str, after: str) -> bool:
 def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
     """Divides words into one part for each weight, with lengths in proportion to the weights.
 
-    Each part has a word if there are enough words. A part preferably ends after punctuation, at most three words away,
-    if all parts then fit into `limit` columns.
+    Each part has a word if there are enough words. The end of a part moves by up to three words to follow punctuation,
+    if the parts still fit into `limit` columns.
     """
     ends = [0, *accumulate(word.width for word in words)]
     shares = list(accumulate(weights))
@@ -106,7 +109,7 @@ def joined(words: Sequence[Word]) -> str:
 
 
 def wrapped(words: Sequence[Word], lines: int, limit: int) -> list[str]:
-    """Returns the words in `lines` lines of about equal width, or in more lines if they exceed `limit` columns."""
+    """Returns the words in `lines` lines of about equal width, or in more lines to stay within `limit` columns."""
     width = sum(word.width for word in words)
     lines = max(1, min(len(words), max(lines, -(-width // limit))))
     return [joined(part) for part in divided(words, [1.0] * lines, limit)]

@@ -41,13 +41,14 @@ def plural_rule(language: str | None) -> str:
 class Plurals:
     """The plural forms that the Plural-Forms header of a PO file declares.
 
-    `count` is the number of forms, or None if the header has no valid rule. `numbers` maps each form to its numbers.
+    `count` is the number of forms, or None if the header has no valid rule. `numbers` maps each form to the numbers
+    that use it.
     """
 
     def __init__(self, header: str) -> None:
         match = re.search(r"Plural-Forms:\s*nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=([^;\n]{1,500});?", header)
         self.count = int(match[1]) if match and 0 < int(match[1]) <= MAX_FORMS else None
-        self.numbers: dict[int, set[int]] = {}  # form -> the numbers that use it
+        self.numbers: dict[int, set[int]] = {}  # only numbers up to 200
         try:
             rule: Callable[[int], int] = gettext.c2py(match[2]) if match else int
             for number in range(201):

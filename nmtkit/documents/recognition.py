@@ -5,7 +5,7 @@ import re
 from pathlib import PurePath
 
 HEAD = 4096  # number of bytes at the start of a file that are checked
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # text files may be compressed
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # extensions of compressed text files
 
 _SIGNATURES = (
     (rb"PK\x03\x04.{26}(?:mimetype|\[Content_Types\]\.xml|word/|xl/|ppt/)", "an office document or an e-book"),
@@ -54,11 +54,11 @@ def check_text(data: bytes, name: str) -> None:
     if kind is None and b"\0" in head and not head.startswith(_MARKS):
         kind = "a binary file"
     if kind is not None:
-        raise ValueError(f"{name} is {kind}, not text; extract its text first, or convert it to a format that is read")
+        raise ValueError(f"{name} is {kind}, not text; extract its text, or convert it to a format that nmtkit reads")
 
 
 def notice(data: bytes, name: str) -> str | None:
-    """Returns a notice if a file that is read as lines of text looks like a different format, or None."""
+    """Returns a notice if a file that is read as lines of text looks like a different format, else None."""
     path = PurePath(name)
     suffix = path.with_suffix("").suffix if path.suffix.lower() in COMPRESSIONS else path.suffix
     text = data[:HEAD].decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n")
@@ -72,6 +72,6 @@ def notice(data: bytes, name: str) -> str | None:
     if kind is None:
         return None
     return (
-        f"{name} looks like {kind}, a format that nmtkit cannot read: all its lines are translated, also markup and "
-        "keys; if the file is plain text, add --input-format text"
+        f"{name} looks like {kind}, a format that nmtkit cannot read: all its lines are translated, including markup "
+        "and keys; if the file is plain text, add --input-format text"
     )

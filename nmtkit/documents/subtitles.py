@@ -28,7 +28,7 @@ from nmtkit.documents.lines import Word, continues, divided, ends_sentence, word
 from nmtkit.text.alignment import UNSPACED, Span
 
 WIDTH = 42  # maximum columns of a line, from common guides for subtitles; wider lines in the source raise this limit
-MAX_CUES = 6  # maximum number of cues of one sentence
+MAX_CUES = 6  # maximum number of cues that are translated as one sentence
 MAX_GAP = 2000  # maximum milliseconds between two cues of one sentence
 
 _CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
@@ -152,7 +152,7 @@ class Subtitles(Document):
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
             if groups and len(line_spans(self.text[groups[-1][-1][1] : start])) > 2:
-                before = ""  # empty after a blank line
+                before = ""  # no sentence continues after a blank line
             if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
                 groups.append([])
             groups[-1].append((start, end))
@@ -265,7 +265,7 @@ class WebVTT(Subtitles):
 
 
 def _code(match: re.Match[str]) -> Piece:
-    """Returns a code. Tags such as <i.loud>, <v Mary> or <font color=…> are paired by their name."""
+    """Returns the piece of a matched code. Tags such as <i.loud> or <font color=…> are paired by their name."""
     raw = match[0]
     name = re.match(r"</?([A-Za-z]+)", raw)
     role = "alone" if name is None else "closing" if raw.startswith("</") else "opening"

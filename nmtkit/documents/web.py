@@ -35,11 +35,11 @@ ENDED_BY = {
     "li": names("li"), "dt": names("dt dd"), "dd": names("dt dd"), "td": names("td th tr tbody tfoot"),
     "th": names("td th tr tbody tfoot"), "tr": names("tr tbody tfoot"), "option": names("option optgroup"),
 }  # fmt: skip
-# constructs that may contain ">", with their ends
+# start of a construct that may contain ">" -> end of the construct
 ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}
 ATTRIBUTES = names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
-LABELLED = names("optgroup option track")  # elements that show their label
-BUTTONS = names("button reset submit")  # types of <input> that show their value
+LABELLED = names("optgroup option track")  # elements whose attribute label is shown
+BUTTONS = names("button reset submit")  # types of <input> whose value is shown
 DESCRIPTIONS = names(
     "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt"
 )
@@ -61,7 +61,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yields tokens that add up to the page. A comment without an end extends to the end of the page."""
+    """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page."""
     cursor = 0  # start of the text that has not been yielded
     position = 0
     while (at := text.find("<", position)) >= 0:
@@ -96,9 +96,9 @@ def is_xml(text: str) -> bool:
 
 
 def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
-    """Maps the attributes of a start tag to start, end and value. If an attribute is repeated, the first counts.
+    """Returns start, end and value of each attribute of a start tag, by name. Only the first of equal names counts.
 
-    The range of a value includes the quotes. Entities in the value are decoded.
+    The range from start to end includes the quotes. Entities in the value are decoded.
     """
     found: dict[str, tuple[int, int, str]] = {}
     for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
@@ -113,7 +113,7 @@ def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
 
 
 def shown_attributes(name: str, found: dict[str, tuple[int, int, str]]) -> list[str]:
-    """Returns the names of the attributes of an element whose values are shown to readers."""
+    """Returns the attributes of the element `name` that are shown to readers. `found` has all attributes."""
     shown = [attribute for attribute in found if attribute in ATTRIBUTES]
     if name in LABELLED and "label" in found:
         shown.append("label")
@@ -136,8 +136,8 @@ class _Reader:
         self.run: list[Piece] = []
         self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
         self.names: Counter[str] = Counter()  # names of the open elements
-        # an element of the run that is copied unchanged: its start, the number of open elements around it, whether it
-        # is a drawing
+        # an element of the run that is copied unchanged: its start, the number of open elements around it, and whether
+        # it is a drawing
         self.copied: tuple[int, int, bool] | None = None
 
     @property

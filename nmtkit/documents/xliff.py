@@ -35,7 +35,9 @@ STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that link
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
 _DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
-_CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")  # one character of the text, as XML writes it in the file
+_CHARACTER = re.compile(
+    r"&[^;\s]{1,10}+;|\r\n|(?s:.)"
+)  # one character of the text: an entity, \r\n, or the character itself
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -72,7 +74,7 @@ def parse(text: str) -> Node:
 
 
 class _Reader:
-    """Makes nodes from the events of expat. An event lasts from its start to the start of the next event."""
+    """Makes nodes from the events of expat. An event ends where the next event starts."""
 
     def __init__(self, text: str) -> None:
         self.text, self.data = text, text.encode()
@@ -118,7 +120,7 @@ class _Reader:
         here = self.position()
         uri, _, name = full.rpartition("\n")
         if len(self.open) >= MAX_DEPTH:
-            self.refuse(f"elements are nested more than {MAX_DEPTH} deep")
+            self.refuse(f"elements are nested more than {MAX_DEPTH} levels deep")
         named = {key.rpartition("\n")[2] if key.startswith("http://www.w3.org/XML/") else key: value
                  for key, value in attributes.items()}  # fmt: skip
         node = Node(name, named, not uri or bool(NAMESPACE.fullmatch(uri)), here)

@@ -17,7 +17,10 @@ SPACE_SYMBOL = "▁"  # symbol of SentencePiece for a space
 # name of the attention -> title, explanation
 TITLES = {
     "encoder": ("Encoder self-attention", "The source tokens that each source token attends to."),
-    "decoder": ("Decoder self-attention", "The target tokens so far that the decoder attends to as it writes a token."),
+    "decoder": (
+        "Decoder self-attention",
+        "The earlier target tokens that the decoder attends to as it writes a token.",
+    ),
     "cross": ("Cross-attention", "The source tokens that the decoder attends to as it writes a token."),
 }
 

@@ -1,4 +1,6 @@
-"""Charts as SVG: curves on shared axes, and bars. The page adds the colours (style sheet) and shows values (script)."""
+"""Draws charts as SVG: curves on shared axes, and bars. The page has the style sheet for colours, and a script that
+shows values.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +55,7 @@ def line_chart(
 
 
 def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
-    """Returns a chart with a bar for each count. `counts[i]` counts the cases of i `unit`. Omits zeros at the end."""
+    """Returns a bar chart. `counts[i]` is the number of cases of i `unit`, such as i tokens. Omits final zeros."""
     longest = max((index for index, count in enumerate(counts) if count), default=1)
     low, high, ticks = _scale(0, max(1, *counts), False)
     step = (WIDTH - LEFT - RIGHT) / (longest + 1)
@@ -101,7 +103,7 @@ def _decades(largest: int) -> list[int]:
 
 
 def legend(names: Sequence[str] | Mapping[str, object], shown: Sequence[str] | None = None) -> str:
-    """Returns the HTML of the names of curves with their colours. With `shown`, omits all other names."""
+    """Returns HTML with the names of curves in the colours of the curves. With `shown`, omits all other names."""
     return "".join(
         f'<span class="key s{index % COLOURS + 1}">{escape(name)}</span>'
         for index, name in enumerate(names)
@@ -133,7 +135,7 @@ def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horiz
 
 
 def _scale(low: float, high: float, logarithmic: bool) -> tuple[float, float, Ticks]:
-    """Returns the ends and the ticks of an axis. The first and the last tick are the ends; all data lie between them.
+    """Returns the ends and the ticks of an axis. The ends are the first and the last tick; all data lie between them.
 
     The ends of a `logarithmic` axis are logarithms.
     """

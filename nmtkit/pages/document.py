@@ -1,4 +1,4 @@
-"""Renders HTML pages from Jinja templates in this folder. A page is one file, or a server sends its style sheet."""
+"""Renders HTML pages from the Jinja templates in this folder. Pages that are files include the style sheet."""
 
 import importlib.resources
 from functools import cache
@@ -28,5 +28,5 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns a template of this folder, filled with `values`, which are escaped unless they are `Html`."""
+    """Returns a template of this folder, filled with `values`. Values are escaped unless they are `Html`."""
     return _environment().get_template(template).render(**values)

@@ -26,7 +26,8 @@ class TokenizedBLEU(BLEU):
 
     The Moses tokenizer splits translations and references, and every hyphen between two other characters becomes a
     separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing, as in
-    multi-bleu.perl of Moses. The recipe is get_ende_bleu.sh of tensor2tensor, the code of "Attention Is All You Need".
+    multi-bleu.perl of Moses. This is the recipe of get_ende_bleu.sh in tensor2tensor, the code of "Attention Is All You
+    Need".
     Split compounds add tokens that are easy to match, so the score is higher than the sacreBLEU score of the same
     translations.
     """
@@ -39,7 +40,9 @@ class TokenizedBLEU(BLEU):
             raise ImportError("tokenized-bleu needs the Moses tokenizer: pip install 'nmtkit[moses]'") from None
         if target_lang is None:
             raise ValueError("tokenized-bleu needs the language of the translations: add --target-lang, for example de")
-        logger.warning("tokenized BLEU counts Moses tokens with compounds split: not comparable with sacreBLEU's BLEU")
+        logger.warning(
+            "tokenized BLEU counts Moses tokens and splits compounds: do not compare it with sacreBLEU's BLEU"
+        )
         super().__init__(tokenize="none", smooth_method="none", effective_order=effective_order, force=True)
         self.moses = sacremoses.MosesTokenizer(target_lang)
         self.tokenizer_signature = f"moses-{target_lang}+compounds"

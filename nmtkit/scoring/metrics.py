@@ -21,9 +21,9 @@ class Settings:
 
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
     lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as in TERCOM
-    target_lang: str | None = None  # language code; chooses the tokenizers of bleu and tokenized-bleu; off-target
+    target_lang: str | None = None  # code of the target language, for bleu, tokenized-bleu and off-target
     languages: tuple[str, ...] = ()  # codes among which off-target identifies languages; empty: all known languages
-    sources: tuple[str, ...] | None = None  # source sentences; comet needs them
+    sources: tuple[str, ...] | None = None  # source sentences, for comet
     comet_model: str = DEFAULT_COMET_MODEL
 
 
@@ -31,7 +31,7 @@ class Settings:
 class Score:
     """A score with its signature and, if computed, a confidence interval."""
 
-    name: str  # name in sacreBLEU: BLEU, chrF2, chrF2++, TER
+    name: str  # name in the output of sacreBLEU, such as BLEU, chrF2, chrF2++ or TER
     value: float  # a percentage; a lower TER and a lower off-target share are better
     signature: str
     details: str = ""  # BLEU: precisions, brevity penalty, lengths

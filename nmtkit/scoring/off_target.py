@@ -1,4 +1,4 @@
-"""The share of translations in a wrong language, by the language identifier that `nmtkit serve` uses."""
+"""Measures the share of translations in a wrong language, with the language identifier of `nmtkit serve`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ class OffTarget(Metric):
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         score = Score("off-target", float(stats[0] / stats[1]))
-        score._verbose = f"{self.share_of_references:.1f} of the references"
+        score._verbose = f"{self.share_of_references:.1f} % of the references"
         return score
 
     def get_signature(self) -> Signature:

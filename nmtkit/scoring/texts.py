@@ -1,4 +1,4 @@
-"""Reads the texts to score: lists with equal numbers of lines."""
+"""Reads the texts to score. All texts have the same number of lines."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def read_side(path: Path, index: int, target_lang: str | None) -> list[str]:
 
 
 def translations_of(lines: list[str], name: Path) -> list[str]:
-    """Returns the lines. If they are records of `nmtkit generate --format jsonl`, returns the best translation of each.
+    """Returns `lines`, or their best translations if `lines` are records of `nmtkit generate --format jsonl`.
 
     Warns if the first line is a JSON object but not such a record. Raises ValueError if the first line is a record and
     a later line is not a record.
@@ -84,13 +84,13 @@ def _is_object(line: str) -> bool:
 
 
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
-    """Raises ValueError if a text and the first text have different numbers of lines. The message has both numbers."""
+    """Raises ValueError, with both line counts, if a text has more or fewer lines than the first text."""
     (first, lines), *rest = texts.items()
     for name, other in rest:
         if len(other) != len(lines):
             raise ValueError(
                 f"line counts differ: {first} has {len(lines)}, {name} has {len(other)}; "
-                "line i of both texts must translate the same source line"
+                "line i of both texts must belong to the same source line"
             )
 
 
@@ -102,7 +102,7 @@ class Texts:
     systems: dict[str, list[str]]
     sources: list[str] | None
     target_lang: str | None
-    directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)  # rows of each direction of a dataset
+    directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)  # direction of a dataset -> its rows
     untrained: frozenset[Direction] = frozenset()  # directions without training pairs in the dataset
 
     def of(self, direction: Direction) -> "Texts":

@@ -1,4 +1,4 @@
-"""Choice of sacreBLEU's tokenizer by language, and warnings about text that is written without spaces."""
+"""Chooses sacreBLEU's tokenizer by language, and warns about text that is written without spaces."""
 
 import functools
 import importlib.util
@@ -22,7 +22,7 @@ MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko"
 RUN = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-LONGEST_WORD = 7  # maximum letters of a word; a longer run is several words
+LONGEST_WORD = 7  # maximum letters of a word; a longer run counts as several words
 SAMPLE = 200  # number of lines that are inspected
 
 logger = logging.getLogger("nmtkit")
@@ -35,7 +35,7 @@ def warn_once(message: str) -> None:
 
 
 def missing_extra(tokenizer: str) -> str | None:
-    """Returns the extra of sacreBLEU that a tokenizer needs, or None if it is installed."""
+    """Returns the extra of sacreBLEU that a tokenizer needs, or None if the packages of the extra are installed."""
     extra, modules = MECAB.get(tokenizer, ("", ()))
     return None if all(importlib.util.find_spec(module) for module in modules) else extra
 
@@ -57,7 +57,10 @@ def bleu_tokenizer(language: str | None) -> str:
 
 
 def lacks_spaces(lines: Iterable[str], longest_word: int = LONGEST_WORD) -> bool:
-    """Returns whether runs of more than `longest_word` letters of a script without spaces make up half of the text."""
+    """Returns whether more than half of the characters are in runs of over `longest_word` letters without spaces.
+
+    Only letters of scripts without spaces between words count.
+    """
     sample = list(islice(lines, SAMPLE))
     runs = sum(len(run) for line in sample for run in RUN.findall(line) if len(run) > longest_word)
     return runs > sum(len("".join(line.split())) for line in sample) / 2

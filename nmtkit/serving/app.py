@@ -326,7 +326,7 @@ class Service:
         return JSONResponse(await self.detected(texts))
 
     async def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
-        """Returns the served languages with their confidences for the texts in percent, most likely first.
+        """Detects the language of `texts`. Returns served languages and confidences in percent, most likely first.
 
         Texts without letters get the first source language with confidence 0, as in LibreTranslate. Raises Refusal
         501 if no detector is installed.

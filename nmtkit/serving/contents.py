@@ -56,7 +56,7 @@ class PlainText:
         return [self.parts[index] for index in self.indices]
 
     def rendered(self, lines: Sequence[Result]) -> Result:
-        """Returns the text with its lines replaced by `lines`. It has an alignment if all `lines` have an alignment."""
+        """Returns the text with its lines replaced by `lines`. The result has an alignment if all `lines` have one."""
         parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
             parts[index] = line["text"]
@@ -90,7 +90,7 @@ def web_page(text: str, target: str) -> Document:
 
 
 async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
-    """Returns extension and bytes of an uploaded file. Raises Refusal if it is missing, too large or not supported."""
+    """Returns extension and bytes of an uploaded file. Raises Refusal if the file is missing, too large or unknown."""
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(file.filename).suffix.lower()

@@ -1,4 +1,4 @@
-"""Detects the language of a text with py3langid (BSD license), whose package has a model of 142 languages in 5 MB.
+"""Detects the language of a text with py3langid (BSD license). The package contains a model of 142 languages (5 MB).
 
 On English and German captions cut to three words, py3langid is more accurate than langdetect. It is as accurate as
 lingua, and four times as fast. The models of lingua take 96 MB. py3langid needs no network.
@@ -12,7 +12,7 @@ from nmtkit.corpora.languages import subtags
 
 
 class Detector:
-    """A detector of those languages in `codes` that py3langid knows. Raises ImportError without py3langid."""
+    """A detector for the languages in `codes` that py3langid knows. Raises ImportError without py3langid."""
 
     def __init__(self, codes: Collection[str]) -> None:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
@@ -28,7 +28,7 @@ class Detector:
             self.identifier.set_languages(sorted(self.codes))
 
     def detect(self, texts: Sequence[str]) -> list[tuple[str, float]]:
-        """Detects the language of all texts together. Returns codes and confidences in percent, most likely first.
+        """Detects the language of all texts together. Returns served codes and confidences in percent, best first.
 
         Returns an empty list if the texts have no letters, or if py3langid knows none of the served languages.
         """

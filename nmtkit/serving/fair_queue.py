@@ -20,7 +20,7 @@ from typing import Any, NotRequired, TypedDict
 
 SIMILAR = 4  # maximum ratio between the lengths of the first line and of any other line of a batch
 SHORT = 16  # lines of at most this many tokens count as lines of similar length
-CHOICE = 2  # the candidates for a batch would fill this many batches
+CHOICE = 2  # number of batches that the candidates for one batch could fill
 MAX_DEATHS = 3  # a line fails after this many workers have died while translating only this line
 
 Pair = tuple[str, str]  # codes of the source and the target language
@@ -87,7 +87,7 @@ class TranslationJob:
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key: the finishing time, then whether lines of the job have been taken, then the order of arrival."""
+        """Sort key: the finishing time. If times are equal, jobs without taken lines come first, then older jobs."""
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":
@@ -194,7 +194,7 @@ class FairQueue:
         heapq.heapify(jobs)
         self.time = max(self.time, jobs[0].next_finish_time)
         first, *others = _candidates(jobs, CHOICE * max_tokens, CHOICE * max_lines)
-        others.sort(key=lambda line: abs(line.cost - first.cost))  # equal keys keep the order of service
+        others.sort(key=lambda line: abs(line.cost - first.cost))  # a stable sort keeps the order of service
         batch, width = [first], first.cost
         for line in others:
             width = max(width, line.cost)

@@ -86,7 +86,7 @@ class DetectedLanguage(TypedDict):
 class Translated(TypedDict):
     """If `q` is a list, every field is a list with one element for each text."""
 
-    translatedText: str | list[str]  # the names of the fields are LibreTranslate's
+    translatedText: str | list[str]  # LibreTranslate defines the names of these fields
     alternatives: NotRequired[list[str] | list[list[str]]]
     detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
     alignment: NotRequired[Links | list[Links]]

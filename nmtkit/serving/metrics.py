@@ -54,7 +54,7 @@ class Metrics:
 
 
 class _PoolCounters(Collector):
-    """A collector of the pool's counters."""
+    """A Prometheus collector for the counters of the pool."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool

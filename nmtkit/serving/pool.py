@@ -19,7 +19,7 @@ from nmtkit.serving.fair_queue import Batch, BatchKey, FairQueue, Pair, Result, 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
-FEW_LINES = 8  # so few lines are not divided among workers: a search step has a fixed cost of about 8 lines
+FEW_LINES = 8  # fewer lines are not divided among workers: the fixed cost of a search step equals about 8 lines
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
 GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
@@ -207,7 +207,7 @@ class Pool:
         self.planned_dispatch = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
 
     def _share(self) -> int:
-        """Returns the maximum number of lines of a batch. It divides all lines evenly among the workers."""
+        """Returns the maximum number of lines of a batch. This limit divides all lines evenly among the workers."""
         if self.models is None or self.models.streams:
             return self.queue.limit
         lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.batches.values())
@@ -293,7 +293,7 @@ class Pool:
             await self._replace(worker.parent)
 
     async def _replace(self, models: ModelProcess) -> None:
-        """Replaces missing workers. If `models` has ended, or translates on a GPU itself, loads the models again."""
+        """Replaces missing workers. On a GPU, or if the model process has ended, loads the models again instead."""
         while self.models is models:
             try:
                 if models.streams or models.process.returncode is not None:

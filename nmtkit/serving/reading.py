@@ -24,7 +24,7 @@ class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error
 
 
 def query_fields(request: Request) -> dict[str, Any]:
-    """Returns the fields of the query string. A repeated field has a list of values. Raises Refusal if invalid."""
+    """Returns the fields of the query string. A repeated field has a list of values. Raises Refusal."""
     return _decoded_form(request.url.query.encode(), "query string")
 
 

@@ -115,7 +115,7 @@ async def keep_up_to_date(
 ) -> None:
     """Reloads models and API keys when `reload_requested` is set, and when checkpoint files have changed.
 
-    A changed file is loaded only if two checks see the same state, because an incomplete file still grows.
+    Changed files are loaded only if two checks in a row see the same state, because a file may still be incomplete.
     """
     loaded = before = states(files)
     while True:

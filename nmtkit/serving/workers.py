@@ -74,7 +74,7 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
         task = through_pivot(model.first, task, between_batches)
     translator = model.translator
     pipeline = pipeline_of(model, task)
-    # CTranslate2 does not search alternatives here, but PyTorch. On a GPU, `batch_decoder` is busy with other tasks.
+    # PyTorch, not CTranslate2, searches for alternatives. On a GPU, `batch_decoder` is busy with other tasks.
     separate = task["alternatives"] or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
@@ -196,7 +196,7 @@ class SlotWorker:
     ) -> None:
         self.models, self.inbox, self.answer = models, inbox, answer
         self.translator = next(iter(models.values())).translator
-        self.pipelines: dict[Pair, Pipeline] = {}  # the pipeline of a pair is created with its first task
+        self.pipelines: dict[Pair, Pipeline] = {}  # created when the first task of a pair arrives
         self.pipeline = self.pipeline_of(next(iter(models)))
         self.under_way: dict[int, _UnderWay] = {}  # batch number -> task
 

@@ -30,10 +30,10 @@ class Attention:
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
-        """Pairs of indices: each target piece with the source piece of the highest attention weight.
+        """Index pairs (source, target): for each target piece, the source piece with the highest attention weight.
 
-        The weights are the mean of the heads of one layer's cross-attention (`layer_index`), as in `nmtkit generate
-        --alignment`. The end of the sentence is left out. Raises ValueError for a model without cross-attention.
+        The weights come from one cross-attention layer, chosen by `layer_index`, and are averaged over heads, as in
+        `nmtkit generate --alignment`. Eos is left out. Raises ValueError for a model without cross-attention.
         """
         layers = self.weights.get("cross")
         if not layers:
@@ -51,9 +51,10 @@ def attend(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> Attention:
-    """Returns the attention weights of a model over `source` and `target` (default: the model's translation).
+    """Returns the attention weights of a model over `source` and `target`.
 
-    Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
+    Without `target`, the model translates `source`. Raises ValueError for an empty source, for a source that is too
+    long, and for a model without attention.
     """
     if not source.strip():
         raise ValueError("the sentence is empty; give a sentence with words")

@@ -1,4 +1,4 @@
-"""Translates a subset of a dataset of many directions: each row into the target language of its direction."""
+"""Translates a subset of a dataset with several directions. Each row has its own target language."""
 
 import dataclasses
 from collections import deque
@@ -20,8 +20,7 @@ from nmtkit.translation.translator import Translator
 class DirectionsTranslator:
     """Translates the rows of `split` in windows of at most `window` rows of one direction.
 
-    Raises ValueError if `search` names languages, or if the rows are not sorted by direction. A training set is not
-    sorted.
+    Raises ValueError if `search` names languages, or if the rows are not sorted by direction, as in a training set.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class DirectionsTranslator:
                 )
         index = np.asarray(split.direction_index).astype(np.int64)
         if (np.diff(index) < 0).any():
-            raise ValueError(f"the rows of {split.name} are mixed; with many directions, give a valid or test set")
+            raise ValueError(f"the rows of {split.name} are not sorted by direction; choose a valid or test set")
         self.translator, self.window = translator, window
         self.parts = [split.select(split.rows_of(number)) for number in np.unique(index).tolist()]
         directions = [split.directions[number] for number in np.unique(index).tolist()]
@@ -53,13 +52,13 @@ class DirectionsTranslator:
     def run(
         self, windows: Iterable[Sequence[Request]], decoder: BatchDecoder | None = None, processes: int = 1
     ) -> Iterator[Translation]:
-        """Yields the translations in order. `windows` come from the method `requests`, maybe with added fields."""
+        """Yields the translations in order. `windows` are the results of `requests`, maybe with added fields."""
         remaining, first = iter(windows), 0
         for part, pipeline in zip(self.parts, self.pipelines, strict=True):
             of_part = islice(remaining, -(-len(part) // self.window))
             yield from self.translator.run(of_part, pipeline, decoder, processes, first)
             first += len(part)
-        deque(remaining, maxlen=0)  # lets the generator `with_fields` check that its files have ended
+        deque(remaining, maxlen=0)  # runs `with_fields` to its end, where it checks that its files have ended too
 
 
 def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:

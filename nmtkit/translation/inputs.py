@@ -28,7 +28,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
     def read() -> None:
         try:
-            while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]  # buffered streams have it
+            while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]  # buffered streams have `read1`
                 chunks.put(chunk)
             chunks.put(b"")
         except OSError as error:
@@ -62,7 +62,7 @@ def text_requests(
     paths: Sequence[Path], stream: BinaryIO | None, window: int,
     languages: tuple[str | None, str | None] | None = None,
 ) -> Iterator[list[Request]]:  # fmt: skip
-    """Yields requests for the lines of `stream` (standard input). Without a stream, reads the files in order.
+    """Yields requests for the lines of `stream` (standard input), or else for the lines of the files in `paths`.
 
     With `languages`, the source side of a corpus file such as a .tmx is read. All other files are read as lines.
     """

@@ -1,4 +1,4 @@
-"""Computes log probabilities of given texts: of translations under a translation model, or under a language model."""
+"""Computes the log probabilities that a translation model or a language model assigns to given texts."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from nmtkit.translation.translator import WINDOW, Translator
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The log probability of a text (natural logarithm, eos included) and the number of its pieces with eos."""
+    """The log probability of a text (natural logarithm) and the number of pieces of the text. Both include eos."""
 
     log_probability: float
     pieces: int

@@ -1,4 +1,4 @@
-"""Tab-separated reports with rows for the lines of a translation."""
+"""Tab-separated reports about translated lines."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -36,7 +36,7 @@ class Table:
 
 
 class GlossaryReport(Table):
-    """Reports the use of a glossary: a row for each term in a source line, with the target found in the translation."""
+    """A report of glossary use. Each term of a source line has a row, with the target term in the translation."""
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path, ("line", "result", "term", "targets", "found"))
@@ -57,12 +57,12 @@ class GlossaryReport(Table):
     def totals(self) -> str:
         return (
             f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
-            f"{self.hits:,} translated as the glossary says, {self.misses:,} not"
+            f"{self.hits:,} translated with a target term, {self.misses:,} without"
         )
 
 
 class QualityReport(Table):
-    """Writes a table of quality estimates: a row for each line, about the best translation of the line."""
+    """A table of quality estimates. Each line has a row about the best translation of the line."""
 
     NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
 

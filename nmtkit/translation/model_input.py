@@ -1,4 +1,4 @@
-"""The steps next to the model. They turn text into ids, and the tokens of a hypothesis into text."""
+"""The steps that turn text into ids for the model, and turn the tokens of a hypothesis into text."""
 
 import logging
 import re
@@ -46,7 +46,7 @@ def encode(segments: Sequence[TextSegment], tokenizer: Tokenizer) -> None:
 
 @lru_cache(maxsize=8)
 def unknown_white_space(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Returns a pattern for white space, except spaces, that the training text of a tokenizer did not contain."""
+    """Returns a pattern for the white space, except spaces, that the vocabulary of a tokenizer does not contain."""
     unknown = [char for char in WHITE_SPACE if not tokenizer.knows(char)]
     return re.compile(f"[{''.join(unknown)}]" if unknown else r"(?!)")
 
@@ -67,8 +67,8 @@ def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
 class LengthLimit(Step):
     """Splits or truncates a segment that is too long for the model. Joins the translations of the parts.
 
-    A part has at most `limit` tokens, not counting eos. Later steps add `reserved` of these tokens. Each part begins
-    with the tags of the segment.
+    A part has at most `limit` tokens, not counting eos. This limit includes `reserved` tokens that later steps add.
+    Each part begins with the tags of the segment.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class LengthLimit(Step):
 
 
 def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
-    """Returns the end of each part of a line of `pieces`, including the last part. A part has at most `limit` pieces.
+    """Divides `pieces` into parts of at most `limit` pieces, and returns the index of the end of each part.
 
-    A part ends after the last complete sentence within the limit. If there is none, the part ends after the last
-    complete word, or else at the limit.
+    A part ends after the last complete sentence within the limit. If no sentence is complete, the part ends after the
+    last complete word, or else at the limit.
     """
     ends: list[int] = []
     start = 0

@@ -8,7 +8,7 @@ from nmtkit.config import Config, FlagRule, changed_flags, option
 from nmtkit.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.text.sentences import is_language
 
-# Options of the search that cannot require the terms of a glossary.
+# Search options that cannot be combined with a glossary.
 GLOSSARY_RULE = FlagRule(
     "--glossary",
     excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram", "--score-reference"),
@@ -38,7 +38,7 @@ GENERATE_RULES = (
     ),
     FlagRule("--alignment", needs=("--format jsonl",)),
     *(
-        FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it changes the text of lines")
+        FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason=f"{flag} changes lines")
         for flag in ("--split-sentences", "--markup", "--truecase-caps", "--protect-spans", "--protect")
     ),
     GLOSSARY_RULE,
@@ -46,7 +46,7 @@ GENERATE_RULES = (
     FlagRule(
         "--glossary",
         excludes=("--avoid", "--ordered-constraints"),
-        reason="terms are required, in any order",
+        reason="the terms are required phrases, in any order",
     ),
     FlagRule("--glossary-report", needs=("--glossary",)),
     PIVOT_RULE,
@@ -88,8 +88,8 @@ class TextOptions(Config):
     )
     markup: Literal["html"] | None = option(
         None,
-        "html: remove tags from a line, and put them around the translations of the words that they enclosed; decode "
-        "and encode entities",
+        "html: remove the tags of a line, and put each tag around the translations of the words that the tag enclosed; "
+        "decode and encode entities",
     )
     truecase_caps: bool = option(
         False, "read a line in capitals in sentence case, and convert its translation to capitals"
@@ -129,7 +129,7 @@ class DeviceOptions(Config):
     """Device, number type and engine of a model."""
 
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "auto", "type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
+        "auto", "number type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
     )
     engine: Literal["torch", "ctranslate2"] = option(
         "torch",
@@ -155,7 +155,7 @@ class TranslatorOptions(Config):
     long_lines: Literal["split", "cut"] = option("split", "split a line that is too long into parts, or cut it off")
     max_tokens: int | None = option(
         None,
-        "source tokens of a batch; changes speed, not results; default: 2048 on a CPU, 16384 on a GPU",
+        "maximum source tokens of a batch; changes speed, not results; default: 2048 on a CPU, 16384 on a GPU",
         min=1,
         max=100_000_000,
     )

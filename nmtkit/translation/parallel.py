@@ -28,7 +28,7 @@ TIMEOUT_MINUTES = 30  # a process without a heartbeat for this long counts as ha
 
 @contextmanager
 def worker_processes(translator: Translator, options: SearchOptions, count: int) -> Iterator[BatchDecoder]:
-    """Starts `count` processes with one thread each and shared weights. Yields a decoder that uses them.
+    """Starts `count` processes with one thread each and shared weights. Yields a decoder that uses the processes.
 
     Call this function before other threads start. The decoder yields results when they are ready. It raises the errors
     of the workers, and raises ChildProcessError if a worker was killed.
@@ -83,7 +83,10 @@ def process_group() -> Iterator[int]:
 
 
 def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
-    """Returns a decoder that distributes batches over all ranks. Ranks other than 0 decode, then return None."""
+    """Returns, on rank 0, a decoder that distributes batches over all ranks.
+
+    On any other rank, decodes batches until rank 0 has finished, and returns None.
+    """
     if distributed.world_size() == 1:
         return decoder
     messages = MessageQueue()
@@ -123,7 +126,7 @@ class MessageQueue:
 
 
 class RankDispatcher:
-    """Decodes on rank 0. `decode` is a `BatchDecoder` that sends most batches to other ranks."""
+    """The dispatcher of batches on rank 0. `decode` is a `BatchDecoder` that sends most batches to other ranks."""
 
     def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:
         self.decoder, self.messages = decoder, messages
@@ -165,7 +168,7 @@ class RankDispatcher:
 
 
 def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
-    """Decodes batches from rank 0 on another rank, until rank 0 sends the end."""
+    """Decodes batches that rank 0 sends to this rank, until rank 0 sends "end"."""
     rank = distributed.rank()
     numbers: dict[int, int] = {}  # index of a batch on this rank -> number of the batch on rank 0
 
@@ -188,7 +191,7 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
 
 
 def segment_from(fields: dict[str, Any]) -> Segment:
-    """Returns a segment from its JSON fields. Converts lists, into which JSON turns tuples, back to tuples."""
+    """Returns a segment from its JSON fields. JSON has no tuples, so lists are converted back to tuples."""
     constraints = fields["constraints"]
     required = tuple(
         RequiredPhrase(tuple(map(tuple, phrase["alternatives"])), phrase["whole_words"])

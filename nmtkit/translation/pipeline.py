@@ -36,9 +36,9 @@ class Pipeline:
     `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
     translations have word alignments, unless the translations contain markup.
 
-    Raises ValueError for a pattern that is not a regular expression, for a line of a glossary that is not a term, and
-    for a search that cannot require the terms of a glossary; OSError for a glossary that cannot be read; ImportError if
-    a package is missing.
+    Raises ValueError for a pattern that is not a regular expression, for a glossary line that is not a term, and for a
+    search that cannot require glossary terms. Raises OSError for a glossary that cannot be read, and ImportError if a
+    package is missing.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class Pipeline:
         return Translation(segment.id, segment.text, hypotheses)
 
     def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
-        """Returns the translations of a segment that the first `depth` steps made.
+        """Returns the translations of a segment. The segment is a result of the first `depth` steps.
 
-        Translation i joins hypothesis i of each part, or the last hypothesis of a part that has fewer.
+        Translation i joins hypothesis i of each part, or the last hypothesis of a part with fewer hypotheses.
         """
         if segment.model_input is not None:
             assert segment.hypotheses is not None

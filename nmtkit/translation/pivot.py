@@ -13,7 +13,7 @@ from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.translator import WINDOW, Translator
 
-# Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,
+# Options that apply to both steps. The first step uses the defaults of all other options: it returns one translation,
 # without sampling and without <unk>.
 OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "shortlist")
 
@@ -53,7 +53,7 @@ class PivotTranslator:
 
     @property
     def steps(self) -> list[tuple[Translator, Pipeline]]:
-        """The translator and the text pipeline of both steps."""
+        """The translator and the text pipeline of each step."""
         return list(zip((self.first, self.second), self.pipelines, strict=True))
 
     def stream(self, lines: Iterable[str | Request]) -> Iterator[Translation]:
@@ -91,7 +91,7 @@ def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
     for flag, code in (("--source-lang", search.source_lang), ("--target-lang", search.target_lang)):
         if code == pivot:
             raise ValueError(
-                f"--pivot {pivot} equals {flag}: the pivot is a third language; to translate directly, leave it out"
+                f"--pivot {pivot} equals {flag}: the pivot is a third language; leave out --pivot to translate directly"
             )
     used = {"--score-reference": search.score_reference, "--alignment": search.alignment, "--glossary": text.glossary}
     for flag, value in used.items():

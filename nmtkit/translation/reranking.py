@@ -1,6 +1,7 @@
 """Noisy-channel reranking of n-best lists, with a backward model and a language model.
 
-A translation y of a source x gets the score (log p(y | x) + b log p(x | y) + l log p(y)) / penalty(length of y).
+A translation y of a source x gets the score (log p(y | x) + b log p(x | y) + l log p(y)) / penalty(length of y), with
+the weights b and l.
 
 Sources: Yee et al. 2019, "Simple and Effective Noisy Channel Modeling for Neural Machine Translation"; Ng et al. 2019,
 "Facebook FAIR's WMT19 News Translation Task Submission".
@@ -48,7 +49,7 @@ class NBest:
         return hypotheses
 
     def score(self, hypothesis: dict[str, Any], weights: Weights) -> float:
-        """Returns the score of a hypothesis. None means a log probability of minus infinity."""
+        """Returns the score of a hypothesis. A log probability of None counts as minus infinity."""
         parts = ((1.0, "log_probability"), (weights.backward, BACKWARD), (weights.lm, LM))
         total = 0.0
         for weight, field in parts:
@@ -71,7 +72,7 @@ class NBest:
 
 
 def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
-    """Reads n-best lists. Raises ValueError if there is no line, or if `nmtkit generate` has not written a line."""
+    """Reads n-best lists of `nmtkit generate`. Raises ValueError for empty input and for a line in another format."""
     lists = []
     for number, line in enumerate(lines, 1):
         try:
@@ -122,8 +123,8 @@ def tune(
 
     The score of a set of weights is `score(texts)`, where `texts` are the best hypotheses of all lists under these
     weights. The search is random, as in Yee et al. 2019: each trial draws both weights and the length penalty from 0 to
-    LARGEST. The weight of a feature that no hypothesis has is 0. `start` is tried first. Of several weights with the
-    highest score, the earliest are returned.
+    LARGEST. If no hypothesis has a feature, the weight of this feature is 0. `start` is tried first. If several trials
+    reach the highest score, the weights of the first of these trials are returned.
     """
     generator = np.random.default_rng(seed)
     used = [any(field in each for nbest in lists for each in nbest.hypotheses) for field in (BACKWARD, LM)]

@@ -68,7 +68,7 @@ class ShardTranslator:
     def __init__(self, job: TranslationJob, translator: Translator) -> None:
         self.job, self.translator = job, translator
         self.pipeline = translator.pipeline(job.search, job.text, job.source_tag)
-        translator.processors(job.search)  # their files are checked before the job has a plan, and are loaded once
+        translator.processors(job.search)  # loads the files of the processors now, so errors come before the plan
 
     def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the output line of each line of a shard.

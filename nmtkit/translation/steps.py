@@ -23,7 +23,7 @@ from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, prote
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
 
-# No space follows these characters at the end of a sentence: characters of scripts without spaces, full-width forms.
+# No space follows a sentence that ends with one of these: characters of scripts without spaces, and full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
 
@@ -35,7 +35,7 @@ class TextSegment:
     text: str
     capitals: bool = False  # whether the text is in capitals, not counting protected text
     marked: Marked | None = None  # the markup of the text
-    spans: Sequence[Span] = ()  # positions of the sentences of the text
+    spans: Sequence[Span] = ()  # positions of the parts in the text: sentences, or parts of a long line
     protected: Protected | None = None  # spans that the translation must contain
     terms: Sequence[Occurrence] = ()  # terms of the glossary in the text that the model reads
     # set by the tokenizer and later steps
@@ -45,7 +45,7 @@ class TextSegment:
     constraints: Constraints = NO_CONSTRAINTS
     reference: list[int] | None = None
     # results of the steps and of the search
-    parts: list["TextSegment"] = field(default_factory=list)  # segments that the step made from this segment
+    parts: list["TextSegment"] = field(default_factory=list)  # segments that a step made from this segment
     model_input: Segment | None = None  # set only for a segment that the model reads
     hypotheses: list[Hypothesis] | None = None  # translations of `model_input`, best first
 
@@ -66,7 +66,7 @@ class TextSegment:
 
     @property
     def input(self) -> Segment:
-        """The segment that the model reads. Only a leaf has it."""
+        """The segment that the model reads. Only a leaf has this segment."""
         assert self.model_input is not None
         return self.model_input
 
@@ -149,7 +149,7 @@ class Markup(Step):
 
 
 class QualityEstimation(Step):
-    """Estimates the quality of the translation of a line. Markup does not count."""
+    """Estimates the quality of the translation of a line, without its markup."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(segment.text)]

@@ -16,7 +16,10 @@ CONTEXTS = ("", "(", "( ")
 
 
 def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
-    """Returns two masks of the target pieces: begins with a letter, ends with a letter. Single bytes do not count."""
+    """Returns two masks over the target pieces: pieces that begin with a letter, and pieces that end with a letter.
+
+    Byte pieces of non-ASCII characters count as pieces without letters.
+    """
     pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
     begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
     for special in SPECIALS:
@@ -58,7 +61,7 @@ class TermPhrases:
         return self.phrases[key]
 
     def spellings(self, text: str) -> list[Phrase]:
-        """Returns the pieces of a text at the beginning of a line, after a space, and after an opening bracket."""
+        """Returns the pieces of a text in each of the CONTEXTS, without results that contain <unk>."""
         encoded = self.tokenizer.encode_target([context + text for context in CONTEXTS]).split()
         results = []
         for ids, context in zip(encoded, self.contexts, strict=True):

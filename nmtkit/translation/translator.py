@@ -114,7 +114,7 @@ class Translator:
         return Translator(prepared, tokenizer, TranslatorOptions(**options))
 
     def sibling(self) -> "Translator":
-        """Returns a translator with the same models, engine and logits processors. On a GPU it has its own slots."""
+        """Returns a translator with the same models, engine and logits processors, but separate slots on a GPU."""
         sibling = Translator(self.models, self.tokenizer, self.options)
         sibling.engine, sibling.processor_configs = self.engine, self.processor_configs
         sibling.made_processors, sibling.noticed = self.made_processors, self.noticed
@@ -132,7 +132,7 @@ class Translator:
         Also raises ValueError if `search` uses a shortlist, but no model has one or the models are not on a CPU.
         """
         if search.shortlist and self.device.type != "cpu":
-            raise ValueError(f"--shortlist is for CPUs; leave it out on {self.device.type}")
+            raise ValueError(f"--shortlist is for CPUs; leave out --shortlist on {self.device.type}")
         if search.shortlist and self.shortlist is None:
             raise ValueError("the checkpoint has no shortlist; add one with nmtkit shortlist DATA --path FILE")
         pipeline = Pipeline(
@@ -148,8 +148,8 @@ class Translator:
             return
         self.noticed.add(pair)
         logger.warning(
-            "the model was not trained on %s to %s (zero-shot); check the translations, or translate through a "
-            "language that the model knows well with --pivot", *pair,
+            "the model was not trained on %s to %s (zero-shot); check the translations, or use --pivot to translate "
+            "through a language that the model knows well", *pair,
         )  # fmt: skip
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
@@ -164,8 +164,8 @@ class Translator:
     def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
         """Returns the decoder of this process: continuous batching on a GPU if possible, else one batch after another.
 
-        The slots on a GPU are used again by the next call with the same options. Raises ValueError for options that the
-        engine does not support.
+        On a GPU, the next call with the same options reuses the slots. Raises ValueError for options that the engine
+        does not support.
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
@@ -214,7 +214,7 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots without required phrases. Then searches again, in batches, where a phrase is missing."""
+        """Searches in slots, without required phrases. Decodes a segment again if a required phrase is missing."""
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
@@ -325,10 +325,8 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
     if processes == 1 or not ends:
         return ends
     number = -(-len(ends) // processes) * processes
-    low, high = (
-        0,
-        lengths[0] * (len(lengths) + STEP_COST),
-    )  # bisection finds the lowest cost limit that needs no additional batch
+    # bisection finds the lowest cost limit that needs no additional batch
+    low, high = 0, lengths[0] * (len(lengths) + STEP_COST)
     while low < high:
         cost = (low + high) // 2
         low, high = (low, cost) if len(ends_within(cost)) <= number else (cost + 1, high)
@@ -360,7 +358,7 @@ def ctranslate2_engine(
 
 
 def prepare(model: Architecture, device: str, precision: Precision, trainable: bool = False) -> Architecture:
-    """Moves the model to the device. Unless `trainable`, changes the layout of the weights for inference.
+    """Moves the model to the device. Unless `trainable`, converts the weights for inference.
 
     Raises ValueError for int8 on a device other than the CPU, and for a device that cannot be used.
     """
@@ -384,7 +382,7 @@ def usable_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
         if device.type == "meta":
-            raise RuntimeError("tensors on it have no values")
+            raise RuntimeError("the tensors of this device have no values")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         gpus = torch.cuda.device_count()

@@ -160,7 +160,7 @@ def test_another_encoding_is_kept():
         ("<xliff version='1.2'>\n<file>", r"app\.xlf: line 2: it is not valid XML: no element found"),
         ("<xliff version='1.2'>\n<file></xliff>", "line 2: it is not valid XML: mismatched tag"),
         ("<tmx version='1.4'/>", "it is not XLIFF 1.2 or 2.x, but <tmx>"),
-        ("<a>" * 100_000, "line 1: elements are nested more than 200 deep"),
+        ("<a>" * 100_000, "line 1: elements are nested more than 200 levels deep"),
         ("", "no element found"),
         ("<?xml version='1.0' encoding='utf-7'?><a/>", "the file declares the encoding 'utf-7'"),
     ],

@@ -29,12 +29,12 @@ def test_lines_of_another_language_are_counted() -> None:
     settings = Settings(target_lang="da", languages=("en", "it", "da", "de"))
     (found,) = score(MIXED, [REFERENCE], ["off-target"], settings)
     assert found.value == pytest.approx(100 * 2 / 6)
-    assert found.details == "0.0 of the references"
+    assert found.details == "0.0 % of the references"
     assert "lang:da|among:da,de,en,it|version:py3langid-" in found.signature
     (column,) = sentence_scores(MIXED, [REFERENCE], ["off-target"], settings)
     assert [each.value for each in column] == [0, 100, 0, 0, 0, 100]
     (of_references,) = score(REFERENCE, [MIXED], ["off-target"], settings)
-    assert of_references.value == 0 and of_references.details == "33.3 of the references"
+    assert of_references.value == 0 and of_references.details == "33.3 % of the references"
 
 
 def test_without_languages_the_identifier_chooses_among_all_as_py3langid_does() -> None:
@@ -50,7 +50,7 @@ def test_the_command_scores_and_compares(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     base = ["score", "--ref", tmp_path / "ref", "--metric", "off-target", "-t", "da", "--languages", "en,it,da"]
     one = CliRunner().invoke(main, [*map(str, base), "--sys", str(tmp_path / "mixed")], catch_exceptions=False)
-    assert one.stdout.startswith("off-target  33.3  0.0 of the references\n"), one.output
+    assert one.stdout.startswith("off-target  33.3  0.0 % of the references\n"), one.output
     both = [*map(str, base), "--sys", str(tmp_path / "mixed"), "--sys", str(tmp_path / "good"), "--samples", "40"]
     result = CliRunner().invoke(main, both, catch_exceptions=False)
     assert result.exit_code == 0 and "p = " in result.stdout, result.output

@@ -212,7 +212,7 @@ def test_documents_are_translated_and_fetched_as_files_to_save(server, name, bef
     ("name", "contents", "status", "message"),
     [
         ("a.xlf", b'<!DOCTYPE a [<!ENTITY b "c">]><xliff version="1.2">&b;</xliff>', 400, "line 1: a document type"),
-        ("a.xlf", b"<a>" * 5_000, 400, "elements are nested more than 200 deep"),
+        ("a.xlf", b"<a>" * 5_000, 400, "elements are nested more than 200 levels deep"),
         ("a.srt", b"1\n00:00:01,000 --> then\nx", 400, "Invalid request: line 2: "),
         ("a.html", b"<meta charset=zlib>x", 400, "declares the encoding 'zlib'"),
         ("a.html", b"<b>" * 5_000 + b"x", 200, ""),

@@ -332,7 +332,7 @@ def test_generate_with_fields_and_jsonl_counts_lines_over_all_directions(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--gen-subset train", "the rows of train are mixed"),
+        ("--gen-subset train", "the rows of train are not sorted by direction"),
         ("--source-lang en --target-lang de", "--source-lang en has no effect"),
         ("--pivot en --target-lang de", "--pivot does not translate"),
     ],
