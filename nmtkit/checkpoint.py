@@ -10,12 +10,12 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     plugins       names of the plug-ins to import before the model is built
     model         parameter name -> tensor
     update        number of updates made, an int
-    scores        scores of the validation after that update, if any: name ("loss", "bleu", …) -> value
-    maximized     names of the scores of which higher is better
-    scheduled     whether the checkpoint was saved at an interval of the run. False if only the end of the run, the
-                  clock or a signal caused it
+    scores        scores of the validation after this update, if any: name ("loss", "bleu", …) -> value
+    maximized     names of the scores for which higher is better
+    scheduled     whether the checkpoint was saved at an interval of the run. False if it was saved only because of the
+                  end of the run, the clock or a signal
     run           facts about the run in plain types (training/run_facts.py)
-    averaged      names of the files, in averaged checkpoints
+    averaged      names of the averaged files, only in averaged checkpoints
     adapters      facts about low-rank adapters, if `model` holds only adapters: "base", the path of the adapted
                   checkpoint; "fingerprint" of its model; "rank", "alpha" and "layers", the values of --adapter-…
     shortlist     target pieces of each source piece for --shortlist, if any: three tensors (search/shortlist.py)
@@ -73,7 +73,7 @@ class Objective:
 
 
 def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
-    """Maps each name in `model` to the first name with the same memory. Only tied weights have two different names."""
+    """Maps each name in `model` to the first name of the same tensor. Only tied weights have more than one name."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     return {
         name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
@@ -206,7 +206,7 @@ def checksum(contents: Checkpoint) -> int:
 
 
 def fingerprint(contents: Checkpoint) -> int:
-    """Returns a number that identifies a model. Scores and training state do not change it."""
+    """Returns a number that identifies a model. The number does not depend on scores and training state."""
     return checksum({name: contents[name] for name in ("architecture", "config", "tokenizer", "model")})
 
 

@@ -103,7 +103,7 @@ def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _disk_full(error: Exception) -> str | None:
-    """Returns the reason if `error` reports a full disk. Rust libraries report it in the text of other errors."""
+    """Returns the reason if `error` reports a full disk, or None. Rust libraries report it only in the error text."""
     numbers = (number for number in DISK_FULL if f"(os error {number})" in str(error))
     number = error.errno if isinstance(error, OSError) and error.errno in DISK_FULL else next(numbers, None)
     return None if number is None else os.strerror(number)

@@ -20,14 +20,14 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def build(architecture: str, config: Any, vocabulary: Vocabulary) -> Architecture:
-    """Returns a model with fresh parameters, drawn from the global generator of torch."""
+    """Returns a model with random parameters, drawn from the global generator of torch."""
     return ARCHITECTURES[architecture].factory(config, vocabulary)
 
 
 class NoInitialisation(TorchFunctionMode):
-    """Inside this context, parameters are not filled with random numbers, which saves 0.3 s for a base model.
+    """Inside this context, parameters are not filled with random numbers. This saves 0.3 s for a base model.
 
-    Use it only if all parameters are loaded from a checkpoint.
+    Use this context only if all parameters are then loaded from a checkpoint.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,8 +89,10 @@ def directions_of(contents: checkpoint.Checkpoint) -> frozenset[tuple[str, str]]
 
 
 def languages_of(path: Path) -> tuple[str, str] | None:
-    """Returns the source and the target language of a checkpoint, if the checkpoint or its dataset names them. Raises
-    ValueError for a file that is not a checkpoint."""
+    """Returns the source and the target language of a checkpoint, or None if neither it nor its dataset names them.
+
+    Raises ValueError for a file that is not a checkpoint.
+    """
     run = checkpoint.load(path, mmap=True).get("run", {})
     languages = run.get("languages")
     if languages is None and "directions" not in run:
@@ -108,7 +110,7 @@ def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) 
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        # the first line is a heading, each other line is a difference
+        # the first line is a heading, and each of the other lines describes a difference
         lines = [line.strip() for line in str(error).split("\n")]
         more = f"; and {len(lines) - 2} more" if len(lines) > 2 else ""
         raise ValueError(f"{mistake}: {lines[min(1, len(lines) - 1)]}{more}") from error

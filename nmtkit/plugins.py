@@ -39,8 +39,8 @@ def load_plugins(names: Sequence[str]) -> None:
 def load_plugin(name: str) -> None:
     """Imports a plug-in once: a Python file, or a module by its dotted name. The import registers its components.
 
-    Warns if the source has changed since this process imported the plug-in. Raises FileNotFoundError or
-    ModuleNotFoundError naming the plug-in, and any exception that occurs during the import.
+    Warns if the source has changed since this process imported the plug-in. If the plug-in is missing, raises
+    FileNotFoundError or ModuleNotFoundError with its name. Also raises any exception of the import.
     """
     module_name = plugin_module(name)
     if name.endswith(".py"):
@@ -100,7 +100,7 @@ def plugin_module(name: str) -> str:
 
 
 def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns the plug-in that defines `entry`, or all plug-ins if none defines it. For entries of nmtkit, []."""
+    """Returns the plug-in that defines `entry`, or all plug-ins if none defines `entry`. Returns [] if nmtkit does."""
     if entry.module.split(".")[0] == "nmtkit":
         return []
     names = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
@@ -111,10 +111,10 @@ def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
 
 
 def source_digests(names: Sequence[str]) -> dict[str, str]:
-    """Returns a digest of the source of each loaded plug-in, by name. Names of files are without folders.
+    """Returns a digest of the source of each loaded plug-in, by name. The name of a file does not contain its folder.
 
-    The digest describes the source at the time of the import. If the plug-in is a package, the digest covers all files
-    of the package. It does not cover other modules that the plug-in imports.
+    The digest describes the source at the time of the import. If the plug-in is a package, the digest covers all .py
+    files of the package. The digest does not cover other modules that the plug-in imports.
     """
     digests = {Path(name).name if name.endswith(".py") else name: _digests[plugin_module(name)] for name in names}
     installed = {entry_point.module for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins")}
@@ -122,7 +122,7 @@ def source_digests(names: Sequence[str]) -> dict[str, str]:
 
 
 def _source_digest(module_name: str) -> str:
-    """Returns 12 hexadecimal digits of the SHA-256 of the module's file, or of all .py files if it is a package."""
+    """Returns 12 hexadecimal digits of the SHA-256 of a module: of its file, or of all .py files of a package."""
     module = sys.modules[module_name]
     folders = [Path(folder) for folder in getattr(module, "__path__", ())]
     origin = getattr(module, "__file__", None)
@@ -145,8 +145,8 @@ def is_own(factory: Callable[..., Any]) -> bool:
 def plugin_message(error: BaseException) -> str | None:
     """Returns a message with file, line and code if the code of a plug-in caused `error`, otherwise None.
 
-    Frames of other packages are ignored. A plug-in caused the error if the innermost remaining frame is its own, or if
-    the error occurred while the plug-in was imported.
+    Frames of other packages are ignored. The plug-in caused the error if the innermost remaining frame is a frame of
+    the plug-in, or if the error occurred while the plug-in was imported.
     """
     if isinstance(error, PluginError):
         return str(error)
@@ -160,10 +160,10 @@ def plugin_message(error: BaseException) -> str | None:
     below = frames[plugin_frames[-1] + 1 :]
     has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
     if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
-        return None  # a mistake of the user, which the message of nmtkit explains
+        return None  # a mistake of the user; the message of the error already explains the mistake
     inner = [
         frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
-    ]  # frames of modules of the user
+    ]  # frames in other modules of the user
     return _described(error, [frames[plugin_frames[-1]], *inner])
 
 

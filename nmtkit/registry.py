@@ -38,7 +38,7 @@ class Registry(Generic[T]):
         self.entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Decorator that registers a factory under `name`. A factory with several presets needs several decorators.
+        """Returns a decorator that registers a factory under `name`. To register several presets, stack decorators.
 
         A new definition with the same qualified name in the same file or module replaces the old factory. This happens
         if a notebook cell runs again, or if a script imports a plug-in that is also loaded by its path. Raises

@@ -1,8 +1,8 @@
-"""The commands of nmtkit as Python functions. `import nmtkit` provides them, and loads torch only at the first use.
+"""The commands of nmtkit as Python functions. `import nmtkit` provides these functions, but loads torch at first use.
 
-Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and the same checks. An unknown
-name, a wrong type and a number out of range raise ValueError; for an unknown name, the message suggests the most
-similar name. Nothing is printed; messages go to the logger "nmtkit".
+Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and are checked like flags. An
+unknown name, a wrong type and a number out of range raise ValueError. For an unknown name, the message suggests the
+most similar name. Nothing is printed; messages go to the logger "nmtkit".
 """
 
 from nmtkit.api.commands import average, preprocess, score

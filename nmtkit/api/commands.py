@@ -39,7 +39,7 @@ def average(
     best: int | None = None,
     best_checkpoint_metric: str = "loss",
 ) -> Path:
-    """Writes the average of checkpoints to `output` and returns its path, like `nmtkit average-checkpoints`.
+    """Writes the average of checkpoints to `output` and returns this path, like `nmtkit average-checkpoints`.
 
     >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
 
@@ -63,10 +63,10 @@ def score(
 
     >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
 
-    `references` are the lines of one reference text, or a list of several such lists. With `bootstrap`, the number of
-    resamples, each score has a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`, `sources` and
-    `comet_model`. Raises ValueError for an unknown metric and for unequal numbers of lines, and ImportError for a
-    metric that is not installed.
+    `references` are the lines of one reference text, or a list of several such lists. If `bootstrap`, the number of
+    resamples, is above 0, each score has a 95 % confidence interval. `settings` are `tokenize`, `lowercase`,
+    `target_lang`, `sources` and `comet_model`. Raises ValueError for an unknown metric and for unequal numbers of
+    lines, and ImportError for a metric that is not installed.
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.Settings)

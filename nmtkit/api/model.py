@@ -43,7 +43,8 @@ def load(
     that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`, `max_source_len`, `long_lines`.
 
     On a CPU, linear layers are replaced by faster layers without parameters and gradients. With `trainable`, the model
-    has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, gradients and hooks.
+    has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, and gradients and hooks
+    work.
 
     Raises OSError or ValueError with the name of the file or the option.
     """
@@ -59,7 +60,7 @@ def load(
 
 
 class Model:
-    """A model or an ensemble in evaluation mode, with its tokenizer. The function `load` returns it."""
+    """A model or an ensemble in evaluation mode, with its tokenizer. Use the function `load` to get a `Model`."""
 
     def __init__(self, translator: Translator, trainable: bool = False) -> None:
         self._translator = translator
@@ -95,7 +96,7 @@ class Model:
         pivot: str | None = None,
         **options: Any,
     ) -> Any:
-        """Translates texts: a text to one translation, a list to a list, any other iterable to an iterator.
+        """Translates texts. Returns a translation of one text, a list for a list, an iterator for any other iterable.
 
         >>> model.translate("A dog runs.")
         'Ein Hund rennt.'
@@ -108,18 +109,18 @@ class Model:
         `alignment` adds links to the source pieces. `glossary` adds `terms`: the terms in the source, each with the
         target term found in the translation, if any. `quality` adds an estimate of the model's confidence.
 
-        A text is one line; a newline at the end of the text is ignored. A `Request` can be given instead of a text: it
-        also has a prefix of the translation, and phrases that the translation must or must not contain. The iterator
-        reads thousands of lines before it yields the first translation, because it sorts the lines by length.
+        A text is one line; a newline at the end of the text is ignored. Instead of a text, you can give a `Request`: a
+        text with a prefix of the translation, and with phrases that the translation must or must not contain. The
+        iterator reads thousands of lines before it yields the first translation, because it sorts the lines by length.
 
-        With `pivot`, a model of several languages translates from `source_lang` into this language, and from there into
-        `target_lang`. Scores, n-best lists and constraints belong to the second step. A `Translation` also has `pivot`,
-        the text in the pivot language.
+        With `pivot`, a model of several languages translates from `source_lang` into the language `pivot`, and then
+        into `target_lang`. Scores, n-best lists and constraints belong to the second step. A `Translation` then has the
+        field `pivot`, the text in the pivot language.
 
         `options` are the other flags of `nmtkit generate` for the search (`beam`, `lenpen`, `sampling`, …) and for the
         text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`), and the settings of
         `logits_processors`, such as `lm` and `lm_weight` of lm_fusion. Raises ValueError for options that are unknown,
-        out of range or cannot be combined, and for an item that is not a text or a request.
+        are out of range or cannot be combined, and for an item that is neither a text nor a request.
         """
         for name in ("alignment", "quality"):
             if nbest is None and options.get(name):
@@ -136,7 +137,7 @@ class Model:
         if text.rewriting and search.alignment is not None:
             names = ", ".join(text.rewriting)
             raise ValueError(
-                f"alignment refers to the text that the model reads, which {names} changes; leave out alignment"
+                f"alignment refers to the text that the model reads, but {names} changes this text; leave out alignment"
             )
         self._translator.processor_configs = dict(zip(presets, processors, strict=True))
         alone = isinstance(source, str | Request)
@@ -203,7 +204,7 @@ class Model:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> float | list[float] | list[list[float]]:
-        """Returns the log probability (natural logarithm, eos included) of a translation. Lists of texts give a list.
+        """Returns the log probability (natural logarithm, eos included) of a translation. For lists, returns a list.
 
         >>> model.score("A dog runs.", "Ein Hund rennt.")
         -2.71
@@ -232,7 +233,7 @@ class Model:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> Batch:
-        """Returns texts and translations as ids on the device of the model, to be read by its torch modules.
+        """Returns texts and translations as ids on the device of the model: the input of its torch modules.
 
         >>> batch = model.batch(["A dog runs."], ["Ein Hund rennt."])
         >>> features = model.architectures[0](batch.source, batch.target_input)  # T D
@@ -295,7 +296,7 @@ class Model:
     def decoder_states(
         self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
     ) -> list[Tensor]:
-        """Returns the states T D of the decoder, one tensor for the embeddings and one for each layer.
+        """Returns the states of the decoder: one tensor T D for the embeddings, and one tensor T D for each layer.
 
         Row t predicts piece t of `target`; the last row predicts eos. The last tensor is the input of the output
         projection. If the model was loaded with `trainable`, the states have gradients.
@@ -336,10 +337,10 @@ class Model:
 
         For a text, the output is a tensor S D with a row for each piece and a row for eos. Some architectures have a
         different number of rows. For a list, the output is a list of such tensors. `pooling="mean"` returns the mean of
-        the rows: D for a text, B D for a list. Means from the same model can be compared.
+        the rows: a tensor D for a text, a tensor B D for a list. Means from the same model can be compared.
 
-        `layers="all"` returns a list of such results instead: the embeddings with positions, then the output of each
-        layer. The last result equals `layers="last"`.
+        `layers="all"` returns a list instead: a result for the embeddings with positions, then a result for each layer.
+        The last item equals the result of `layers="last"`.
 
         Raises ValueError for an ensemble, for a text that is longer than the model can read, and with `layers="all"`
         for architectures whose layers do not compute one row for each piece.

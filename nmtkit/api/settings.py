@@ -23,10 +23,11 @@ def hints_of(*classes: Any) -> dict[str, Any]:
 def configs(
     title: str, settings: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
 ) -> list[Any]:
-    """Returns a config of each class, with the `settings` that are flags of the class. A class can be a preset instead.
+    """Returns a config of each class, with the `settings` that are flags of the class.
 
-    Raises ValueError for wrong settings. The message begins with `title`, the name of the caller. `elsewhere` is the
-    name of another function and its settings; if `settings` contains such a setting, the message names this function.
+    An item of `classes` can also be a preset, a config that the settings change. Raises ValueError for wrong settings.
+    The message begins with `title`, the name of the caller. `elsewhere` is the name of another function and its
+    settings. If `settings` contains a setting of this other function, the message names the function.
     """
     for name in settings:
         if name in elsewhere[1]:

@@ -18,7 +18,7 @@ from nmtkit.training.run_config import RunConfig
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The end of a run, and the files in its folder."""
+    """The reason for the end of a run, and the files in its folder."""
 
     reason: str  # stop reason: "--max-update 1000 is reached", or the name of a signal, such as "SIGINT"
     updates: int  # number of updates made, including updates before a resume
@@ -29,7 +29,7 @@ class TrainingResult:
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The records of `log.jsonl`, oldest first. `kind` is the type of each: start, train, valid, checkpoint, …"""
+        """The records of `log.jsonl`, oldest first. Each has a `kind`: start, train, valid, checkpoint, …"""
         lines = (self.save_dir / "log.jsonl").read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line]
 
@@ -52,8 +52,9 @@ def train(
 
     `settings` maps the flags of the command to values. The flags choose components (`arch`, `criterion`, …), set the
     settings of the components and of the run, and name files (`config`, `plugin`). A flag with several values takes a
-    list: `{"metrics": ["bleu", "chrf"]}`. A path means `{"config": path}`; the `config.toml` of a run also names its
-    `data`. `callbacks` are objects, in addition to the callbacks that the settings name.
+    list: `{"metrics": ["bleu", "chrf"]}`. Instead of a dict, `settings` can be the path of a config file; the
+    `config.toml` of a run also names its `data`. The objects in `callbacks` are called in addition to the callbacks
+    that the settings name.
 
     Repeating the call resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end the run, as on the command line.
     The run uses a GPU if there is one; to use several, start the script with torchrun. Settings of torch for the whole

@@ -1,1 +1,1 @@
-"""Bulk jobs: a text is processed in shards, by any number of processes and machines, and joined again."""
+"""Bulk jobs: any number of processes and machines process the shards of a text. The outputs are joined afterwards."""

@@ -11,10 +11,10 @@ from nmtkit.processes.workers import Workers
 
 
 class ShardWorker(Protocol):
-    """An object that computes the output of shards. All executors use the same workers."""
+    """An object that computes the output of shards, on this machine or in a Ray cluster."""
 
     def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
-        """Yields the output lines of a shard without \\n, one for each line of the shard. Adds facts to `counts`."""
+        """Yields an output line for each line of the shard, without \\n. Adds statistics of the shard to `counts`."""
 
 
 class ShardWriter:

@@ -26,9 +26,9 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
         written, size, digest = _copy(plan, shard, out)
         if (written, size, digest) != (shard.lines, record["bytes"], record["sha256"]):
             raise ValueError(
-                f"{plan.output(shard)} is damaged: it has {written:,} lines and {size:,} bytes, and {shard.name}.done "
-                f"says {record['lines']:,} and {record['bytes']:,}, with another checksum; remove both files and "
-                f"repeat the command: {plan.command}"
+                f"{plan.output(shard)} is damaged: it has {written:,} lines and {size:,} bytes, but {shard.name}.done "
+                f"names {record['lines']:,} lines, {record['bytes']:,} bytes and a different checksum; remove both "
+                f"files and repeat the command: {plan.command}"
             )
         lines += written
         counts.update(record["counts"])

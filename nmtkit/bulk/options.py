@@ -31,13 +31,13 @@ class BulkOptions(Config):
 
     output_dir: Path | None = option(
         None,
-        "work in shards: write a file for each shard to this folder, and continue there when the command is repeated; "
-        "nmtkit merge joins the shards",
+        "work in shards: write a file for each shard to this folder; if you repeat the command, it continues in the "
+        "folder; nmtkit merge joins the shards",
         metavar="DIR", section="Shards",
     )  # fmt: skip
-    shard_lines: int = option(16_384, "lines of a shard", min=1, max=1 << 40)
+    shard_lines: int = option(16_384, "number of lines in a shard", min=1, max=1 << 40)
     shard: str | None = option(
-        None, "process only part I of N of the shards, for a job array: every N-th shard, from shard I on",
+        None, "process only every N-th shard, beginning with shard I: part I of N of a job array",
         metavar="I/N",
     )  # fmt: skip
     executor: Literal["local", "ray"] = option(

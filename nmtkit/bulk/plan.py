@@ -3,7 +3,7 @@
     plan.json          the fingerprint of the job, facts about its files, the borders of the shards
     input.txt          the lines of the input, if the input is not a single uncompressed text file
     shard-000007.txt   the output of a shard (.jsonl: JSON objects)
-    shard-000007.done  lines, bytes, checksum and counts of this output; written after the output
+    shard-000007.done  the record of this output: its lines, bytes, checksum and counts; written after the output
 
 The output of a shard depends only on the fingerprint and the shard, so two processes may make the same shard. The
 fingerprint contains the settings and the checksums of files, but not their paths.
@@ -83,9 +83,10 @@ class Plan:
             raise ValueError(f"{path} is damaged; remove it, and repeat the command: {self.command}") from None
 
     def unfinished(self, part: int = 1, parts: int = 1) -> list[Shard]:
-        """Returns the shards that lack an output or a record.
+        """Returns the shards of this process that lack an output or a record.
 
         In a job array, `parts` is the number of processes, and `part` is the number of this process, counted from 1.
+        Process i has the shards i, i + `parts`, i + 2 x `parts`, …
         """
         names = set(os.listdir(self.folder))
         return [
@@ -96,8 +97,8 @@ class Plan:
     def write(self, shard: Shard, lines: Iterable[bytes], counts: Counter[str]) -> dict[str, Any]:
         """Writes the output of a shard, then its record, and returns the record.
 
-        `lines` are the output lines without \\n. Reading the lines may update `counts`, which the record
-        contains. Both files are written atomically.
+        `lines` are the output lines without \\n. The iterator `lines` may update `counts`, and the record contains
+        the final `counts`. Both files are written atomically.
         """
         digest, written, size = hashlib.sha256(), 0, 0
         try:
@@ -139,9 +140,9 @@ def open_plan(
 ) -> tuple[Plan, Sequence[Path]]:  # fmt: skip
     """Reads the plan in `folder`, or makes a plan for a new job. Returns the plan and its text files.
 
-    The fingerprint consists of `settings`, `shard_lines` and the checksums of `files`. `texts` returns the parallel
-    text files to divide into shards. The argument of `texts` is True for a new job: `texts` must then write the text
-    files that belong into the folder, such as input.txt.
+    The fingerprint consists of `settings`, `shard_lines` and the checksums of `files`. The function `texts` returns the
+    parallel text files to divide into shards. Its argument is True for a new job. Then `texts` must first write the
+    text files that are stored in the folder, such as input.txt.
 
     Raises ValueError, with a table of differences, if the folder belongs to a job with a different fingerprint. Raises
     ValueError if the folder has other files and no plan.
@@ -178,7 +179,7 @@ def _planning(folder: Path) -> Iterator[None]:
     Removes temporary files that killed processes have left while they made a plan.
     """
     with (folder / ".lock").open("ab") as file:
-        with suppress(OSError):  # without locks (OSError), several processes write the same plan
+        with suppress(OSError):  # on a file system without locks, several processes may write the same plan
             fcntl.flock(file, fcntl.LOCK_EX)
             for path in folder.iterdir():
                 match = TEMPORARY.fullmatch(path.name)
@@ -216,7 +217,8 @@ def read_plan(folder: Path) -> Plan:
 def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
     """Returns the facts about a file.
 
-    Returns the facts in `known` if their size and modification time are still right. Otherwise reads the file.
+    If the file still has the size and modification time in `known`, returns the facts in `known`. Otherwise reads the
+    file.
     """
     status = path.stat()
     earlier = known.get(os.path.abspath(path))

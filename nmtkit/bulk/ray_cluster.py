@@ -55,7 +55,7 @@ class RayCluster:
         threads = max(1, int(self._cpus))
         attempts: Counter[int] = Counter()
         waiting = deque(shards)
-        # pending result -> its actor, and the shard of the result, or None while the actor starts
+        # pending result -> (actor, shard of the result); the shard is None while the actor starts
         working: dict[Any, tuple[Any, Shard | None]] = {}
 
         def start() -> Any:
@@ -88,7 +88,7 @@ class RayCluster:
                         raise ChildProcessError(f"{ATTEMPTS} actors died in {shard.name}: {error}") from None
                     log.warning("%s: its actor died; another actor takes the shard", shard.name)
                     waiting.appendleft(shard)
-                    actor = start()  # gets no shard before it runs: the cluster may lack room
+                    actor = start()  # gets a shard only when it runs, because the cluster may have no room for it
                     working[actor.folder_is_visible.remote()] = actor, None
                 else:
                     if shard is not None:

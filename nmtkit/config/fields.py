@@ -29,13 +29,14 @@ def option(
     section: str | None = None,
     repeatable: bool = False,
 ) -> Any:
-    """Declares a config field, which is also a command-line flag and a TOML key. The default `...` makes it required.
+    """Declares a config field, which is also a flag and a TOML key. A field with the default `...` is required.
 
-    `min` and `max` are inclusive limits, `above` and `below` exclusive limits; in a tuple they apply to every item.
-    None is always allowed. NaN, infinity and numbers beyond `LARGEST` are never allowed. `help` states the unit. `flag`
-    replaces the name of the flag ("-s/--source-lang"), and `metavar` the name of its value on the help page. `section`
-    starts a new heading on the help page. A `repeatable` flag adds one item to a tuple each time, and the item may
-    contain commas. A field with choices has the type `Literal["a", "b"]`.
+    `min` and `max` are inclusive limits, `above` and `below` are exclusive limits. The limits of a tuple apply to every
+    item. None is always allowed. NaN, infinity and numbers beyond the declared limits (by default `LARGEST`) are not
+    allowed. `help` states the unit. `flag` replaces the name of the flag ("-s/--source-lang"), and `metavar` replaces
+    the name of its value on the help page. `section` starts a new heading on the help page. A `repeatable` flag adds
+    one item to a tuple each time, and the item may contain commas. A field with choices has the type
+    `Literal["a", "b"]`.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
@@ -90,7 +91,7 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def check_no_collisions(configs: Mapping[str, Any]) -> None:
-    """Raises ValueError if two of the configs, given by title, declare the same field and therefore the same flag."""
+    """Raises ValueError if two configs declare the same field, and so the same flag. The keys are titles of configs."""
     owner: dict[str, str] = {}  # field -> title
     for title, config in configs.items():
         for field in dataclasses.fields(config):

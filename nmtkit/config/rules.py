@@ -1,4 +1,4 @@
-"""Conditions between flags: a flag without effect is an error."""
+"""Rules for combinations of flags: a flag that would have no effect is an error."""
 
 import dataclasses
 from collections.abc import Collection
@@ -25,9 +25,9 @@ class FlagRule:
 def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collection[str]) -> None:
     """Raises ValueError for the first broken rule.
 
-    `given` are the flags that the user typed. `on` are the flags with an effect: if 1 is the default, `--groups 1` is
-    given but not on. If a flag is given, one of its `needs` must be on. A flag that is on must not be given together
-    with one of its `excludes`.
+    `given` are the flags that the user typed. `on` are the flags that have an effect. For example, `--groups 1` is
+    given but not on if 1 is the default. If a flag is given, one of its `needs` must be on. If a flag is on, none of
+    its `excludes` may be given.
     """
     for rule in rules:
         if rule.flag in given and rule.needs and not set(rule.needs) & set(on):

@@ -66,7 +66,7 @@ def _expected(hint: Any) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Suggests known names for an unknown name: the most similar name, and a list of all. Ends an error message."""
+    """Returns the end of an error message about the unknown `name`: the most similar name, and all known names."""
     known = list(known)
     nearest = difflib.get_close_matches(name, known, 1)
     return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}known: {', '.join(known)}"
@@ -106,10 +106,10 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
 
 
 def split_settings(settings: Mapping[str, Any], *classes: type) -> list[dict[str, Any]]:
-    """Splits settings by config class. Returns one dict for each class, then a dict of the settings of no class.
+    """Splits settings by config class. Returns a dict for each class, then a dict of settings that no class has.
 
-    The name of a setting is the name of its field or of its flag, with dashes or underscores. If two classes have such
-    a field or flag, the first class gets the setting.
+    The name of a setting is the name of its field or of its flag, with dashes or underscores. If two classes have a
+    field or a flag of this name, the first class gets the setting.
     """
     owners: dict[str, tuple[int, str]] = {}
     for index, cls in enumerate(classes):

@@ -100,7 +100,7 @@ def advance() -> None:
 
 @contextlib.contextmanager
 def long_operation(seconds: float = LONG_OPERATION_SECONDS) -> Iterator[None]:
-    """The context of work without heartbeats, such as compiling. It may take `LONG_OPERATION_SECONDS`."""
+    """The context of work without heartbeats, such as compiling. The work may take up to `seconds`."""
     if _watchdog is None:
         yield
         return
@@ -120,7 +120,7 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 def abort(message: str) -> None:
-    """Tells the other processes that this process ends with an error. They end within seconds."""
+    """Tells the other processes that this process ends with an error. The other processes then end within seconds."""
     if _watchdog:
         _watchdog.failed(message)
 
@@ -155,7 +155,7 @@ def barrier() -> None:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns the value of rank 0, a plain Python object, on every rank."""
+    """Returns the value of rank 0 on every rank. The value is a plain Python object."""
     return _broadcast_from(0, value) if world_size() > 1 else value
 
 
@@ -167,7 +167,7 @@ def _broadcast_from(source: int, value: Any) -> Any:
 
 
 def all_gather_object(value: Any) -> list[Any]:
-    """Returns the values of all ranks, plain Python objects in order of rank, on every rank."""
+    """Returns, on every rank, a list of the values of all ranks in order. The values are plain Python objects."""
     if world_size() == 1:
         return [value]
     # With NCCL, all_gather_object of torch copies the values to the GPU. A broadcast from each rank avoids the copy.
@@ -175,7 +175,7 @@ def all_gather_object(value: Any) -> list[Any]:
 
 
 class AsyncMax:
-    """The maximum of a few integers over all ranks. The result comes one call later, so no rank waits."""
+    """Maxima of a few integers over all ranks. A call returns the result of the previous call, so no rank waits."""
 
     def __init__(self) -> None:
         self.pending: Tensor | None = None
@@ -213,7 +213,7 @@ class RefuseSharded(TorchDispatchMode):
         if any(kind.__name__ == "DTensor" for kind in types) or func.namespace in ("_c10d_functional", "c10d"):
             raise RuntimeError(
                 f"{self.caller} reads a sharded parameter or gradient, which needs all processes; set "
-                "every_rank = True in its class, or train with --parallel ddp"
+                "every_rank = True in the class, or train with --parallel ddp"
             )
         return func(*args, **(kwargs or {}))
 
@@ -319,7 +319,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     """Runs `python -m nmtkit ARGUMENTS` in `processes` ranks of one group on this machine.
 
     Returns the exit code of the first rank that fails, or 0 if all succeed. SIGTERM and SIGUSR1 are passed on to all
-    ranks. Ctrl-C reaches the ranks from the terminal. elastic_launch of torch is not used for two reasons: it kills the
+    ranks. Ctrl-C reaches the ranks from the terminal. torch's elastic_launch is not used for two reasons: it kills the
     ranks 30 seconds after a signal, perhaps before a checkpoint is saved, and it raises an exception instead of
     returning the exit code of a rank.
     """

@@ -76,7 +76,10 @@ class FolderLock:
         return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
-        """Returns whether the modification time of the file changes. Does not read the clocks, which may differ."""
+        """Returns whether the modification time of the file changes while this process waits.
+
+        The time is not compared with a clock, because the clocks of two machines may differ.
+        """
         log.info(
             "%s was last used by %s; waiting %g s for an update of its lock file",
             self.folder,
@@ -104,7 +107,7 @@ def _touch(path: Path, released: threading.Event) -> None:
 
 
 def read_holder(path: Path) -> dict[str, Any] | None:
-    """Returns "process", "host" and "since" of the process that last had the lock, or None if it released the lock."""
+    """Returns "process", "host" and "since" of the last process with the lock, or None if the lock was released."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -117,7 +120,7 @@ def described(holder: dict[str, Any] | None) -> str:
 
 
 def holder_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the process that has locked a folder, like `read_holder`, or None. Does not change the folder."""
+    """Returns the `read_holder` facts of the process that has locked a folder, or None. Does not change the folder."""
     path = folder / NAME
     holder = read_holder(path)
     if holder is None:

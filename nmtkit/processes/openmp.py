@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 INTERVAL = 1.0  # seconds between two measurements of the load
-# number of cores by which the use of other processes may exceed the cores that this process leaves free
+# other processes may use this many cores more than this process leaves free before the idle threads start
 TOLERATED_LOAD = 0.25
-# if one is set, the user has configured the wait policy
+# if one of these variables is set, the user or the launcher has decided how threads wait
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")
 
 _started = False
@@ -53,7 +53,7 @@ def watch_load(team: "IdleThreads") -> None:
         before = now
         threads = torch.get_num_threads()
         if threads > 1 and load > len(cores) - threads + TOLERATED_LOAD:
-            team.start(len(cores) - threads + 2)  # makes one thread more than cores in total
+            team.start(len(cores) - threads + 2)  # together with `threads`, one thread more than there are cores
         else:
             team.stop()
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 # Seconds until a waiting thread gets the global interpreter lock (GIL). The default, 5 ms, is as long as several search
 # steps.
 SWITCH_INTERVAL = 2e-4
-POLL = 0.1  # seconds between two checks of a full queue for the end of its reader
+POLL = 0.1  # while the queue is full, seconds between two checks whether `close` was called
 MAX_CALLS = 64  # if more calls are unfinished, `results` waits
 
 
@@ -30,7 +30,7 @@ def short_switch_interval() -> Iterator[None]:
 
 
 class Prefetched(Iterator[T]):
-    """Iterates over `items`. A thread prepares up to `size` items in advance. Errors of the thread are raised here.
+    """Iterates over `items`. A thread prepares up to `size` items in advance; `next` raises the errors of the thread.
 
     The thread ends after the last item. After `close`, the thread ends when its current item is ready.
     """
@@ -76,7 +76,7 @@ class Prefetched(Iterator[T]):
 
 
 class OrderedCalls(Generic[T]):
-    """Runs calls on one thread and returns their results in order. Use it as a context manager."""
+    """A context manager that runs calls on one thread and returns their results in order."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(1, "postprocess")
@@ -86,7 +86,7 @@ class OrderedCalls(Generic[T]):
         self.calls.append(self.pool.submit(function, *arguments))
 
     def results(self, wait: bool) -> Iterator[T]:
-        """Yields the results that are ready, or if `wait` is true, all results. Raises the error of a failed call."""
+        """Yields the results that are ready, or all results if `wait` is true. Raises the error of a failed call."""
         while self.calls and (wait or len(self.calls) > MAX_CALLS or self.calls[0].done()):
             yield self.calls.popleft().result()
 

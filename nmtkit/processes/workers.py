@@ -1,7 +1,8 @@
-"""Worker processes that execute small tasks. A single worker is this process itself.
+"""Worker processes that execute small tasks. With a single worker, this process executes the tasks itself.
 
 Every worker has its own object. A task is a method of this object with arguments: `(Worker.encode, block, files)`.
-Tasks and results pass through pipes, so they must be small. The text and the ids of a training set pass through files.
+Tasks and results pass through pipes, so tasks and results must be small. The text and the ids of a training set pass
+through files.
 Each worker executes its tasks in order. If the system can fork, processes are forked and share memory, such as weights
 and plug-ins. Create the workers before this process starts other threads.
 """
@@ -173,7 +174,7 @@ def _execute(worker: Any, task: Task) -> Any:
 def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent
-    for other in others:  # copies of the parent's connections would keep the pipes open after the parent has exited
+    for other in others:  # these copies of the parent's connections would keep the pipes open after the parent's exit
         other.close()
     worker = factory()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # ends when the parent has ended
@@ -189,7 +190,7 @@ def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> No
 
 
 def _portable(error: Exception) -> Exception:
-    """Returns an error that can be sent to another process: with a note of its traceback, or as a PluginError."""
+    """Returns an error that can be sent to another process: `error` with its traceback as a note, or a substitute."""
     message = plugin_message(error)
     if message is not None:
         return PluginError(message)
