@@ -543,7 +543,7 @@ PROCESSOR_MISTAKES = {
     "nan": (fusion(step=lambda self, tokens, log_probs: log_probs * torch.nan), SHAPE, "step returned NaN at token 0"),
     "tokens": (fusion(step=overwrites_tokens), SHAPE, "step changes its argument `tokens` in place"),
     "dead": (fusion(step=all_forbidden), "a token is always allowed", "every token is forbidden after 5 tokens"),
-    "shared": (fusion(step=counted), "the same search gives the same log probabilities", "keep what belongs to a sear"),
+    "shared": (fusion(step=counted), "the same search gives the same log probabilities", "keep the data of a sear"),
     "random": (
         fusion(step=lambda self, tokens, log_probs: log_probs - torch.rand_like(log_probs)),
         "the same search gives the same log probabilities",

@@ -31,7 +31,7 @@ class ByteNetConfig(Config):
     encoder_kernel: int = option(3, "kernel of the encoder's convolutions, in tokens (odd)", min=1, max=1000)
     decoder_kernel: int = option(3, "kernel of the decoder's masked convolutions, in tokens", min=1, max=1000)
     dilations: tuple[int, ...] = option(
-        (1, 2, 4, 8, 16), "dilation of each block of a set; sets repeat (section 3.5)", min=1, max=65_536
+        (1, 2, 4, 8, 16), "dilations of successive blocks, repeated for all blocks (section 3.5)", min=1, max=65_536
     )
     unfold_factor: float = option(
         1.2,
@@ -59,7 +59,7 @@ PUBLISHED = ByteNetConfig()
 
 
 def unfold(source: Packed, factor: float, extra: int) -> Packed:
-    """Extends values [S, D] to ceil(factor |s|) + extra columns for each sentence s, with zeros (equation 2).
+    """Extends values [S, D] with zeros to ceil(factor n) + extra columns for a sentence of n tokens (equation 2).
 
     The factor is rounded to thousandths, so that host and device compute the same lengths with integers.
     """
@@ -76,7 +76,7 @@ def unfold(source: Packed, factor: float, extra: int) -> Packed:
 
 
 class ResidualBlock(nn.Module):
-    """Figure 3, left: 1x1, dilated and 1x1 convolution from 2D to D to 2D, each after a layer norm and a ReLU.
+    """Figure 3, left: 1x1, dilated and 1x1 convolution, 2D -> D -> D -> 2D, each after a layer norm and a ReLU.
 
     The weights of the last convolution are divided by `depth`, the number of blocks of the stack.
     """
@@ -138,12 +138,12 @@ class ByteNet(IncrementalArchitecture):
         self.dropout = Dropout(config.dropout)
         self.encoder = residual_blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = residual_blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
-        # norm of the sum of the residual blocks, then the last two 1x1 convolutions of the network
+        # norm of the output of the last block, then a 1x1 convolution; `output_projection` is the last 1x1 convolution
         self.final = nn.Sequential(LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.output_projection = nn.Linear(width, vocabulary.target)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the source representation: values [columns, 2D] with a |s| + b columns for each sentence s."""
+        """Returns the source representation [columns, 2D]. A sentence of n tokens has ceil(a n) + b columns."""
         embedded = source.with_values(self.dropout(self.source_embedding(source.values)))
         columns = unfold(embedded, self.config.unfold_factor, self.config.unfold_extra)
         x = columns.values

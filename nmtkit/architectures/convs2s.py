@@ -52,7 +52,7 @@ class ConvS2SConfig(Config):
             if not widths or len(widths) != len(kernels):
                 raise ValueError(
                     f"--{side}-widths has {len(widths)} numbers and --{side}-kernels {len(kernels)}; "
-                    "give one of each for every block"
+                    "give one width and one kernel for every block"
                 )
         if any(kernel % 2 == 0 for kernel in self.encoder_kernels):
             raise ValueError(
@@ -94,18 +94,18 @@ class Embedding(nn.Module):
 
 
 def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
-    """Returns a layer whose output, after dropout of probability `dropout`, has the variance of its input (3.5)."""
+    """Returns a layer that keeps the variance of its input, whose dropout has probability `dropout` (section 3.5)."""
     return WeightNormLinear(width, output, math.sqrt((1 - dropout) / width))
 
 
 class Block(nn.Module):
-    """Dropout, convolution, gated linear unit, attention (in the decoder), residual connection: [T, width] ->
-    output."""
+    """Dropout, convolution, gated linear unit, attention (decoder only), residual sum: [T, width] -> [T, output]."""
 
     def __init__(self, config: ConvS2SConfig, width: int, output: int, kernel: int, decoder: bool) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        # a gated linear unit halves the standard deviation, so the variance is multiplied by 4 (section 3.5)
+        # a gated linear unit halves the standard deviation, so the variance of its input is four times as large
+        # (section 3.5)
         taps = WeightNormLinear(kernel * width, 2 * output, math.sqrt(4 * (1 - config.dropout) / (kernel * width)))
         self.convolution = PackedConvolution(taps, kernel, width=width, causal=decoder)
         self.residual = nn.Identity() if width == output else linear(width, output, 0)
@@ -202,7 +202,7 @@ class ConvS2S(IncrementalArchitecture):
             x = block(x, source.layout)
         z = self.encoder_out_proj(x)
         if z.requires_grad:
-            # this gradient is a sum over all attentions, so it is divided by their number (section 3.4)
+            # this gradient is a sum over all attentions, so it is divided by the number of attentions (section 3.4)
             z.register_hook(lambda gradient: gradient / len(self.decoder))
         return source.with_values(torch.cat([z, (z + e) * HALF], -1))
 

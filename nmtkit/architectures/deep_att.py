@@ -22,7 +22,7 @@ from nmtkit.layers.recurrent import AdditiveAttention, AttentionLSTM, AttentionM
 class DeepAttConfig(Config):
     """The defaults are the model of section 4. `preprocess` chooses the vocabulary; the paper uses words.
 
-    The paper does not state the hidden width of the attention and the range of the initial weights.
+    The paper does not state the hidden width of the attention or the range of the initial weights.
     """
 
     encoder_layers: int = option(9, "LSTM layers of each of the two encoder columns", min=1, max=1000)

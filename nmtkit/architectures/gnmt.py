@@ -74,7 +74,7 @@ class ResidualStack(nn.Module):
 @ARCHITECTURES.register("gnmt", PUBLISHED)
 @ARCHITECTURES.register(
     "gnmt_small",
-    # with the published range, narrow layers pass on almost nothing of the source at first
+    # with the published range, narrow layers initially pass on almost no information about the source
     replace(PUBLISHED, encoder_layers=4, decoder_layers=4, d_model=256, d_attention=256, initial_range=0.14),
 )
 class GNMT(IncrementalArchitecture):

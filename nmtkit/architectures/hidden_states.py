@@ -51,7 +51,7 @@ def _recorded(model: Architecture, stack: str, tokens: int) -> Iterator[list[Ten
         states.append(value)
 
     handles = [layers[0].register_forward_pre_hook(lambda module, inputs: None if states else record(inputs[0]))]
-    # tied layers occur several times in the list, and each call runs a hook
+    # tied layers occur several times in the list, but get only one hook, which runs at each call
     handles += [
         layer.register_forward_hook(lambda module, inputs, output: record(output)) for layer in dict.fromkeys(layers)
     ]

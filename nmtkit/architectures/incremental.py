@@ -85,11 +85,11 @@ def _lengthened(padded: Tensor, longest: int) -> Tensor:
 
 
 class IncrementalArchitecture(Architecture):
-    """Base class. A subclass defines `encode`, `extract_features` and `stateful_layers`."""
+    """Base class of incremental models. A subclass defines `encode`, `extract_features` and `stateful_layers`."""
 
     @abstractmethod
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
-        """Returns the features [T, D] of the next tokens of each row of `state`."""
+        """Returns features [T, D] for the tokens `target_input`, which continue the rows of `state`."""
 
     @abstractmethod
     def stateful_layers(self) -> Iterable[nn.Module]:

@@ -23,8 +23,7 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Sizes of the vocabularies. `joint` is true if both sides have the same vocabulary, so embeddings can be
-    shared."""
+    """The sizes of the vocabularies. If `joint`, both sides have the same vocabulary and can share embeddings."""
 
     source: int
     target: int
@@ -43,8 +42,7 @@ class Architecture(nn.Module, ABC):
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether a training pass may skip parameters, as in LayerDrop. DistributedDataParallel has a setting for
-        this."""
+        """Whether a training pass may skip parameters, as in LayerDrop (see torch's DistributedDataParallel)."""
         return False
 
     @abstractmethod
@@ -120,13 +118,13 @@ class Architecture(nn.Module, ABC):
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
         """Returns a state of `slots` empty slots, whose tensors never change shape.
 
-        A hypothesis has up to `capacity` tokens, bos included. A source has up to `memory_capacity` tokens, and its
-        memory must have the same layout.
+        A hypothesis has up to `capacity` tokens, bos included. A source has up to `memory_capacity` tokens. The memory
+        must have the layout of the source.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """Computes the same as `step`, but slot b is at position[b] [B]. Returns logits in fp32.
+        """Computes the same as `step`, but the tokens of slot b are at position[b]. Returns logits in fp32.
 
         The step must not wait for the device. Shapes must depend only on the state and on `lengths`: the largest
         numbers of target and source positions in any slot.
@@ -141,7 +139,7 @@ def layer_index(layer: int | None, layers: int) -> int:
     there are at most two.
     """
     if layer is not None and layer > layers:
-        raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last is {layers}")
+        raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")
     if layer is None:
         return layers - 2 if layers > 2 else layers - 1
     return layer - 1
@@ -154,11 +152,11 @@ class DecoderState(Protocol):
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Makes row n continue row beam_index[n] of the same sentence. `beam_index` is [N], int64."""
+        """Makes row n continue the hypothesis of row beam_index[n] (same sentence). `beam_index` is [N], int64."""
 
     @abstractmethod
     def drop_finished(self, sentences: Tensor) -> None:
-        """Keeps only `sentences` (indices, ascending) of the sentences in the search."""
+        """Keeps only the sentences with the indices `sentences`, which are ascending."""
 
     @abstractmethod
     def insert(self, slots: Tensor, memory: Packed) -> None:

@@ -82,8 +82,8 @@ class MoEConfig(ExpertsConfig):
     dropout: float = option(0.4, "dropout on the output of embeddings, LSTM and mixture layers", min=0, below=1)
     initial_range: float | None = option(
         None,
-        "range ± X of the uniform initial parameters, except experts; none: torch's ranges, embeddings of deviation "
-        "0.1",
+        "initial parameters (except experts) are uniform between minus and plus this number; none: the initial values "
+        "of torch, and embeddings with a standard deviation of 0.1",
         min=0,
     )
 
@@ -119,9 +119,9 @@ class MoE(IncrementalArchitecture):
     layer of the decoder reads the attention context.
 
     The translation models of the paper have strictly balanced gates (appendix F). Here gates are noisy (section 2), and
-    losses balance them. With thousands of experts, there are two levels of gates. The two directions of the bottom
-    layer share d_model, because "all of the layers" are 512 wide. A step then takes 73 million multiplications and
-    additions without the output layer. The paper counts 85 million, so a layer may have been wider.
+    losses balance them. With thousands of experts, there are two levels of gates. Each direction of the bottom layer
+    has half of d_model, because in the paper "all of the layers" are 512 wide. A step then takes 73 million
+    multiplications and additions without the output layer. The paper counts 85 million, so a layer may have been wider.
     """
 
     def __init__(self, config: MoEConfig, vocabulary: Vocabulary) -> None:

@@ -103,7 +103,7 @@ class TapeConvolution(nn.Module):
     """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
 
     Words are written to the first row of the tape, and all other rows are zero. So the convolutions change only the
-    upper `rows` rows of an image. The kernels need no lower rows, which would only multiply zeros.
+    upper `rows` rows of an image. The kernels have no rows that would only multiply zeros.
     """
 
     def __init__(self, filters: int, kernel: int, rows: int) -> None:

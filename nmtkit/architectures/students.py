@@ -1,8 +1,8 @@
-"""Presets of small students of large teachers, for fast translation on CPUs.
+"""Presets of small models that learn from large models (teachers), for fast translation on CPUs.
 
-The sizes come from the students of Mozilla's translation models. The encoder is deep and the decoder shallow, because
-the encoder runs once for each sentence, and the decoder once for each token (Kim et al. 2019, Kasai et al. 2021). The
-decoder has SSRUs instead of self-attention. Marian supports all settings, so the weights can be exported.
+The sizes come from the students of Mozilla's translation models. The encoder is deep and the decoder is shallow,
+because the encoder runs once for each sentence, and the decoder once for each token (Kim et al. 2019, Kasai et al.
+2021). The decoder has SSRUs instead of self-attention. Marian supports all settings, so the weights can be exported.
 """
 
 from dataclasses import replace

@@ -82,7 +82,7 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Self-attention over the tokens so far or its replacement, attention over the source, a feed-forward network.
+    """Self-attention over earlier tokens (or a replacement), attention over the source, and a feed-forward network.
 
     A language model has no attention over the source.
     """

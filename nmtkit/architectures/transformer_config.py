@@ -42,15 +42,18 @@ class TransformerConfig(Config):
     max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
     pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
     window: int | None = option(
-        None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all", min=1, max=16_777_216
+        None,
+        "self-attention sees only a neighbourhood of this size (section 4, r); none: all tokens",
+        min=1,
+        max=16_777_216,
     )
     decoder_self_attention: Literal["attention", "average", "ssru"] = option(
         "attention",
         "self-attention of the decoder, or its replacement; average: average attention (Zhang et al. 2018); ssru: "
         "simpler simple recurrent unit (Kim et al. 2019); the state of both replacements has the size of one token",
     )
-    average_ffn: bool = option(True, "average attention has a feed-forward network on the average")
-    average_gate: bool = option(True, "average attention has a gate between its input and the average")
+    average_ffn: bool = option(True, "apply a feed-forward network to the average in average attention")
+    average_gate: bool = option(True, "combine the input and the average in average attention by a gate")
     ssru_norm: bool = option(False, "the SSRU normalises both of its projections (--layer-normalization of Marian)")
     decoder_ffn: Literal["all", "none"] = option("all", "decoder layers with a feed-forward network")
     decoder_tied_layers: tuple[int, ...] = option(
@@ -62,9 +65,9 @@ class TransformerConfig(Config):
     scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
     zero_bos: bool = option(False, "the decoder starts from zeros, as in Marian, instead of the embedding of bos")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
-    norm_eps: float = option(1e-5, "added to the variance in layer norms", above=0, max=1)
-    share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")
-    tie_output: bool = option(True, "one matrix for the target embedding and the output projection (section 3.4)")
+    norm_eps: float = option(1e-5, "number added to the variance in layer norms", above=0, max=1)
+    share_embeddings: bool = option(True, "use one matrix for both embeddings if the vocabulary is joint")
+    tie_output: bool = option(True, "use one matrix for the target embedding and the output projection (section 3.4)")
     output_bias: bool = option(False, "a bias in the output projection")
     encoder_layerdrop: float = option(0.0, "probability that an update skips an encoder layer", min=0, below=1)
     decoder_layerdrop: float = option(0.0, "probability that an update skips a decoder layer", min=0, below=1)

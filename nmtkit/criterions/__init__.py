@@ -1,4 +1,4 @@
-"""Criterions by name: `--criterion`."""
+"""The registered criterions (`--criterion`)."""
 
 from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 

@@ -24,7 +24,7 @@ class LabelSmoothedConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RDropConfig(LabelSmoothedConfig):
-    r_drop_alpha: float = option(5.0, "Weight of the divergence of the two passes.", min=0)
+    r_drop_alpha: float = option(5.0, "Weight of the divergence between the two passes.", min=0)
 
 
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())

@@ -37,10 +37,10 @@ class DistillationConfig(CrossEntropyConfig):
         None, "Folder of nmtkit distill with the probabilities of a teacher, instead of --teacher.", metavar="FOLDER"
     )
     teacher_weight: float = option(
-        0.5, "Weight of the cross-entropy with the teacher; the target has the rest.", min=0, max=1
+        0.5, "Weight w of the cross-entropy with the teacher; the target has the weight 1 - w.", min=0, max=1
     )
     teacher_candidates: int = option(
-        32, "Number of most probable pieces of the teacher; their probabilities are renormalised.", min=1, max=1_000_000
+        32, "Number of the teacher's most probable pieces; their probabilities are renormalised.", min=1, max=1_000_000
     )
 
 
@@ -160,7 +160,7 @@ def losses(output: nn.Module, features: Tensor, target: Tensor, ids: Tensor, pro
 
 
 def load_teacher(path: Path, tokenizer: Tokenizer) -> Architecture:
-    """Returns the model of a checkpoint without gradients. Raises ValueError if the tokenizer is different."""
+    """Returns the model of a checkpoint, with fixed parameters. Raises ValueError if the tokenizer is different."""
     model, other = from_checkpoint(path)
     if other.fingerprint != tokenizer.fingerprint:
         raise ValueError(

@@ -109,7 +109,7 @@ class ExpectedReward(Criterion):
 
 
 def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
-    """Returns the mean of the values [C] for each sentence: [B]."""
+    """Returns the mean of `values` [C] for each sentence: [B]. `owner` [C] has the sentence of each value."""
     counts = owner.bincount(minlength=sentences)
     return values.new_zeros(sentences).index_add(0, owner, values) / counts
 

@@ -27,7 +27,7 @@ class GuidedAlignmentConfig(LabelSmoothedConfig):
         max=1000,
     )
     alignment_head: int | None = option(
-        1, "Head of that layer to supervise, counted from 1; none: the mean of all heads.", min=1, max=1000
+        1, "Attention head to supervise in this layer, counted from 1; none: the mean of all heads.", min=1, max=1000
     )
 
 

@@ -13,7 +13,7 @@ from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.layers.feed_forward import GATED
 
-# Settings that CTranslate2 supports with any value.
+# settings of which CTranslate2 supports every value
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
@@ -26,7 +26,7 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
     The translator reads and writes SentencePiece pieces, so the folder also holds the SentencePiece models. By default,
     CTranslate2 sorts hypotheses by log probability / pieces. `length_penalty` in `translate_batch` changes this order.
 
-    Raises ValueError that names an option of the architecture that CTranslate2 does not support.
+    Raises ValueError if CTranslate2 does not support an option of the architecture. The message names the option.
     """
     require()
     model, tokenizer = models.from_checkpoint(source)

@@ -7,7 +7,7 @@ from nmtkit.formats import fairseq, huggingface, marian
 
 
 def load(source: Path) -> Checkpoint:
-    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError with `source`."""
+    """Imports the model `source` of another toolkit as a checkpoint. Raises FileNotFoundError or ValueError."""
     try:
         return _load(source)
     except ValueError as error:

@@ -20,9 +20,9 @@ def check_expressible(
 ) -> Transformer:
     """Returns `model`, the model of the checkpoint `source`. Raises ValueError if `program` cannot reproduce `model`.
 
-    The program supports every value of the settings in `same`, and the values in `allowed` of other settings. All other
-    settings must have their default values. Subclasses of Transformer are rejected, because their computation can
-    differ.
+    The program supports every value of the settings in `same`. `allowed` maps further settings to the values that the
+    program supports. All other settings must have their default values. Subclasses of Transformer are rejected, because
+    their computation can differ.
     """
     if type(model) is not Transformer or type(model.config) is not TransformerConfig:
         raise ValueError(

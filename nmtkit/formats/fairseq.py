@@ -228,7 +228,7 @@ def dictionary(path: Path) -> dict[int, str]:
         overwrites = line.rstrip().endswith(" #fairseq:overwrite")
         if not word or not count.lstrip("-").isdigit() or (word in known and not overwrites):
             raise ValueError(f"{path}, line {number}: {line[:60]!r} must be a new word and its count")
-        if word in known:  # the earlier entry keeps its row, but its name becomes one that text never produces
+        if word in known:  # the earlier entry keeps its row, but gets a name that text never produces
             by_id |= {id: unused(id) for id, piece in by_id.items() if piece == word}
         known.add(word)
         by_id[len(by_id)] = word
@@ -266,7 +266,7 @@ def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
 
 
 def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames the weights as in fairseq 0.12. Leaves out tensors that are not weights."""
+    """Returns the weights under the names of fairseq 0.12. Leaves out tensors that are not weights."""
     norms = {
         "encoder": ["self_attn_layer_norm", "final_layer_norm"],
         "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
@@ -309,7 +309,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 
 def checkpoint_file(folder: Path) -> Path:
-    """Returns the checkpoint file in a folder. Raises FileNotFoundError if there is none, ValueError for several."""
+    """Returns the checkpoint file in a folder. Raises FileNotFoundError without a file, ValueError for several."""
     files = sorted(folder.glob("*.pt"))
     for name in NAMES:
         if folder / name in files:
@@ -326,9 +326,9 @@ def checkpoint_file(folder: Path) -> Path:
 def dictionary_files(path: Path, settings: Settings) -> list[Path]:
     """Returns the source dictionary and the target dictionary in the folder of a checkpoint.
 
-    The checkpoint names the source language and the target language. Otherwise, the languages come from the name of
-    the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. Error messages
-    name the file to add.
+    The checkpoint usually names the source language and the target language. Otherwise, the languages come from the
+    name of the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. Error messages name the
+    file to add.
     """
     files = {file.name.split(".")[1]: file for file in sorted(path.parent.glob("dict.*.txt"))}
     if len(files) < 2 and (path.parent / "dict.txt").is_file():
@@ -351,7 +351,7 @@ def dictionary_files(path: Path, settings: Settings) -> list[Path]:
             return [files[str(name)] for name in order]
     names = ", ".join(file.name for file in files.values())
     raise ValueError(
-        f"{path.parent} contains {names}, but the checkpoint does not name its source language; name them "
+        f"{path.parent} contains {names}, but the checkpoint does not name its languages; rename the files to "
         "dict.source.txt and dict.target.txt"
     )
 

@@ -36,7 +36,7 @@ from nmtkit.formats.weights import Weights, load_safetensors, transformer_checkp
 CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
 TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-# tables of sinusoids, and biases of zeros
+# tensors that the import may skip: versions, tables of sinusoids, and output biases of zeros
 IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"
 # Defaults of transformers that depend on the model type, for settings that config.json leaves out.
 DEFAULTS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 A model of several languages becomes an M2M-100 model instead (`huggingface_m2m_export.py`).
 
-In Marian's position encoding, all sines come before all cosines. In the position encoding of the paper, sines and
+In the position encoding of MarianMTModel, all sines come before all cosines. In nmtkit's default encoding, sines and
 cosines alternate. The export therefore permutes the rows and columns of all weights that read or write the residual
 stream. Both models then compute the same function.
 """
@@ -26,7 +26,7 @@ from nmtkit.formats.huggingface_tensors import layer_tensors, write_json
 from nmtkit.formats.model_card import model_card
 from nmtkit.formats.weights import check_safetensors, save_safetensors
 
-# Marian supports every value of the settings in SAME, and the values in ALLOWED of other settings.
+# MarianMTModel supports every value of the settings in SAME. ALLOWED maps further settings to their supported values.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
 SAME |= {"share_embeddings", "output_bias", "attention_bias"}
 ALLOWED = {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")}
@@ -44,8 +44,8 @@ USAGE = [
 def save(source: Path, destination: Path) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that transformers loads.
 
-    Raises ValueError that names an option of the architecture that Marian does not support. Raises ImportError if the
-    package safetensors is missing.
+    Raises ValueError if MarianMTModel does not support an option of the architecture. The message names the option.
+    Raises ImportError if the package safetensors is missing.
     """
     check_safetensors()
     contents = checkpoint.load(source)
@@ -101,7 +101,7 @@ def special_ids() -> dict[str, int]:
 
 
 def generation_settings() -> dict[str, Any]:
-    """Returns the settings of transformers for nmtkit's default search, without its length penalty."""
+    """Returns the generation settings for a search like nmtkit's default search, but without a length penalty."""
     return {"num_beams": 4, "max_length": 512, "bad_words_ids": [[BOS], [UNK]], **special_ids()}
 
 

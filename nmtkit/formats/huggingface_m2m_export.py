@@ -1,8 +1,8 @@
 """Exports a Transformer of several languages as a folder for M2M100ForConditionalGeneration of transformers.
 
 The tokenizer of M2M-100 has a fixed list of 100 languages. The language tokens follow the pieces, in the order of this
-list. The export has an embedding for each language token. The padding, and the languages that the model does not have,
-get copies of the embedding of <s>, because a trained model never predicts <s>.
+list. The export has an embedding for each language token. The padding token, and the tokens of languages that the model
+does not have, get copies of the embedding of <s>, because a trained model never predicts <s>.
 """
 
 from pathlib import Path

@@ -35,8 +35,8 @@ class LexicalEntries:
     sources: Array
     targets: Array
     probabilities: Array | None  # None for a binary file
-    frequent: Array | None  # target pieces of all sentences; None for a text file
-    unknown: int = 0  # number of omitted entries, for which a vocabulary lacks one of the two pieces
+    frequent: Array | None  # target pieces that are allowed in all sentences; None for a text file
+    unknown: int = 0  # number of omitted entries: a vocabulary lacks one of their two pieces
 
     def best(self, number: int) -> "LexicalEntries":
         """Keeps the `number` most probable target pieces of each source piece."""
@@ -66,7 +66,9 @@ def read(path: Path, tokenizer: Tokenizer, vocabularies: tuple[Path, ...] = ()) 
 def write_text(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> None:
     """Writes entries in their order. Raises ValueError if they have no probabilities."""
     if entries.probabilities is None:
-        raise ValueError(f"{path}: a binary shortlist has no probabilities, which a text file needs; name it ….bin")
+        raise ValueError(
+            f"{path}: a text file needs probabilities, which a binary shortlist lacks; name the output ….bin"
+        )
     sources, targets = _pieces(tokenizer)
     sources.append(NULL)
     columns = (entries.sources.tolist(), entries.targets.tolist(), entries.probabilities.tolist())

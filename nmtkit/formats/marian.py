@@ -101,7 +101,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
     recurrent = settings.text("transformer-decoder-autoreg", "self-attention") == "rnn"
     cell = settings.text("dec-cell", "gru")
     if recurrent and cell != "ssru":
-        raise ValueError(f"{path} has dec-cell {cell}; nmtkit's Transformer has ssru as recurrent decoder")
+        raise ValueError(f"{path} has dec-cell {cell}; nmtkit's Transformer supports only ssru")
     tied = settings.flag("tied-embeddings-all")
     changes = {
         "decoder_self_attention": "ssru" if recurrent else "attention",
@@ -126,7 +126,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
 
 
 def tied_layers(settings: Settings) -> tuple[int, ...]:
-    """Returns the number of each decoder layer; layers with the same number share all weights. Empty: no ties."""
+    """Returns the number of each decoder layer, or () without ties. Layers with the same number share all weights."""
     value = settings.value("transformer-tied-layers", [])
     words = value if isinstance(value, list) else str(value).split()
     if not all(str(word).isdecimal() for word in words):
@@ -148,7 +148,7 @@ def embeddings_are_normalised(settings: Settings) -> bool:
     if letters[:3] != ["", "an", ""] or letters[3] not in ("", "n"):
         shown = ", ".join(f"{name} {settings.text(name, '')!r}" for name in names)
         raise ValueError(
-            f"{settings.path} has {shown}; which is not supported: norms and residual sums must be 'dan' after each "
+            f"{settings.path} has {shown}, which is not supported: norms and residual sums must be 'dan' after each "
             "layer (and 'nd' after the embeddings, if any)"
         )
     return letters[3] == "n"
@@ -274,7 +274,7 @@ def decoder_file(source: Path) -> Path:
     for candidate in decoder_files(source):
         return candidate
     raise FileNotFoundError(
-        f"{source}.decoder.yml: no such file; Marian writes this file next to a model; it names the vocabularies"
+        f"{source}.decoder.yml: no such file; Marian writes this file, which names the vocabularies, next to a model"
     )
 
 

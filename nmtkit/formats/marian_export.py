@@ -27,7 +27,7 @@ from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTI
 from nmtkit.formats.model_card import model_card
 from nmtkit.layers.fixed_state import SSRU
 
-# Marian supports every value of the settings in SAME. For the settings in ALLOWED, Marian supports the values there.
+# Marian supports every value of the settings in SAME. ALLOWED maps further settings to the values that Marian supports.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
 SAME |= {"zero_bos", "ssru_norm", "decoder_tied_layers"}

@@ -20,7 +20,7 @@ PACKAGES = ("omegaconf", "fairseq")
 
 
 class PickledObject:
-    """Holds the constructor arguments and the state of an object of any class in a pickle."""
+    """The constructor arguments and the state of a pickled object of any class."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments, self.state = arguments, {}

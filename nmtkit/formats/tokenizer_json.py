@@ -1,8 +1,8 @@
 """Converts a tokenizer.json back into a SentencePiece model.
 
-transformers 5 saves a tokenizer.json of the package tokenizers instead of a SentencePiece model. Such a file, if
-converted from a SentencePiece model, still contains everything that the model needs: the pieces by id, the scores
-(unigram) or the order of the merges (BPE), and the table of the normaliser.
+transformers 5 saves a tokenizer.json of the package tokenizers instead of a SentencePiece model. If the file was
+converted from a SentencePiece model, it still contains all parts of this model: the pieces by id, the scores (unigram)
+or the order of the merges (BPE), and the table of the normaliser.
 """
 
 import base64
@@ -44,7 +44,7 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
 
 
 def by_piece(merge: Any, ids: Mapping[str, int]) -> int:
-    """Returns the id of the piece that a merge makes. A merge is a pair of pieces, or in older files, a text."""
+    """Returns the id of the piece that a merge makes. A merge is a pair of pieces, or a text in older files."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return ids[left + right]
 
@@ -60,7 +60,7 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 
 
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the table of the normaliser, or b"". Raises ValueError for a normaliser of another tool."""
+    """Returns SentencePiece's normalisation table, or b"" without a table. Raises ValueError for other normalisers."""
     outer = contents.get("normalizer") or {"normalizers": []}
     compiled = b""
     for part in outer.get("normalizers", [outer]):

@@ -58,7 +58,7 @@ def table_of(
 ) -> Table:
     """Returns the table of the vocabulary in `path`, which has `size` entries and the SentencePiece models `models`.
 
-    The decoder starts from the entry `start`, or from eos if `start` is None. In the second case, <s> gets the row of
+    The decoder starts from the entry `start`. If `start` is None, the decoder starts from eos. Then <s> gets the row of
     eos, and an entry <s> of the original vocabulary counts as unused. Pieces that are in `models` but not in the
     vocabulary get the row of <unk>. Raises ValueError naming the path if an entry is missing.
     """

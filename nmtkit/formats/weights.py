@@ -87,7 +87,7 @@ class Weights:
             )
 
     def stack(self, tensors: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
-        """Stores the concatenated weights and biases of the layers `theirs` in `found` under the name `ours`."""
+        """Adds the concatenated weights and biases of the layers `theirs` to `tensors`, under the name `ours`."""
         for kind in ("weight", "bias"):
             tensors[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
 

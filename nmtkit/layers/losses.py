@@ -91,9 +91,9 @@ class _Gradients:
     """Gradients of a loss with respect to features, weight and bias, summed chunk by chunk.
 
     Every element of the gradient with respect to logits contains the term -eps / V. In bf16, rounding would remove this
-    term. So the rows passed to `add` do not contain this term. Instead, -eps / V times the sum of the rows of the
-    weight is added to the gradient of the features, and -eps / V times the sum of the features to the gradient of the
-    weight.
+    term. So the rows passed to `add` do not contain this term. Two other sums replace this term: -eps / V times the sum
+    of the rows of the weight is added to the gradient of the features, and -eps / V times the sum of the features is
+    added to the gradient of the weight.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ class Layout:
 
     @property
     def unpad_indices(self) -> Tensor:
-        """Index of the cell of each token in a flattened padded [B, L]: T, int64."""
+        """Index of each token in a padded [B, L] that is flattened to [B * L]: T, int64."""
         return self.derived("unpad_indices", lambda: self.segment_ids * self.max_length + self.position_ids)
 
     @property

@@ -152,7 +152,7 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     This is the dtype of the weights, or bf16 if `prepack` packed the weights in bf16, fp16 or int8. Batched products in
     bf16 take half the time of fp32, because they move half the memory. For packed weights, the dtype is fp32 on a
     processor without bf16 products, and for models of fewer than 512 dimensions. The keys and values of such models fit
-    into the cache of the processor, where bf16 products are not faster (with 256 sentences, half as fast).
+    into the cache of the processor, where bf16 products are not faster (at 256 sentences, they are half as fast).
     """
     if isinstance(linear, InferenceLinear):
         half = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.in_features >= MIN_BF16_CACHE_WIDTH

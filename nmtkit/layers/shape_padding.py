@@ -28,8 +28,8 @@ def pad_rows(x: Tensor) -> Tensor:
     """Appends rows of zeros to x [T, D] in training on a CPU in bf16. Otherwise returns x itself.
 
     Micro-batches differ in their number of tokens. For each new number of tokens, an update of transformer_tiny makes
-    oneDNN compile about 50 products, in 0.5 to 1 ms each. Layers that compute each row alone compute padding rows like
-    other rows. Attention ignores padding rows, and the caller drops them.
+    oneDNN compile about 50 products, in 0.5 to 1 ms each. Layers that treat rows independently also compute the padding
+    rows. Attention ignores padding rows, and the caller drops them.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x

@@ -151,11 +151,11 @@ class BeamSearch:
         return parents, kept.tokens
 
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
-        """Returns the best continuations of a group, twice as many as its hypotheses, because half of them may end.
+        """Returns the best continuations of a group.
 
-        `start` is the index of the first hypothesis of the group. The scores `group` [B, hypotheses of the group, V]
-        rank the tokens. In diverse beam search, these scores differ from the scores `log_probs` [B, R, V] of the
-        models.
+        There are twice as many continuations as hypotheses, because half of the continuations may end. `start` is the
+        index of the first hypothesis of the group. The scores `group` [B, hypotheses of the group, V] rank the tokens.
+        In diverse beam search, these scores differ from the scores `log_probs` [B, R, V] of the models.
         """
         size, columns = group.shape[1:]
         before = self.log_probability[:, start : start + size]

@@ -142,7 +142,7 @@ class PhraseAutomaton:
                 yield from self.begun_with(held, start, (token,))
 
     def begun_with(self, held: int, index: int, tokens: Phrase) -> Iterator[Reading]:
-        """Yields the reading in which a phrase starts with `tokens`, if one of its alternatives does."""
+        """Yields the reading in which a phrase has begun with `tokens`, if an alternative begins with `tokens`."""
         phrase = self.phrases[index]
         if tokens in phrase.alternatives and not phrase.whole_words:
             yield held | 1 << index, 0, ()

@@ -31,7 +31,7 @@ class LogitsProcessorState(ABC):
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Makes row n continue row beam_index[n] of the same sentence. `beam_index` is int64 [N]."""
+        """Makes row n continue the hypothesis of row beam_index[n], in the same sentence. `beam_index` is int64 [N]."""
 
     def drop_finished(self, sentences: Tensor) -> None:
         """Keeps only the sentences with the ascending indices `sentences` in the search."""

@@ -1,4 +1,4 @@
-"""Checks of an architecture. The tested settings define its sizes. The vocabulary has 13 entries."""
+"""Checks of an architecture. The settings under test define the sizes. The vocabulary has 13 entries."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ PADDING = (3, 2)  # lengths of two padding sentences
 
 
 def build(subject: Subject[Architecture], seed: int) -> Architecture:
-    """Returns a model in evaluation mode. Parameters of zeros become random, because gates of zeros hide errors."""
+    """Returns a model in evaluation mode. Parameters that are zero become random, because zero gates hide errors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = subject.build(VOCABULARY)
@@ -215,7 +215,7 @@ def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "on a CPU, validation and generate use a copy of the model, whose features differ by up to {:.2g}: "
+            "on a CPU, validation and generate use a copy of the model that has different features (by up to {:.2g}): "
             "read the weights of a layer only by calling the layer"
         )
         _require_close(got, expected, message, 1e-4)

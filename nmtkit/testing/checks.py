@@ -22,7 +22,7 @@ class Subject(Generic[T]):
     base: Any  # the class whose instances the factory must return
     name: str
     settings: dict[str, Any]
-    tokenizer: Tokenizer | None = None  # for a component that works with some vocabularies only
+    tokenizer: Tokenizer | None = None  # for a component that works only with some vocabularies
     config: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Contract(Generic[T]):
-    """The checks of a kind of component. `contract(name, **settings)` runs all of them."""
+    """The checks of a kind of component. `contract(name, **settings)` runs all checks."""
 
     registry: Registry[T]
     base: Any  # the class whose instances a factory must return
@@ -91,7 +91,7 @@ class Contract(Generic[T]):
             error = None
             try:
                 check(subject)
-            except Exception as raised:  # plug-ins can raise any type
+            except Exception as raised:  # plug-ins can raise exceptions of any type
                 error = raised
             yield Result(title(check), error)
 

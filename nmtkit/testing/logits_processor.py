@@ -16,7 +16,7 @@ from nmtkit.testing.runs import dataset
 
 # B sentences, R hypotheses of each, N = B x R rows, V target vocabulary
 
-LENGTHS = (4, 1, 7)  # random source pieces of each sentence; their text is split into pieces again
+LENGTHS = (4, 1, 7)  # number of random source pieces in each sentence, whose text is split into pieces again
 BEAMS = 3
 STEPS = 12
 FIRST = 3  # smaller ids are <unk>, bos and eos
@@ -27,7 +27,7 @@ ROUNDING = 1e-4
 
 @dataclass(eq=False)
 class SmallSearch:
-    """A search for some of the sentences, whose random numbers depend on sentence, hypothesis and step alone."""
+    """A search for some of the sentences. Random numbers depend only on the sentence, the hypothesis and the step."""
 
     processor: LogitsProcessor
     tokenizer: Tokenizer
@@ -59,7 +59,7 @@ class SmallSearch:
         return torch.from_numpy(np.stack(rows)).float().log_softmax(1)
 
     def next_tokens(self) -> Tensor:
-        """Returns a token for each row: the most probable one, or any token in a row that has ended, as in a search."""
+        """Returns a token for each row: the most probable token, or a random token if the row has ended."""
         if not self.results:
             return torch.full((len(self.sentences) * BEAMS,), BOS)
         last, step = self.results[-1].clone(), len(self.results)
@@ -99,7 +99,7 @@ class SmallSearch:
         return self
 
     def open_rows(self, step: int) -> Tensor:
-        """Returns the rows that had not ended when `step` was made."""
+        """Returns the rows that have no eos among their tokens up to step `step`."""
         return (~(torch.stack(self.tokens[: step + 1]) == EOS).any(0)).nonzero().flatten()
 
 
@@ -147,7 +147,7 @@ def the_same_search_gives_the_same_log_probabilities(subject: Subject[LogitsProc
         _require_equal(
             second.step(),
             first.step(),
-            f"two searches for the same sentences differ at token {step}; keep what belongs to a search in the state "
+            f"two searches for the same sentences differ at token {step}; keep the data of a search in the state "
             "that start returns, and draw no random numbers",
         )
 
@@ -168,7 +168,7 @@ def a_sentence_is_searched_alone_as_in_a_batch(subject: Subject[LogitsProcessor]
 
 
 def _replayed(small: SmallSearch, rows: Sequence[int], sentences: tuple[int, ...]) -> SmallSearch:
-    """Returns a new search for `sentences` whose rows have made the steps of `rows` of `small`."""
+    """Returns a new search for `sentences` that repeats the steps of the rows `rows` of `small`."""
     again = SmallSearch(small.processor, small.tokenizer, sentences)
     for step, tokens in enumerate(small.tokens):
         again.step(tokens[rows], small.log_probs(step)[rows])
@@ -203,7 +203,7 @@ def sentences_can_be_dropped(subject: Subject[LogitsProcessor]) -> None:
             small.step(tokens, log_probs),
             expected,
             f"after drop_finished, the remaining sentences differ at token {step} from a search without the others; "
-            "the state must keep the rows of the given sentences alone",
+            "the state must keep only the rows of the given sentences",
         )
 
 

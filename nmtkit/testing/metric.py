@@ -14,7 +14,7 @@ SUMS = {"loss": 30.0, "nll": 25.0}
 
 
 def score(subject: Subject[Metric], metric: Metric, hypotheses: list[str]) -> float:
-    """Returns the score of translations of the valid set. The metric counts on a fresh model."""
+    """Returns the score of translations of the valid set. Counts of the metric come from an untrained model."""
     split = dataset()["valid"]
     pairs = split.batch(torch.arange(len(split)).numpy())
     counts = {name: float(value) for name, value in _counts(subject, metric, pairs).items()}
@@ -48,8 +48,8 @@ def references_score_no_worse_than_nothing(subject: Subject[Metric]) -> None:
     right = perfect >= empty if metric.higher_is_better else perfect <= empty
     require(
         right,
-        f"the references as translations score {perfect:g}, empty lines {empty:g}; with higher_is_better = "
-        f"{metric.higher_is_better} empty lines are better, so --best-checkpoint-metric would keep a wrong one",
+        f"the references as translations score {perfect:g}, and empty lines score {empty:g}; with higher_is_better = "
+        f"{metric.higher_is_better} empty lines are better, so --best-checkpoint-metric would keep a wrong checkpoint",
     )
 
 

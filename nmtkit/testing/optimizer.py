@@ -134,7 +134,7 @@ def a_shard_is_stepped_as_the_whole_where_declared(subject: Subject[Optimizer]) 
     parts = torch.cat([stepped(slice(0, 3)), stepped(slice(3, 8))])
     require(
         torch.allclose(stepped(slice(0, 8)), parts, rtol=1e-4, atol=1e-6),
-        "it is registered with works_on_shards=True, but updates of two halves of a matrix differ from the update of "
+        "the optimizer has works_on_shards=True, but updates of two halves of a matrix differ from the update of "
         "the whole matrix; leave out works_on_shards",
     )
 

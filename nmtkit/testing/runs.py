@@ -101,7 +101,7 @@ def batch(*pairs: int) -> Batch:
 
 
 def train(names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
-    """Trains with the components `names` (by kind) until update `max_update`. Resumes an existing run in `save_dir`."""
+    """Trains until update `max_update`. `names` maps kinds to components. Resumes an existing run in `save_dir`."""
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
         Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), tiny_dataset(), Lines()).run()

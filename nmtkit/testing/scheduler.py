@@ -52,8 +52,8 @@ def resume_is_exact(subject: Subject[LRScheduler]) -> None:
             rate = _after(after, update)
             require(
                 rate == rates[update],
-                f"at update {update}, a run resumed after update {stop} has the rate {rate:g}, an uninterrupted run "
-                f"{rates[update]:g}; state() must return everything that observe changes",
+                f"at update {update}, a run resumed after update {stop} has the rate {rate:g}, and an uninterrupted "
+                f"run has {rates[update]:g}; state() must return everything that observe changes",
             )
 
 

@@ -94,7 +94,7 @@ def test_a_sentence_beyond_the_learned_positions_is_refused() -> None:
 def test_an_even_encoder_kernel_is_refused() -> None:
     with pytest.raises(ValueError, match="must be odd"):
         ConvS2SConfig(encoder_widths=(4,), encoder_kernels=(2,))
-    with pytest.raises(ValueError, match="give one of each"):
+    with pytest.raises(ValueError, match="give one width and one kernel"):
         ConvS2SConfig(decoder_widths=(4, 4), decoder_kernels=(3,))
 
 

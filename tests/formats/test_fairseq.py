@@ -271,7 +271,7 @@ def test_which_dictionary_is_the_sources_must_be_known(tmp_path: Path) -> None:
     folder = tmp_path / "separate"
     shutil.copytree(FOLDER / "separate", folder)
     change(folder, source_lang=None, target_lang=None, data="data-bin")
-    assert "contains dict.de.txt, dict.en.txt, but the checkpoint does not name its source language" in refused(folder)
+    assert "contains dict.de.txt, dict.en.txt, but the checkpoint does not name its languages" in refused(folder)
     for name, language in (("source", "en"), ("target", "de")):
         (folder / f"dict.{language}.txt").rename(folder / f"dict.{name}.txt")
         (folder / f"spm.{language}.model").rename(folder / f"spm.{name}.model")

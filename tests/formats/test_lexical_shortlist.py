@@ -120,5 +120,5 @@ def test_wrong_text_files_are_named_with_their_line(tokenizer: Tokenizer, tmp_pa
     with pytest.raises(ValueError, match="lex, line 2: expected a target piece, a source piece and a probability"):
         read(tmp_path / "lex", tokenizer)
     entries = LexicalEntries(np.array([5]), np.array([6]), None, np.array([4]))
-    with pytest.raises(ValueError, match="a binary shortlist has no probabilities"):
+    with pytest.raises(ValueError, match="which a binary shortlist lacks"):
         write_text(tmp_path / "out", entries, tokenizer)
