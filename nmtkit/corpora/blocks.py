@@ -1,7 +1,7 @@
 """Divides a corpus into blocks of lines for the workers of `preprocess`.
 
 A block has only the positions of its lines in the files. Workers read and decode the text. Memory is bounded, because
-text of lines above a size limit is not kept.
+the text of a line above a size limit is not kept.
 """
 
 import codecs
@@ -25,7 +25,7 @@ LINE_FEED = ord("\n")
 
 @dataclass(frozen=True)
 class Span:
-    """A range of whole lines of a file. The last line may lack its \\n. `read` deletes a `temporary` file."""
+    """A range of whole lines of a file. The last line may lack its \\n. If `temporary`, `read` deletes the file."""
 
     path: Path
     start: int  # position in bytes
@@ -54,8 +54,8 @@ class Block:
     """A range of lines of a corpus. A span is the place of these lines in the file of the source or target side.
 
     `first_line` is the number of the first line; the first line of a file has the number 1. `lines` is the number of
-    lines. An `over_long` block has one pair, with a line longer than the longest line that is read. The text of such a
-    block is not read; its pair is counted as dropped with the sizes of the spans.
+    lines. An `over_long` block has one pair with a line that is too long to be read. This pair counts as dropped, and
+    its example shows the sizes of the spans instead of the text.
     """
 
     first_line: int
@@ -77,7 +77,7 @@ class LineBlock:
 
 
 class LineReader:
-    """Reads a file in advance and finds the ends of the next lines. `take` takes some of these lines.
+    """Reads a file ahead and finds the ends of the next lines. `take` returns the span of some of these lines.
 
     The reader keeps text only if the file is compressed, and only lines of at most `longest` bytes.
     """
@@ -91,7 +91,7 @@ class LineReader:
         self._file = open_bytes(path)
         self._read = 0  # number of bytes read
         self._last_end = 0  # byte position in the file after the last line feed that was read
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # ends of lines not taken yet, as byte positions
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # byte positions of the ends of lines not taken yet
         # the text of the lines not taken yet, then the text of the open line, whose end has not been read yet
         self._text = bytearray()
         self._open_kept = 0  # number of bytes of the open line at the end of `_text`
@@ -146,7 +146,7 @@ class LineReader:
             self._open_kept = len(chunk) - (chunk.rfind(b"\n") + 1)
 
     def take(self, lines: int, size: int, temporary: Path | None) -> Span:
-        """Takes the next `lines` lines, which have `size` bytes.
+        """Returns the span of the next `lines` lines, which have `size` bytes, and removes these lines from the reader.
 
         If the file is compressed and `temporary` is not None, writes the lines to the file `temporary`.
         """
@@ -164,7 +164,7 @@ class LineReader:
         return span
 
     def count_lines(self) -> int:
-        """Reads to the end of the file and returns its number of lines. Logs the warnings of `LineDecoder`."""
+        """Reads the rest of the file. Returns the number of lines in the file. Logs the warnings of `LineDecoder`."""
         self._compressed = False  # text is not kept from here on
         while len(ends := self.look_ahead()):
             self.take(len(ends), int(ends[-1]), None)
@@ -178,7 +178,8 @@ class LineReader:
 def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
     """Yields the lines of a corpus in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
 
-    The division into blocks depends only on the text. A `shard` (i, n) consists of every n-th block, from block i on.
+    The division into blocks depends only on the text. A `shard` (i, n) has every n-th block, starting with block i. i
+    counts from 1.
     Text that is decompressed or extracted is written to files in `folder`. `Span.read` deletes these files. A line of
     more than `longest` bytes and more than BLOCK_BYTES is a separate `over_long` block.
 

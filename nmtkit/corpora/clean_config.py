@@ -13,7 +13,7 @@ DEFAULT_FILTERS = (
     *("length_ratio", "numbers", "urls", "currencies", "alignment"),
 )
 MODEL_PROBABILITY = 0.02  # default of --min-probability with models
-# Preset -> settings of filters that differ from their defaults.
+# Name of a preset -> settings of filters that the preset changes.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
     "crawl": {
@@ -23,13 +23,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 CLEAN_RULES = (
-    FlagRule("--from-scores", excludes=("--sample", "--seed", "--exclude", "--lid-model"), reason="scores are read"),
+    FlagRule(
+        "--from-scores", excludes=("--sample", "--seed", "--exclude", "--lid-model"), reason="the file has the scores"
+    ),
     FlagRule(
         "--from-scores",
         excludes=("--forward", "--backward", "--self-train", "--self-train-updates"),
-        reason="scores are read",
+        reason="the file has the scores",
     ),
-    FlagRule("--self-train", excludes=("--forward", "--backward"), reason="both give the two models"),
+    FlagRule("--self-train", excludes=("--forward", "--backward"), reason="each of these flags gives the two models"),
     FlagRule("--forward", needs=("--backward",)),
     FlagRule("--backward", needs=("--forward",)),
     FlagRule("--self-train-updates", needs=("--self-train",)),
@@ -43,23 +45,23 @@ class CleanConfig(Config):
     """Settings of `nmtkit clean`, except the settings of the filters."""
 
     source_lang: str = option(
-        ..., "source language, as in the names of files PREFIX.LANG or of columns", flag="-s/--source-lang",
+        ..., "source language: LANG in the file name PREFIX.LANG, or the name of a column", flag="-s/--source-lang",
         metavar="LANG", section="Files",
     )  # fmt: skip
     target_lang: str = option(..., "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
     output: str = option(
-        ..., "corpus to write: a prefix, .tsv, .tmx, .jsonl, .parquet or .zip; text files may end in .gz, .zst, …",
+        ..., "corpus to write: a prefix, .tsv, .tmx, .jsonl, .parquet or .zip; text formats may end in .gz, .zst, …",
         metavar="CORPUS",
     )  # fmt: skip
     dropped: str | None = option(
-        None, "write the dropped pairs to this corpus, with the column reason", metavar="CORPUS"
+        None, "write the dropped pairs to this corpus, with a column named reason", metavar="CORPUS"
     )  # fmt: skip
     columns: tuple[str, ...] = option(
         (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
         metavar="SOURCE,TARGET",
     )  # fmt: skip
     exclude: tuple[str, ...] = option(
-        (), "drop pairs that have a line of these corpora, such as test sets", metavar="CORPUS,…"
+        (), "drop pairs whose source or target is in one of these corpora, such as test sets", metavar="CORPUS,…"
     )
     scores: Path | None = option(
         None, "write the scores and the reason of each pair to this .parquet or .tsv file", metavar="FILE"
@@ -68,45 +70,46 @@ class CleanConfig(Config):
         None, "apply the limits to the scores in this file, without scoring the pairs again", metavar="FILE"
     )
     report: Path | None = option(
-        None, "write an HTML page with counts, histograms of the scores and examples", metavar="FILE.html"
+        None, "write an HTML page with counts, examples and histograms of the scores", metavar="FILE.html"
     )
 
     filters: tuple[str, ...] = option(
-        DEFAULT_FILTERS, "filters to apply, in this order; the first filter that drops a pair is the reason",
+        DEFAULT_FILTERS, "filters to apply, in this order; the first filter that drops a pair becomes its reason",
         metavar="NAME,…", section="Cleaning",
     )  # fmt: skip
     preset: Literal["curated", "crawl"] = option(
-        "curated", "limits of the filters: curated keeps nearly all good pairs, crawl drops more of both kinds"
+        "curated",
+        "limits of the filters: curated keeps nearly all good pairs; crawl drops more bad and more good pairs",
     )
     mend: bool = option(
         True, "mend wrong encodings, HTML entities, white space, invisible characters and Unicode normalization"
     )
     forward: Path | None = option(
-        None, "checkpoint of a model from source to target; with --backward, scores pairs by both models",
+        None, "checkpoint of a model from source to target; pairs are scored with this model and with --backward",
         metavar="FILE",
     )  # fmt: skip
     backward: Path | None = option(None, "checkpoint of a model from target to source", metavar="FILE")
     self_train: bool = option(
-        False, "train two small models on the best pairs, in the folder OUTPUT.models, and score pairs by both models"
+        False, "train two small models on the best pairs, in the folder OUTPUT.models, and score pairs with both models"
     )
     self_train_updates: int = option(1000, "updates of each model of --self-train", min=1, max=1_000_000)
     min_model: float = option(
-        0.0, "drop pairs whose score of both models, exp(-dual cross-entropy), is below X", min=0, max=1
+        0.0, "drop pairs whose score from the two models, exp(-dual cross-entropy), is below X", min=0, max=1
     )
     min_probability: float | None = option(
-        None, "drop pairs whose probability of being good, from all scores, is below X; none: 0.02 with models, else "
-        "no pair", min=0, max=1,
+        None, "drop pairs whose probability of being good, computed from all scores, is below X; none means 0.02 with "
+        "models, and no limit without models", min=0, max=1,
     )  # fmt: skip
     duplicates: Literal["pair", "source", "target", "none"] = option(
         "pair",
-        "drop pairs that equal another kept pair, source or target, without case, spaces and punctuation; the pair "
-        "with the highest probability, score of models or alignment stays, else the first pair",
+        "keep only one of the pairs with equal source and target (pair), equal source or equal target, ignoring case, "
+        "spaces and punctuation: the pair with the highest probability, model score or alignment score, else the first",
     )
     lid_model: Path | None = option(
-        None, "fastText model for the filters language and swapped, such as lid.176.ftz; none: py3langid",
+        None, "fastText model for the filters language and swapped, such as lid.176.ftz; none means py3langid",
         metavar="FILE",
     )  # fmt: skip
-    sample: int = option(100_000, "pairs from which the filters learn statistics", min=100, max=100_000_000)
+    sample: int = option(100_000, "number of pairs from which the filters learn statistics", min=100, max=100_000_000)
     seed: int = option(1, "seed of the sample", min=0, max=(1 << 63) - 1)
     workers: int | None = option(
         None, "number of scoring processes; none means one per core", min=1, max=1024, section="Running"

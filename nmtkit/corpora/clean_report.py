@@ -8,7 +8,7 @@ from nmtkit.corpora.cleaning import CleanReport, FilterReport
 from nmtkit.pages.charts import histogram
 from nmtkit.pages.document import Html, render
 
-CUT = 300  # characters of an example
+CUT = 300  # maximum number of characters of an example
 
 
 def page(report: CleanReport, source_lang: str, target_lang: str) -> str:

@@ -1,10 +1,10 @@
-"""`nmtkit clean`: mends the pairs of corpora, scores them, and drops pairs with a reason for each.
+"""`nmtkit clean`: mends and scores the pairs of corpora, and drops bad pairs. Each dropped pair gets a reason.
 
 Cleaning makes three passes over the pairs:
 
 1. The filters learn their statistics from a sample of the pairs.
 2. Worker processes mend and score all pairs, and write the mended text and the scores to scratch files.
-3. `Decision` drops pairs. The reason for a dropped pair is the first filter that drops it. Then `Decision` drops
+3. `Decision` drops pairs. The first filter that drops a pair becomes the reason of the pair. Then `Decision` drops
    near-duplicates of kept pairs, and writes the outputs.
 """
 
@@ -37,9 +37,9 @@ from nmtkit.processes.workers import Task, Workers
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that a run has decides which duplicate stays
+QUALITY = (PROBABILITY, MODEL, "alignment")  # which duplicate stays depends on the first available score
 EXAMPLES = 6  # number of examples on each side of a limit
-BINS = 48  # bars of a histogram
+BINS = 48  # number of bars in a histogram
 BLOCK = 4096
 
 Progress = Callable[[int], None]
@@ -54,7 +54,7 @@ class FilterReport:
     lowest: float = -np.inf
     highest: float = np.inf
     matching: int = 0
-    dropped: int = 0  # pairs that this filter drops, and no earlier filter
+    dropped: int = 0  # pairs that this filter drops and no earlier filter drops
     edges: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     histogram: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     dropped_examples: list[tuple[float, str, str]] = field(default_factory=list)  # distance to limit, source, target
@@ -196,7 +196,7 @@ def score_corpora(
     scratch: Path,
     on_progress: Progress,
 ) -> Scored:
-    """Mends and scores all pairs. Reads the scores `columns` from the file `config.from_scores`, if there is one."""
+    """Mends and scores all pairs. If `config.from_scores` is given, reads the scores `columns` from this file."""
     earlier = None
     active = list(filters.values())
     if config.from_scores is not None:
@@ -260,18 +260,18 @@ class Decision:
         for report in self.reports:
             report.histogram = np.zeros(max(0, len(report.edges) - 1), np.int64)
         self._overlaps = np.zeros((len(filters), len(filters)), np.int64)
-        self._unscored = 0  # pairs that no filter drops now, but that a filter dropped when the scores were made
+        self._unscored = 0  # kept pairs without late scores, because a filter dropped these pairs in the earlier run
         for start in range(0, count, 1 << 16):
             self._apply(slice(start, start + (1 << 16)))
         if self._unscored:
-            log.warning("%s pairs have no score of models, because a filter dropped them when %s was written; they are "
-                        "kept", f"{self._unscored:,}", config.from_scores)  # fmt: skip
+            log.warning("%s pairs are kept without a model score, because a filter dropped these pairs when %s was "
+                        "written", f"{self._unscored:,}", config.from_scores)  # fmt: skip
         if config.duplicates != "none":
             self.reports.append(FilterReport(DUPLICATE, "equal normalized pairs"))
             self._drop_duplicates(scratch)
 
     def _edges(self, index: int, each: Limits) -> npt.NDArray[np.float64]:
-        """Returns the edges of the bars of a histogram, which covers the limits and the middle 99.8 % of the scores."""
+        """Returns the edges of the bars of a histogram. The bars cover the limits and the middle 99.8 % of scores."""
         column = self._scored.scores[:: max(1, len(self._scored.scores) // 100_000), index]
         column = column[np.isfinite(column)]
         if not len(column):
@@ -300,7 +300,10 @@ class Decision:
             report.dropped += int((first == index).sum())
 
     def _drop_duplicates(self, scratch: Path) -> None:
-        """Drops kept pairs that equal a better kept pair, source or target. Ignores case, spaces and punctuation."""
+        """Drops kept pairs that equal a better kept pair on the sides that `config.duplicates` names.
+
+        The comparison ignores case, spaces and punctuation.
+        """
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
         hashes = scratch / "hashes"
@@ -348,7 +351,7 @@ class Decision:
         assert row == len(self._first) == kept + sum(report.dropped for report in self.reports)
         if not kept:
             counts = ", ".join(f"{report.name}: {report.dropped:,}" for report in self.reports if report.dropped)
-            raise ValueError(f"no pair is left of {row:,}: {counts}; are the languages or the columns exchanged?")
+            raise ValueError(f"no pair is left of {row:,}; dropped: {counts}; are languages or columns exchanged?")
         return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)
 
     def _reason(self, code: int) -> str | None:
@@ -361,7 +364,7 @@ class Decision:
         return Pairs(bad.sources, bad.targets, extras, bad.first)
 
     def _examples(self, block: Pairs, rows: slice) -> None:
-        """Collects, for each filter, the pairs nearest to its limits that it drops, or that all filters keep."""
+        """Collects examples for each filter: the dropped and the kept pairs with scores nearest to the limits."""
         scores, first = self._scored.scores[rows], self._first[rows]
         for index, report in enumerate(self.reports):
             if report.name == DUPLICATE:

@@ -62,7 +62,7 @@ class _Decompressed(io.RawIOBase):
             # gzip and bz2 report bad data as an OSError without errno
             raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix != ".zst":  # an error of zstandard, whose class is not imported here
+            if self._path.suffix != ".zst":  # the class of the errors of zstandard is not imported here
                 raise
             raise ValueError(f"{self._path} is damaged: {error}") from error
         if not data and self._path.suffix == ".zst":
@@ -76,7 +76,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def check_zstd_end(path: Path) -> None:
-    """Raises ValueError if the last frame of a .zst file is incomplete. The package zstandard does not report this.
+    """Raises ValueError if the last frame of a .zst file is incomplete. The package zstandard raises no error then.
 
     Reads the headers of all frames and blocks (RFC 8878, section 3.1).
     """
@@ -95,7 +95,7 @@ def check_zstd_end(path: Path) -> None:
             try:
                 position += zstandard.frame_header_size(start)
             except zstandard.ZstdError:
-                break  # the file ends inside a header, for which an error is raised below
+                break  # the file ends inside a header; the error is raised below
             last = False
             while not last and position < size:
                 file.seek(position)
@@ -106,7 +106,7 @@ def check_zstd_end(path: Path) -> None:
             if not last:
                 position = size + 1
     if position != size:
-        raise ValueError(f"{path} is damaged or truncated: it ends within a frame")
+        raise ValueError(f"{path} is damaged or truncated: the file ends within a frame")
 
 
 @contextmanager

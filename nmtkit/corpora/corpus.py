@@ -41,7 +41,7 @@ class Corpus:
         return str(self.source) if self.format else f"{self.source} and {self.target}"
 
     def position(self, number: int) -> str:
-        """Describes for messages where pair `number` is. Numbers start at 1."""
+        """Returns the position of pair `number` as text for messages. Numbers start at 1."""
         if self.format is not None:
             return f"{self.source}, pair {number}"
         return f"{self.source}:{number} and {self.target}:{number}"
@@ -75,7 +75,7 @@ class Pairs:
 
 
 def format_of(path: Path) -> str | None:
-    """Returns the format of a single file with both sides, by the suffix of its name, or None for any other file."""
+    """Returns the format of a file that has both sides. The suffix decides. Returns None for any other file."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         format = FORMATS.get(suffixes[-2]) if len(suffixes) > 1 else None
@@ -129,7 +129,7 @@ def locate_side(prefix: str, language: str) -> Path:
 
 
 def _codes(prefix: str) -> dict[str, list[Path]]:
-    """Returns the files that are named `prefix.CODE`, perhaps with the suffix of a compression, by their code."""
+    """Returns the files named `prefix.CODE` or, for example, `prefix.CODE.gz`, grouped by language code."""
     path = Path(prefix)
     result: dict[str, list[Path]] = {}
     if path.name and path.parent.is_dir():
@@ -168,5 +168,5 @@ def check_line_counts(paths: list[Path], lines: list[int]) -> None:
     for path, count in zip(paths[1:], lines[1:], strict=True):
         if count != lines[0]:
             raise ValueError(
-                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}: line i of each must belong to pair i"
+                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}; line i of each file belongs to pair i"
             )

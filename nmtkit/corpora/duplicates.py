@@ -1,8 +1,9 @@
 """Finds duplicate pairs in bounded memory: computes a 128-bit hash of each pair and searches for repeated hashes.
 
-The hash consists of 64 bits for each side: a multilinear hash of the ids, which is the sum over tokens of random(id) *
-random(position), modulo 2^64. A false match needs equal hashes on both sides. Among a billion pairs that differ on both
-sides, the probability of a false match is about 1e-21. For two pairs with one side in common, it is about 1e-19.
+The hash of a pair has 64 bits for each side: a multilinear hash of the ids. The multilinear hash is the sum over tokens
+of random(id) * random(position), modulo 2^64. A false match needs equal hashes on both sides. Among a billion pairs
+that differ on both sides, the probability of a false match is about 1e-21. For two pairs with one side in common, the
+probability is about 1e-19.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ def pair_keys(hashes: Keys) -> Keys:
 
 
 def tag_salt(tag: str) -> np.uint64:
-    """Returns the number to add to the source hashes of a corpus with this tag."""
+    """Returns a number for a tag. This number is added to source hashes, so that pairs with different tags differ."""
     return np.uint64(int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "little"))
 
 
@@ -86,9 +87,10 @@ def _chunks(hashes: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
 
 
 def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> Rows:
-    """Returns the rows of a partition whose pairs equal the pair of a better row, in ascending order.
+    """Returns the rows to drop in a partition, in ascending order: the rows that equal a better row.
 
-    The best row of equal pairs is the row with the highest `quality` [rows of all partitions], else the first row.
+    The row with the highest `quality` [rows of all partitions] is better, or the first row if the quality is equal or
+    None.
     """
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     rank = np.zeros(len(records)) if quality is None else -quality[records[:, 2].astype(np.int64)]

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from nmtkit.corpora.languages import subtags
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
-MAX_BYTES = 200  # bytes of a line that are read
-BUFFER = 1 << 13  # features whose weights are read at once
+MAX_BYTES = 200  # number of bytes at the beginning of a line that are read
+BUFFER = 1 << 13  # number of features whose weights are read at once
 
 
 class Identifier(Protocol):
@@ -27,7 +27,7 @@ class Identifier(Protocol):
 
     @property
     def languages(self) -> list[str]:
-        """The code of each column of the probabilities."""
+        """The language code of each column of the probabilities."""
 
     def probabilities(self, lines: Sequence[str]) -> Probabilities: ...
 
@@ -49,7 +49,7 @@ class BatchIdentifier:
         self._set_classes(list(model.nb_classes))
 
     def restricted(self, languages: Collection[str]) -> "BatchIdentifier":
-        """Returns an identifier of only these languages, which is faster, because it reads fewer weights."""
+        """Returns an identifier of only these languages. It is faster, because it reads fewer weights."""
         result = copy.copy(self)
         rows = [index for index, column in enumerate(self._column) if self.languages[column] in languages]
         classes = [self.languages[self._column[index]] for index in rows]
@@ -59,7 +59,7 @@ class BatchIdentifier:
 
     def _set_classes(self, classes: list[str]) -> None:
         self.languages = list(dict.fromkeys(classes))
-        self._column = [self.languages.index(name) for name in classes]  # two classes may be one language
+        self._column = [self.languages.index(name) for name in classes]  # several classes can have the same language
         self._first = [classes.index(name) for name in self.languages]
 
     def probabilities(self, lines: Sequence[str]) -> Probabilities:
@@ -70,7 +70,7 @@ class BatchIdentifier:
         scores = np.tile(self._prior, (len(lines), 1))
         rows, features = keys // len(self._weights), keys % len(self._weights)
         weights = np.log1p(counts.astype(np.float32))
-        for start in range(0, len(keys), BUFFER):  # so few features that their weights stay in the cache
+        for start in range(0, len(keys), BUFFER):  # the weights of a part fit into the CPU cache
             part = slice(start, start + BUFFER)
             weighted = np.take(self._weights, features[part], 0, mode="clip")
             weighted *= weights[part, None]
@@ -78,7 +78,7 @@ class BatchIdentifier:
             scores[rows[part][first]] += np.add.reduceat(weighted, first, 0)
         without = np.ones(len(lines), np.bool_)
         without[rows] = False
-        scores[without] = 0  # a line without features has no language
+        scores[without] = 0  # a line without features has equal scores for all languages
         scores /= np.sqrt(np.maximum(lengths, 1))[:, None].astype(np.float32)
         np.exp(scores - scores.max(1, keepdims=True), out=scores)
         scores /= scores.sum(1, keepdims=True)
@@ -88,17 +88,22 @@ class BatchIdentifier:
         return result
 
     def _counts(self, texts: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-        """Returns line x features + feature for each feature of each line, ascending, and the count of each."""
+        """Returns the features of all lines as ascending keys, and the count of each key.
+
+        The key of a feature of a line is line * (number of features) + feature.
+        """
         order = np.argsort(-lengths, kind="stable")
         width = int(lengths.max(initial=0))
-        table = np.zeros((width, len(texts)), np.uint8)  # bytes by position, longest line first
+        table = np.zeros((width, len(texts)), np.uint8)  # [positions, lines], the longest line first
         data = np.frombuffer(b"".join(texts), np.uint8)
         rank = np.empty(len(texts), np.int64)
         rank[order] = np.arange(len(texts))
         starts = np.cumsum(lengths) - lengths
         position = np.arange(len(data)) - np.repeat(starts, lengths)
         table[position, np.repeat(rank, lengths)] = data
-        active = np.searchsorted(-lengths[order], -np.arange(width), side="left")  # lines longer than the position
+        active = np.searchsorted(
+            -lengths[order], -np.arange(width), side="left"
+        )  # number of lines longer than each position
         states = np.zeros(len(texts), np.int64)
         found = []
         for index in range(width):
@@ -158,5 +163,5 @@ def identifier(path: Path | None) -> Identifier:
 
 
 def columns_of(languages: Sequence[str], code: str) -> list[int]:
-    """Returns the columns of a language. A language that the model lacks has no column."""
+    """Returns the indices of the codes in `languages` that have the language of `code`."""
     return [index for index, name in enumerate(languages) if subtags(name)[0] == subtags(code)[0]]

@@ -22,7 +22,7 @@ _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8})*")
 
 
 def subtags(code: str) -> list[str]:
-    """Returns the parts of a code in lower case. A language of three letters becomes its code of two letters."""
+    """Returns the parts of a code in lower case. A three-letter language code becomes the two-letter code, if any."""
     first, *rest = code.lower().replace("_", "-").split("-")
     return [SHORT_CODES.get(first, first), *rest]
 

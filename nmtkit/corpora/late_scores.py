@@ -61,7 +61,7 @@ def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_pr
 
 
 def noise(targets: Sequence[str], seed: int) -> list[str]:
-    """Returns a wrong target for each target, made of `targets`. Six errors that are typical of crawled text alternate.
+    """Returns a wrong target for each target. Six errors that are typical of crawled text take turns.
 
     The errors are: a different target of similar length, a lost beginning or end, reordered parts, words of other
     targets, an appended half of a different target, and halves of two different targets. If at most half of the targets
@@ -99,7 +99,7 @@ def noise(targets: Sequence[str], seed: int) -> list[str]:
 
 
 class PairProbability:
-    """A logistic regression: computes from all scores of a pair the probability that the pair is good.
+    """A logistic regression. It computes the probability that a pair is good from all scores of the pair.
 
     The probability assumes that half of all pairs are good. Each score gives one feature: the log odds of a
     probability, the logarithm of a model score (a negative cross-entropy), the distance to the nearest limit if a
@@ -193,11 +193,11 @@ class LateScorer:
         return np.column_stack(columns)[:, scores.shape[1] :]
 
     def _fit(self, blocks: Sequence[Path], scores: Matrix, kept: Rows) -> None:
-        """Finds the best pairs by filter scores. Fits models and regression on different parts of the best pairs."""
+        """Finds the best pairs by the scores of the filters. Fits the models and the regression to different pairs."""
         if len(kept) < FEWEST:
             raise ValueError(
                 f"the filters keep {len(kept)} pairs, but --self-train, --forward and --min-probability need at least "
-                f"{FEWEST}"
+                f"{FEWEST} pairs"
             )
         generator = np.random.default_rng(self._seed)
         rows = np.sort(generator.choice(kept, min(SAMPLE, len(kept)), replace=False))

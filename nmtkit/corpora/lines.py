@@ -34,7 +34,7 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
 
 @dataclass
 class LineDecoder:
-    """Decodes the lines of one file. Each call gets some whole lines. Counts the removed carriage returns."""
+    """Decodes the lines of one file, some whole lines at a time. Counts the removed carriage returns."""
 
     path: Path
     next_line: int = 1
@@ -60,7 +60,7 @@ class LineDecoder:
     def warn(self) -> None:
         """Logs a warning if a byte-order mark or carriage returns were removed."""
         if self.has_byte_order_mark:
-            log.warning("%s: the byte-order mark at its beginning is removed", self.path)
+            log.warning("%s: the byte-order mark at the beginning is removed", self.path)
         if self.carriage_returns:
             count = self.carriage_returns
             log.warning(
@@ -105,7 +105,7 @@ def lists_of_lines(path: Path, longest: int) -> Iterator[list[str]]:
 def line_windows(path: Path, size: int) -> Iterator[list[str]]:
     """Yields the lines of a file, which may be compressed, `size` lines at a time.
 
-    Raises OSError if the file cannot be read, and ValueError with file and line if it is empty or not UTF-8.
+    Raises OSError if the file cannot be read, and ValueError if the file is empty or is not UTF-8.
     """
     decoder = LineDecoder(path)
     with open_bytes(path) as file:

@@ -36,7 +36,7 @@ def fix_encoding() -> Callable[[str], str]:
 
 @cache
 def _kinds() -> npt.NDArray[np.uint8]:
-    """Returns for each code point the sum of the flags of the patterns that may match there."""
+    """Returns the sum of the flags of each code point. A flag means that a pattern may match at the character."""
     kinds = np.zeros(CODE_POINTS, np.uint8)
     for code in range(0x10000):
         sign = chr(code)
@@ -67,11 +67,11 @@ class Mender:
         side = Side(lines)
         codes = side.codes
         kinds = _kinds()[codes]
-        # The first character of a wrong encoding counts only before its second character.
+        # The flag ENCODING stays only if the next character can be the second character of a wrong encoding.
         kinds[:-1] &= np.where(kinds[1:] & CONTINUATION, 0xFF, 0xFF - ENCODING).astype(np.uint8)
         kinds &= 0xFF - CONTINUATION
         space, end = codes == 32, codes == 10
-        # two spaces, a space before or after a line feed, or a space at the very beginning
+        # The flag SPACES marks two adjacent spaces, a space next to a line feed, and a space at the very beginning.
         kinds[1:] |= np.where((space[1:] & (space[:-1] | end[:-1])) | (end[1:] & space[:-1]), SPACES, 0).astype(
             np.uint8
         )
@@ -114,7 +114,7 @@ class Mender:
 
 
 def _unescaped(line: str) -> str:
-    """Returns the line with its entities replaced, twice if they are escaped entities. Tags stay escaped."""
+    """Replaces the entities of a line by characters. Repeats this once, for double escapes. Tags stay escaped."""
     for _ in range(2):
         line = _ENTITY.sub(_character, line)
     return line

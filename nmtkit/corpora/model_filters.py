@@ -16,24 +16,22 @@ from nmtkit.text.ibm_model1 import LexicalTable
 Floats = npt.NDArray[np.float64]
 # A word, a number, or a character of a language without spaces between words.
 _WORD = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f]|[^\W\d_]+|\d+")
-MIN_COUNT = 5  # occurrences of a word in the sample; rarer words align by chance
-CALIBRATION = 10_000  # pairs for the logistic regression
-STEM = 6  # characters of a word that count, because a sample has few inflected forms
-MIN_SAMPLE, LID_SAMPLE = 1000, 10_000  # pairs that show which languages occur
-RIVALS = 8  # languages that are kept in any case, the most probable ones
-MIN_LETTERS = 12  # fewer letters have no reliable language
+MIN_COUNT = 5  # minimum number of occurrences of a word in the sample; rarer words align by chance
+CALIBRATION = 10_000  # approximate number of pairs for the logistic regression
+STEM = 6  # number of characters that represent a word, because a sample has few inflected forms of a word
+# minimum number of pairs in a sample for statistics; maximum number of pairs to find the languages of a corpus
+MIN_SAMPLE, LID_SAMPLE = 1000, 10_000
+RIVALS = 8  # number of the most probable languages, which are always kept
+MIN_LETTERS = 12  # with fewer letters, the language of a line is not reliable
 
 
 class Languages(NamedTuple):
-    """Probabilities of the lines of a side: of the side's language, of the opposite side's language, of a third one.
+    """Probabilities of languages for the lines of one side [lines], without the words that both sides have."""
 
-    `letters` is the number of letters on which the probabilities are based.
-    """
-
-    own: Scores
-    opposite: Scores
-    rival: Scores
-    letters: npt.NDArray[np.int64]
+    own: Scores  # probability of the language of this side
+    opposite: Scores  # probability of the language of the opposite side
+    rival: Scores  # highest probability of a language other than the language of this side
+    letters: npt.NDArray[np.int64]  # number of letters of each line
 
 
 def identifier_of(context: FilterContext) -> Identifier:
@@ -44,7 +42,7 @@ def identifier_of(context: FilterContext) -> Identifier:
 def fit_identifier(sample: TextBlock, context: FilterContext) -> None:
     """Restricts the identifier to the languages of the corpus and the languages that the identifier finds in a sample.
 
-    The other languages are rare or missing in the corpus, so that they cost time and cause only errors.
+    Other languages are rare or missing in the corpus. They would only take time and cause errors.
     """
     full = identifier(context.lid_model)
     if "identifier" in context.shared or not isinstance(full, BatchIdentifier) or len(sample) < MIN_SAMPLE:
@@ -62,7 +60,7 @@ def fit_identifier(sample: TextBlock, context: FilterContext) -> None:
 def own_words(block: TextBlock) -> tuple[Side, Side]:
     """Returns the lines of both sides without the words that both sides of a pair have, such as names.
 
-    Words in lower case stay if both sides have more than half of their words in common: the pair may be a copy.
+    If both sides have more than half of their words in common, the pair may be a copy. Words in lower case then stay.
     """
     lines = [list(side.lines) for side in block.sides]
     for row, (source, target) in enumerate(zip(*(side.word_sets for side in block.sides), strict=True)):
@@ -76,7 +74,7 @@ def own_words(block: TextBlock) -> tuple[Side, Side]:
 
 
 def languages_of(block: TextBlock, context: FilterContext) -> list[Languages]:
-    """Returns the probabilities for both sides. Filters that need them share the result."""
+    """Returns the probabilities for both sides. Several filters share the result."""
     if "languages" not in block.shared:
         model = identifier_of(context)
         result = []
@@ -101,8 +99,8 @@ def _letters(side: Side) -> npt.NDArray[np.int64]:
 class LanguageConfig(Config):
     min_language: float = option(
         -0.4,
-        "drop pairs if, on a side, the probability of the language minus the probability of the most probable other "
-        "language is below X",
+        "drop pairs if, on a side, the probability of the language of the side minus the probability of the most "
+        "probable other language is below X",
         min=-1,
         max=1,
     )
@@ -110,9 +108,10 @@ class LanguageConfig(Config):
 
 @FILTERS.register("language", LanguageConfig())
 class Language(Filter):
-    """The probability of the language of a side minus the highest probability of another language; the worse side.
+    """The probability of the language of a side minus the highest probability of another language.
 
-    A side with fewer than 12 letters, or in a language that the model does not know, has 1.
+    The smaller difference of the two sides counts. The difference of a side with fewer than 12 letters, or in a
+    language that the model does not know, is 1.
     """
 
     unit = "difference of probabilities"
@@ -142,7 +141,7 @@ class SwappedConfig(Config):
 
 @FILTERS.register("swapped", SwappedConfig())
 class Swapped(Filter):
-    """The probability that the sides are exchanged: each side in the language of the other side; the worse side."""
+    """The smaller of two probabilities: target language on the source side, and source language on the target side."""
 
     unit = "probability"
     highest = 0.3
@@ -198,8 +197,8 @@ class Vocabulary:
 @dataclass(frozen=True, kw_only=True)
 class AlignmentConfig(Config):
     min_alignment: float = option(
-        0.15, "drop pairs whose probability of being translations of each other, by their words, is below X", min=0,
-        max=1,
+        0.15, "drop pairs if the probability that the sides are translations of each other, computed from their words, "
+        "is below X", min=0, max=1,
     )  # fmt: skip
     alignment_iterations: int = option(4, "iterations of IBM model 1 on the sample", min=1, max=50)
 
@@ -208,10 +207,11 @@ class AlignmentConfig(Config):
 class Alignment(Filter):
     """The probability that the sides are translations of each other, from IBM model 1 in both directions.
 
-    Each half of the sample trains a table for each direction, and the lower score counts: a table gives a high score to
-    a wrong pair that has trained it. A logistic regression over the scores and lengths separates the pairs of the
-    sample from pairs with the target of another pair of like length. Pairs with fewer than 3 known words on a side have
-    1: their words say too little. So have all pairs if the sample is small.
+    Each half of the sample trains a table for each direction. The lower score of the two tables counts, because a table
+    gives a high score even to a wrong pair if the pair was in its training data. A logistic regression over the scores
+    and lengths separates the pairs of the sample from wrong pairs. A wrong pair has the target of a different pair of
+    similar length. The probability is set to 1 for pairs with fewer than 3 known words on a side, and for all pairs if
+    the sample is small.
     """
 
     unit = "probability"
@@ -237,7 +237,7 @@ class Alignment(Filter):
                 LexicalTable.train(sides[1], sides[0], sizes[1], sizes[0], iterations),
             ))  # fmt: skip
         some = rows[:: max(1, len(rows) // CALIBRATION)]
-        order = some[np.lexsort((some, source.lengths[some], target.lengths[some]))]  # neighbours have like lengths
+        order = some[np.lexsort((some, source.lengths[some], target.lengths[some]))]  # neighbours have similar lengths
         good = self._features(source.rows(order), target.rows(order))
         bad = self._features(source.rows(order), target.rows(np.roll(order, 7)))
         features = np.concatenate((good, bad))

@@ -24,9 +24,9 @@ log = logging.getLogger("nmtkit")
 def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARACTERS) -> Iterator[Pairs]:
     """Yields all pairs of a corpus in blocks of up to `size` pairs and about `characters` characters per side.
 
-    A line feed inside a text becomes a space, and carriage returns at the end of a text are removed; a warning counts
-    these texts. Raises ValueError if the corpus has no pair, and, at the end of the shorter side, if the sides have
-    different numbers of lines.
+    A line feed inside a text becomes a space. Carriage returns at the end of a text are removed. A warning has the
+    number of changed texts. Raises ValueError if the corpus has no pair. Also raises ValueError, after the pairs of the
+    shorter side, if the sides have different numbers of lines.
     """
     rows = _lines(corpus) if corpus.format is None else _READERS[corpus.format](corpus)
     checked = _OneLine(corpus.source)
@@ -74,7 +74,7 @@ class _OneLine:
 def windows_of_side(
     path: Path, index: int, languages: tuple[str | None, str | None], size: int = BLOCK_PAIRS
 ) -> Iterator[list[str]]:
-    """Yields the texts of one side of a single file, `size` texts at a time: 0 is the source, 1 the target."""
+    """Yields the texts of one side of a single file, `size` texts at a time. Side 0 is the source, 1 the target."""
     for part in pairs(locate(str(path), *languages), size):
         yield (part.sources, part.targets)[index]
 
@@ -112,7 +112,7 @@ def _zip(corpus: Corpus) -> Iterator[Row]:
 
 
 def _members(names: list[str], corpus: Corpus) -> list[str]:
-    """Returns the members with the source and the target text. Their names differ only in the language code."""
+    """Returns the names of the two members with the source and target text, which differ only in the language code."""
     stems: dict[str, dict[str, str]] = {}
     for name in names:
         stem, _, code = name.rpartition(".")

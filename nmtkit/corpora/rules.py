@@ -44,7 +44,7 @@ def _marked(rows: list[int], size: int) -> Scores:
 @dataclass(frozen=True, kw_only=True)
 class EmptyConfig(Config):
     min_characters: int = option(
-        1, "drop pairs with fewer than N characters on a side, without spaces", min=1, max=1000
+        1, "drop pairs with fewer than N characters on a side; spaces do not count", min=1, max=1000
     )
 
 
@@ -91,8 +91,8 @@ class Length(Filter):
 class LengthRatioConfig(Config):
     max_length_z: float = option(
         3.5,
-        "drop pairs whose length ratio is more than X standard deviations from the ratio of the corpus, for pairs of "
-        "similar length",
+        "drop pairs whose length ratio is more than X standard deviations from the median ratio of pairs of similar "
+        "length",
         min=1,
         max=100,
     )
@@ -104,8 +104,9 @@ class LengthRatio(Filter):
 
     Lengths are in characters. The standard deviation is computed from the quartiles of the sample, because noise hardly
     changes quartiles. Each class of source lengths and each class of target lengths has a median and a standard
-    deviation. The larger of the two distances counts. Both are needed: a truncated target is unusually short for its
-    source, but usual among pairs with the same target length, because many of these pairs are truncated.
+    deviation. A pair has a distance in both classes, and the larger distance counts. Both classes are needed: a
+    truncated target is unusually short for its source, but usual among pairs with the same target length, because many
+    of these pairs are truncated.
     """
 
     unit = "standard deviations"
@@ -141,18 +142,20 @@ class LengthRatio(Filter):
 @dataclass(frozen=True, kw_only=True)
 class CopyConfig(Config):
     max_copied: float = option(
-        0.75, "drop pairs if both sides have more than this share of their words in lower case in common", above=0,
+        0.75, "drop pairs if more than this share of the lower-case words is on both sides", above=0,
         max=1,
     )  # fmt: skip
 
 
 @FILTERS.register("copy", CopyConfig())
 class Copy(Filter):
-    """The share of lower-case words that are on both sides, among the lower-case words of the side with more of them.
+    """The share of the lower-case words that are on both sides.
 
-    The share is 0 if fewer than 3 lower-case words are on both sides, because names and codes are the same in both
-    languages. The share is 1 if both sides are equal, have at least 4 words, and more than a third of the words is in
-    lower case.
+    The share is relative to the side with more lower-case words. The share is 0 if fewer than 3 lower-case words, or
+    fewer than half of the words of the shorter side, are on both sides. Names and codes can be the same in both
+    languages. The share of a pair with equal sides of at least 4 words is 1 if more than a third of the words with
+    letter case is in lower case, or if no word has letter case. The share of a pair with equal sides of fewer words is
+    1 if a side has more than 20 characters and not only ASCII characters.
     """
 
     unit = "share of words"
@@ -192,7 +195,7 @@ class ScriptConfig(Config):
 
 @FILTERS.register("script", ScriptConfig())
 class Script(Filter):
-    """The share of the letters of a side that are in its usual scripts. The smaller share of the two sides counts.
+    """The share of the letters of a side in the usual scripts of this side. The smaller share of both sides counts.
 
     A script is usual if it has at least 5 % of the letters of this side in the sample. The share of a line with fewer
     than 8 letters is 1, because names and units are often in another script.
@@ -234,8 +237,9 @@ class NumbersConfig(Config):
 class Numbers(Filter):
     """1 if each side has a number that the other side lacks, otherwise 0.
 
-    Number words on one side are therefore allowed. Separators, leading zeros and trailing zeros do not count, so that
-    "1,000.50" equals "1.000,5". Decades ("1980s", "80er") and hours ("3 pm", "15") may differ.
+    Therefore, a side may have a word in place of a number. Separators, leading zeros and trailing zeros do not count,
+    so that "1,000.50" equals "1.000,5". Different forms of a decade ("1980s", "80er") or an hour ("3 pm", "15") are
+    equal.
     """
 
     highest = 0.5
@@ -331,16 +335,16 @@ class Currencies(Filter):
 @dataclass(frozen=True, kw_only=True)
 class RepetitionConfig(Config):
     max_repetition: float = option(
-        0.2, "drop pairs if more than this share of the three-word sequences of a side repeats an earlier one", min=0,
-        max=1,
+        0.2, "drop pairs if more than this share of the three-word sequences of a side repeats an earlier sequence",
+        min=0, max=1,
     )  # fmt: skip
 
 
 @FILTERS.register("repetition", RepetitionConfig())
 class Repetition(Filter):
-    """The share of three-word sequences that repeat an earlier sequence of the line. The larger share counts.
+    """The share of the three-word sequences of a side that repeat an earlier sequence.
 
-    The share of a line with fewer than 8 words is 0.
+    The larger share of the two sides counts. The share of a line with fewer than 8 words is 0.
     """
 
     unit = "share of sequences"

@@ -34,7 +34,7 @@ def _arrow() -> Any:
 
 
 class ScoreWriter:
-    """A context that writes one row for each pair. The file appears completely at its end, or not at all."""
+    """A context that writes one row for each pair. The file appears completely at the end of the context, or never."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,7 +139,7 @@ class ScoreReader:
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError(
-                    f"{self.path} has {self._read + len(self._rest):,} rows, fewer than the corpora have pairs; give "
+                    f"{self.path} has {self._read + len(self._rest):,} rows, but the corpora have more pairs; give "
                     "the corpora of the run that wrote the scores"
                 )
             self._rest = np.concatenate((self._rest, batch))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nmtkit.corpora.texts import Counts, Side
 
-# Ranges of Unicode blocks, first and last code point. Characters outside of these ranges are not counted.
+# First and last code point of the Unicode ranges of each script. Characters outside of these ranges are not counted.
 SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
     "Latin": ((0x41, 0x5A), (0x61, 0x7A), (0xC0, 0x24F), (0x1E00, 0x1EFF), (0xFF21, 0xFF3A), (0xFF41, 0xFF5A)),
     "Greek": ((0x370, 0x3FF), (0x1F00, 0x1FFF)),
@@ -50,7 +50,7 @@ def _table() -> npt.NDArray[np.uint8]:
     for number, ranges in enumerate(SCRIPTS.values(), 1):
         for first, last in ranges:
             table[first : last + 1] = number
-    table[[0xD7, 0xF7]] = 0  # signs of multiplication and division
+    table[[0xD7, 0xF7]] = 0  # × and ÷ are not letters
     return table
 
 

@@ -19,7 +19,7 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
-    """Returns the indexes of the source and target columns, or None if the names do not identify them.
+    """Returns the indexes of the source and target columns, or None if the names do not identify both columns.
 
     Raises ValueError if a column that the user named does not exist.
     """
@@ -102,9 +102,10 @@ def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
 
 
 def read_jsonl(corpus: Corpus) -> Iterator[Row]:
-    """Yields the pairs of a file with a JSON object on each line: {"en": …, "de": …}, also inside "translation".
+    """Yields the pairs of a file with a JSON object on each line: {"en": …, "de": …}.
 
-    Raises ValueError with file and line for a line that is not such an object.
+    The texts may also be in an object with the key "translation". Raises ValueError with file and line for a line that
+    is not such an object.
     """
     number = 0
     for lines in line_windows(corpus.source, WINDOW):
@@ -155,7 +156,7 @@ def _arrow() -> Any:
 
 
 def read_parquet(corpus: Corpus) -> Iterator[Row]:
-    """Yields the pairs of a Parquet file, with the columns of `read_jsonl`."""
+    """Yields the pairs of a Parquet file. A row is like an object of `read_jsonl`."""
     yield from _parquet_rows(corpus, corpus.source, 0)
 
 

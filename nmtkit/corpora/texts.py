@@ -25,7 +25,7 @@ def _hash() -> RowHash:
     return RowHash(CODE_POINTS, 0)
 
 
-LETTER, DIGIT, CURRENCY, SEPARATOR, BLANK = 1, 2, 4, 8, 16  # kinds of characters
+LETTER, DIGIT, CURRENCY, SEPARATOR, BLANK = 1, 2, 4, 8, 16  # kinds of characters; a character can have several kinds
 CURRENCY_SIGNS = "$€£¥₹₽₩₺₴₪฿"
 SEPARATORS = "|»›·•"  # between the items of a menu
 
@@ -68,7 +68,7 @@ class Side:
         return _kinds()[self.codes]
 
     def has(self, kind: int) -> Mask:
-        """Returns whether each line has a character of the kind."""
+        """Returns a mask of the lines that have a character of this kind."""
         result = np.zeros(len(self.lines), np.bool_)
         result[np.searchsorted(self.ends, np.flatnonzero(self.kinds & kind), side="right")] = True
         return result

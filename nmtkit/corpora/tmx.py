@@ -28,9 +28,9 @@ log = logging.getLogger("nmtkit")
 def read_tmx(corpus: Corpus) -> Iterator[Row]:
     """Yields a pair for each translation unit that has both languages. Units are read one by one, in bounded memory.
 
-    Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit become the other columns of the
-    pair, next to the two texts. Logs the
-    number of units without both languages. Raises ValueError if the file is not XML, or if no unit has both languages.
+    Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit become further columns of the
+    pair, next to the two texts. Logs the number of units without both languages. Raises ValueError if the file is not
+    XML, or if no unit has both languages.
     """
     path = corpus.source
     languages: tuple[str | None, str | None] = corpus.languages
@@ -61,13 +61,13 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
         except ElementTree.ParseError as error:
             line, column = error.position
             reason = str(error).partition(": line ")[0]
-            raise ValueError(f"{path}:{line}: it is not valid XML at column {column + 1}: {reason}") from None
+            raise ValueError(f"{path}:{line}: the file is not valid XML at column {column + 1}: {reason}") from None
     wanted = " and ".join(language for language in languages if language)
     if not pairs:
         raise ValueError(f"{path} has no unit with {wanted or 'two languages'}; its languages are {', '.join(seen)}")
     if incomplete:
         units = "1 unit" if incomplete == 1 else f"{incomplete:,} units"
-        log.warning("%s: %s without %s left out", path, units, wanted or "exactly two languages")
+        log.warning("%s: skipped %s without %s", path, units, wanted or "exactly two languages")
 
 
 def _texts(unit: ElementTree.Element) -> dict[str, str]:
@@ -95,7 +95,7 @@ def _text(element: ElementTree.Element) -> str:
 
 @lru_cache(maxsize=256)
 def _sides(codes: tuple[str, ...], languages: tuple[str | None, str | None]) -> tuple[str, str] | None:
-    """Returns the codes of source and target. Without a given language, the unit must have exactly two languages."""
+    """Returns the codes of source and target. If a language is None, the unit must have exactly two languages."""
     source, target = languages
     first = None if source is None else best_match(source, codes)
     second = None if target is None else best_match(target, codes)

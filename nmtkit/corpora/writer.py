@@ -37,7 +37,7 @@ def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
 
 
 class CorpusWriter:
-    """A context that writes pairs to a corpus. The files appear at its end, or not at all after an error.
+    """A context that writes pairs to a corpus. The files appear at the end of the context, or never after an error.
 
     Tabs in a text of a .tsv, and control characters in a text of a .tmx, become spaces; a warning counts the changed
     texts. Two files of lines and a .zip cannot contain other columns.
@@ -109,7 +109,7 @@ class CorpusWriter:
                         ", ".join(self._names))  # fmt: skip
 
     def write(self, pairs: Pairs) -> None:
-        """Appends pairs. Raises ValueError if a table would need other columns than for the first pairs."""
+        """Appends pairs. Raises ValueError if a .tsv or .parquet needs a column that the first pairs do not have."""
         if self._names is None and len(pairs):
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":

@@ -66,7 +66,7 @@ def links_of_pieces(
         index = (np.cumsum(words.per_line) - words.per_line)[rows] + links[:, side]
         first.append(words.first_piece[index])
         count.append(words.pieces[index])
-    products = count[0] * count[1]  # number of piece links of each word link
+    products = count[0] * count[1]  # number of links between pieces for each link between words
     within = np.arange(products.sum()) - np.repeat(np.cumsum(products) - products, products)
     source = np.repeat(first[0], products) + within // np.repeat(count[1], products)
     target = np.repeat(first[1], products) + within % np.repeat(count[1], products)

@@ -27,7 +27,7 @@ from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 Mask = npt.NDArray[np.bool_]
 
 CACHED_WORDS = 1 << 18  # maximum number of words in the table (about 30 MB); a larger table is cleared
-WORDS_PER_LINE = 24  # words in a line for SentencePiece; longer lines would make its heap larger
+WORDS_PER_LINE = 24  # number of words in a line for SentencePiece; longer lines need more memory
 
 
 @dataclass(frozen=True, eq=False)

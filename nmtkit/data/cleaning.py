@@ -44,7 +44,7 @@ def drops(reason: str, config: PreprocessConfig) -> bool:
 
 @dataclass(frozen=True)
 class Example:
-    """A pair to which a reason applies. Each line is cut after EXAMPLE_CHARACTERS characters."""
+    """An example of a pair that is dropped or counted. Each line is cut after EXAMPLE_CHARACTERS characters."""
 
     position: str  # file:line
     source: str

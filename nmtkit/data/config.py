@@ -63,7 +63,7 @@ class PreprocessConfig(Config):
 
     source_lang: str = option(
         "",
-        "source language: LANG in the file name PREFIX.LANG, or the name of a column; en includes en-GB and eng_Latn",
+        "source language: LANG in file names PREFIX.LANG, or the name of a column; en also matches en-GB and eng_Latn",
         flag="-s/--source-lang",
         metavar="LANG",
         section="Files",

@@ -102,7 +102,7 @@ def write_offsets(lengths: Path, offsets: Path) -> None:
 
 
 def write_rows(runs: Iterator[Rows], inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Copies the rows of each input file to the output file with the same index, in the order of `runs`.
+    """Copies the rows of each input file to the output file with the same index. `runs` has the row numbers in order.
 
     Files of offsets (int64) and files of lengths (int32) alternate in `inputs` and `outputs`.
     """

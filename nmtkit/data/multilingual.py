@@ -234,8 +234,8 @@ class _RowWriter:
     def add(self, rows: Rows, numbers: Numbers, offsets: Any, lengths: Any) -> None:
         """Writes n rows.
 
-        `rows` [n, 2] has the indexes of the source and target sentences, and `numbers` [n] the directions. `offsets`
-        and `lengths` have one entry for each stored sentence.
+        `rows` [n, 2] has the indexes of the source and target sentences. `numbers` [n] has the indexes of the
+        directions. `offsets` and `lengths` have one entry for each stored sentence.
         """
         for side, skipped in enumerate((0, self._skipped)):
             self._files[2 * side].write((offsets[rows[:, side]] + skipped).astype(np.int64).tobytes())

@@ -65,7 +65,7 @@ class ParallelFiles:
         return " and ".join(dict.fromkeys(f"{name}:{number}" for name in self.names))
 
     def language_pairs(self, numbers: Mapping[Direction, int]) -> list[LanguagePair]:
-        """Returns the pairs of languages that have at least one direction. `numbers` numbers the directions."""
+        """Returns the pairs of languages with at least one direction. `numbers` has the index of each direction."""
         result: dict[tuple[int, int], list[int]] = {}
         for source, target in self.directed:
             first, second = sorted((source, target), key=lambda index: self.languages[index])
@@ -81,8 +81,8 @@ class ParallelFiles:
 def open_corpora(entries: Sequence[CorpusEntry], scratch: Path) -> dict[str, list[ParallelFiles]]:
     """Returns the corpora of train, valid and test. Extracts formats such as .tmx to files of lines in `scratch`.
 
-    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect, or if the first
-    language of a file has different lines in the pairs with different languages.
+    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect. Also raises ValueError
+    if the lines of the first language in a file depend on the language of the other side.
     """
     result: dict[str, list[ParallelFiles]] = {split: [] for split in SPLITS}
     for entry in entries:
@@ -127,8 +127,8 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
         sources.append(digest.digest())
         if sources[0] != digest.digest():
             raise ValueError(
-                f"{name} pairs different {languages[0]} lines with {languages[1]} and with {languages[index]}; write "
-                "an entry for each pair of languages"
+                f"the {languages[0]} lines of {name} that belong to {languages[1]} and to {languages[index]} differ; "
+                "write an entry for each pair of languages"
             )
     return extracted, (Path(name),) * len(languages)
 

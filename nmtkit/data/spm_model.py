@@ -33,7 +33,7 @@ class ModelFacts:
 
 
 def model_facts(model: bytes) -> ModelFacts:
-    """Reads the facts of a model file. Raises ValueError if the file is not a protocol buffer."""
+    """Returns the properties of a model file. Raises ValueError if the file is not a protocol buffer."""
     fields = dict(_fields(model, only=(TRAINER_SPEC, NORMALIZER_SPEC)))
     trainer = dict(_fields(_message(fields.get(TRAINER_SPEC, b""))))
     normalizer = dict(_fields(_message(fields.get(NORMALIZER_SPEC, b""))))

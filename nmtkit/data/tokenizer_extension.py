@@ -50,7 +50,8 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
 def extended_by_pairs(tokenizer: Tokenizer, config: PreprocessConfig, train: Sequence[Corpus]) -> Tokenizer:
     """Extends the tokenizer with pieces of the training text.
 
-    The pieces come from the sides whose language the tokenizer does not have, or else from both sides.
+    The pieces come from the sides whose language the tokenizer does not have. If there is no such side, the pieces come
+    from both sides.
     """
     new = [code is not None and code not in tokenizer.languages for code in config.languages]
     samples = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)

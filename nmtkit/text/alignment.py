@@ -1,4 +1,4 @@
-"""Finds the words of a text, links the words of a source and its translation, and maps positions by these links."""
+"""Finds the words of a text, links the words of a translation to source words, and maps positions with these links."""
 
 import re
 import unicodedata
@@ -19,7 +19,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class Link:
-    """A word of a translation, and the source word that it translates. Positions are in characters, ends exclusive."""
+    """A word of a translation, and its source word. Positions are in characters; ends are exclusive."""
 
     source_start: int
     source_end: int
@@ -84,7 +84,7 @@ def _joins(text: str, index: int, before: str) -> bool:
 
 
 def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
-    """Returns the span in `text` of each piece of its SentencePiece encoding.
+    """Returns the span of each piece in `text`. `pieces` is the SentencePiece encoding of `text`.
 
     The byte pieces of one character share the span of the character. A piece that is not in the text, such as a byte of
     an invalid sequence, has an empty span.
@@ -133,7 +133,7 @@ def word_links(
 
 
 def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
-    """Returns for each piece the indices of the sorted `spans` that the piece overlaps."""
+    """Returns a list for each piece: the indices of the sorted `spans` that the piece overlaps."""
     ends = [end for _, end in spans]
     overlaps = []
     for start, end in pieces:
@@ -147,7 +147,7 @@ def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
 
 
 class PositionMap:
-    """Maps positions at the edges of source words to positions in the translation, by the links between words."""
+    """Maps positions at the edges of source words to positions in the translation. Uses the links between words."""
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
         self.source_length, self.target_length = len(source), len(target)
@@ -174,11 +174,11 @@ class PositionMap:
     def target_position(self, position: int) -> int:
         """Returns the position in the translation for a position at the edge of a source word.
 
-        The result is the end of the translation of the word before `position`. If this word has no translation, it is
-        the start of the translation of the next word, or else the edge of the nearest word with a translation. The
-        start of the source maps to the start of the translation. The end of the source maps to the position before the
-        last punctuation of the translation, or to the position after this punctuation if `position` is after the last
-        punctuation of the source.
+        The result is an edge of the translation of the nearest linked word: the end of the translation if this word is
+        before `position`, the start if it is after `position`. Without links, the result is the end of a word at about
+        the same share of the length. The start of the source maps to the start of the translation. The end of the
+        source maps to the position before the last punctuation of the translation, or to the position after this
+        punctuation if `position` is after the last punctuation of the source.
         """
         if position <= self.first_letter:
             return self.start

@@ -35,7 +35,7 @@ class Parts:
         return self.parts[index - 1] if index else (0, 0)
 
     def meet(self, start: int, end: int) -> bool:
-        """Returns whether any part overlaps the range from `start` to `end`, or is a position between them."""
+        """Returns whether any part overlaps the range from `start` to `end`, or is a position inside this range."""
         other = self.before(end)
         return start < other[1] if other[0] < other[1] else start < other[0]
 
@@ -49,9 +49,10 @@ class Parts:
 
 
 def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Applies disjoint edits to `target`. Returns the text, and links of its kept words and inserted spans.
+    """Applies disjoint edits to `target`. Returns the new text, and the links of the kept words and inserted spans.
 
-    Spans inserted at the same position are ordered as in the source. Spaces separate inserted spans from words.
+    Spans that are inserted at the same position are ordered as in the source. Inserted spans are separated from words
+    by spaces.
     """
     parts: list[str] = []
     moved: list[Link] = []
@@ -98,5 +99,5 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a span needs a space before or after the adjacent `char`. Characters in `close` need none."""
+    """Returns whether a span needs a space before or after the adjacent `char`. Characters in `close` need no space."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

@@ -66,7 +66,8 @@ class Glossary:
     def find(self, text: str, capitals: bool = False) -> list[Occurrence]:
         """Finds the terms that occur in a text as whole words.
 
-        Of overlapping terms, the term that begins first wins. If several begin at the same word, the longest term wins.
+        If terms overlap, the term that begins first wins. If several terms begin at the same word, the longest term
+        wins.
 
         A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all in
         `capitals`, case is ignored.
@@ -131,7 +132,10 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[int, Term | None]:
-    """Returns end and term of the longest match at `start`, or (`start`, None). `first` replaces `keys[start]`."""
+    """Returns the end and the term of the longest match at `start`, or (`start`, None).
+
+    `first` replaces `keys[start]`.
+    """
     longest: tuple[int, Term | None] = start, None
     node = trie.get(first)
     index = start + 1
@@ -147,7 +151,7 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
 
 
 def forms(target: str) -> list[str]:
-    """Returns the target term. If its first word is in small letters, also returns the term with a capital letter."""
+    """Returns the target term. If its first word is in small letters, also returns a form with a capital first letter."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]

@@ -2,7 +2,8 @@
 
 Brown et al. 1993, "The Mathematics of Statistical Machine Translation", section 4.1. Words are integers, such as the
 ids of pieces. Only pairs of words that occur together in some sentence pair have an entry, so the size of the table
-grows with the text and not with the product of the vocabularies. For the other direction, exchange source and target.
+grows with the text and not with the product of the vocabulary sizes. For the other direction, exchange source and
+target.
 """
 
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ Ids = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.int64]
 
-# A link is a target word with one source word of its sentence, or with the NULL word. Its key is source x targets +
-# target, where `targets` is the size of the target vocabulary.
+# A link is a target word with one source word of its sentence pair, or with the NULL word. The key of a link is
+# source * targets + target, where `targets` is the size of the target vocabulary.
 
 
 class Sentences(Protocol):
@@ -42,23 +43,23 @@ class Links(NamedTuple):
 
     first: int  # index of the first pair
     last: int  # index of the pair after the last
-    keys: Keys  # all links, grouped by target word
-    starts: Keys  # first link of each target word
+    keys: Keys  # keys of all links, grouped by target word
+    starts: Keys  # index of the first link of each target word
     widths: Keys  # number of links of each target word
 
 
 class Entries(NamedTuple):
     """The entries of the links of consecutive sentence pairs."""
 
-    last: int  # pair after the last
+    last: int  # index of the pair after the last
     distinct: npt.NDArray[np.int32]  # the entries that occur, ascending
     position: npt.NDArray[np.int32]  # index in `distinct` of the entry of each link
-    starts: Keys  # first link of each target word
-    widths: Keys  # links of each target word
+    starts: Keys  # index of the first link of each target word
+    widths: Keys  # number of links of each target word
 
 
 def blocks(source: Sentences, target: Sentences, targets: int, null: int, first: int = 0) -> Iterator[Links]:
-    """Yields the links of the pairs from pair `first` on, in blocks of about `BLOCK_LINKS`.
+    """Yields the links of the pairs from pair `first` on, in blocks of about `BLOCK_LINKS` links.
 
     Blocks without target words are left out.
     """
@@ -89,15 +90,15 @@ class LexicalTable:
 
     sources: int  # size of the source vocabulary; the id `sources` is the NULL word
     targets: int
-    keys: Keys  # [entries], ascending: source x targets + target
+    keys: Keys  # [entries], ascending: source * targets + target
     probabilities: Floats  # [entries]
 
     @staticmethod
     def train(source: Sentences, target: Sentences, sources: int, targets: int, iterations: int = 5) -> "LexicalTable":
-        """Returns the table of maximum likelihood after EM from uniform probabilities.
+        """Trains a table by maximum likelihood. The EM algorithm starts from uniform probabilities.
 
         `sources` and `targets` are the sizes of the vocabularies. Raises ValueError if the number of sentences differs,
-        if a length is wrong, or if an id is outside its vocabulary.
+        if the lengths do not add up to the number of ids, or if an id is outside its vocabulary.
         """
         check(source, target, sources, targets)
         keys = np.empty(0, np.int64)
@@ -155,7 +156,7 @@ class LexicalTable:
 
 
 def check(source: Sentences, target: Sentences, sources: int, targets: int) -> None:
-    """Raises ValueError unless both sides have the same number of sentences, with ids of their vocabularies."""
+    """Raises ValueError unless both sides have the same number of sentences, and all ids are in the vocabularies."""
     if len(source.lengths) != len(target.lengths):
         raise ValueError(
             f"{len(source.lengths):,} source sentences and {len(target.lengths):,} target sentences are not pairs"
@@ -197,7 +198,7 @@ def _distinct_with_index(keys: Keys) -> tuple[Keys, npt.NDArray[np.int32]]:
 def _indexed(
     keys: Keys, source: Sentences, target: Sentences, targets: int, null: int, kept: list[Entries]
 ) -> Iterator[Entries]:
-    """Yields the entries of all links, in blocks. The first blocks are kept in `kept` for the next iteration."""
+    """Yields the entries of all links, in blocks. Appends the first blocks to `kept`, for the next iteration."""
     yield from kept
     number = sum(len(each.position) for each in kept)
     for block in blocks(source, target, targets, null, kept[-1].last if kept else 0):

@@ -1,4 +1,4 @@
-"""Removes inline HTML and XML markup before translation, and then puts it around the translations of its words."""
+"""Removes inline HTML and XML markup before translation. Then puts the tags around the translations of their words."""
 
 import html
 import re
@@ -20,7 +20,8 @@ TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
 MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
-# score of a target word between the tags of an element: linked to a word inside or outside the element, or unlinked
+# Score of a target word for an element. The word is linked to a source word inside the element, to a source word
+# outside the element, or to no source word.
 _INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25
 
 Role = Literal["opening", "closing", "alone"]
@@ -57,7 +58,8 @@ def tags(line: str) -> Iterator[Tag]:
 def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
     """Maps the index of each opening tag to the index of its closing tag, if it has one. Pairs are properly nested.
 
-    A closing tag closes the last open element of its name. Elements inside it that are still open get no partner.
+    A closing tag closes the last open element of the same name. If elements inside this element are still open, their
+    tags get no partner.
     """
     pairs: dict[int, int] = {}
     waiting: list[int] = []
@@ -227,7 +229,7 @@ class _Placement:
         return element.start <= self.first and self.last <= element.end
 
     def run(self, element: Element, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the run of free words with the highest score for an element. None if no word is linked to it."""
+        """Returns the run of free words with the highest score for an element, or None if no run scores above 0."""
         if element.start == element.end:
             return None
         if self.covers(element) and not taken and inside[0] < inside[1]:

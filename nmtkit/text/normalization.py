@@ -27,7 +27,8 @@ def normalized(text: str) -> str:
 def _long_runs() -> re.Pattern[str]:
     """Returns a pattern for long runs of characters that are combining marks or are above U+FFFF.
 
-    A character class that lists characters above U+FFFF one by one is slow.
+    The pattern includes all characters above U+FFFF, because a character class that lists some of these characters one
+    by one is slow.
     """
     marks = (
         char

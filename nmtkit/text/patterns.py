@@ -73,7 +73,7 @@ def is_message(text: str) -> bool:
 
 
 def numbers(text: str) -> list[tuple[int, int, frozenset[Decimal]]]:
-    """Returns start, end and possible values of the numbers of a text: 1,500 is 1500 or 1.5."""
+    """Returns the start, the end and the possible values of each number of a text: 1,500 can be 1500 or 1.5."""
     return [(*match.span(), values(match[0])) for match in _TOKEN.finditer(text)]
 
 
@@ -121,9 +121,10 @@ def strings_of(text: str, spans: Iterable[Sequence[int]]) -> dict[str, Edges]:
 
 
 def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
-    """Returns the positions of the strings as whole words. The first of overlapping matches wins, then the longest.
+    """Returns the positions of the strings as whole words.
 
-    A letter may touch an occurrence if it is among the edges of the string, or if it follows a printf conversion, as in
+    If matches overlap, the match that begins first is returned, or the longest of the matches with the same start. A
+    letter may touch an occurrence if it is among the edges of the string, or if it follows a printf conversion, as in
     %dpx.
     """
     lengths: dict[str, set[int]] = defaultdict(set)  # lengths of the strings that begin with a character
@@ -137,7 +138,7 @@ def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
             continue
         for length in longest_first[char]:
             string = text[start : start + length]
-            end = start + len(string)  # the text may end before the longest string would
+            end = start + len(string)  # `string` is shorter at the end of the text
             if string in strings and _is_whole(text, start, end, strings[string]):
                 spans.append((start, end))
                 last = end

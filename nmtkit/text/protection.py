@@ -1,9 +1,9 @@
 """Protected spans: parts of a source that its translation must contain unchanged, such as placeholders and addresses.
 
 If the vocabulary of the model covers a span, the span stays in the sentence. After the search, the span is looked up in
-the translation and repaired. The vocabulary would spell any other span in rare bytes. So such a span is cut out of the
-sentence, and is inserted next to the translation of the word before it. Both methods need cross-attention and no
-special training.
+the translation and repaired. The vocabulary would spell any other span in rare bytes. Such a span is therefore cut out
+of the sentence, and is inserted next to the translation of the word before the span. Both methods need cross-attention
+and no special training.
 
 Numbers with units may take the form of the target language: 5,50 € for €5.50, or 5 Minuten for 5 min.
 """
@@ -53,11 +53,11 @@ def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 def protected_spans(
     text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()
 ) -> list[ProtectedSpan]:  # fmt: skip
-    """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as any of these.
+    """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as one of these.
 
-    Spans do not overlap: the first span is kept, and the longest of several spans with the same start. If `patterns`
-    include the built-in patterns, a plural or select message of ICU is one span, because a partly translated message is
-    invalid.
+    If spans overlap, the span that begins first is returned, or the longest of the spans with the same start. If
+    `patterns` include the built-in patterns, a plural or select message of ICU is one span, because a partly translated
+    message is invalid.
     """
     names = {pattern.pattern for pattern in patterns}
     if names.issuperset(PATTERNS) and is_message(text):
@@ -114,7 +114,7 @@ def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], 
 def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends: Mapping[int, int]) -> Span:
     """Returns a span together with the letters, signs and other spans that touch it.
 
-    `begins` maps each position in a span to the start of the span, and `ends` maps it to the end of the span.
+    `begins` maps each position in a span to the start of the span. `ends` maps each position to the end of the span.
     """
     # letters next to an emoji or a foreign word are not cut out
     touching = any(char.isascii() for char in source[start:end])
@@ -164,12 +164,12 @@ class Protected:
         return last - first == end - 1 - start and (index == 0 or self.spans[index - 1].end <= first)
 
     def restore(self, target: str, links: Sequence[Link], fixed: Sequence[Span] = ()) -> tuple[str, list[Link]]:
-        """Turns `target`, the translation of `text`, into the translation of `source`. Returns it with its links.
+        """Turns `target`, the translation of `text`, into the translation of `source`. Returns the text and its links.
 
-        The result contains every span as often as the source does. A measure in another form also counts as an
+        The result contains every span as often as the source does. A measure in a different form also counts as an
         occurrence. Surplus occurrences are removed, except occurrences of measures. A missing span replaces the words
-        that attend to it, except words in `fixed`. If there are no such words, the span is inserted next to the
-        translation of the word before it.
+        that attend to the span, except words in `fixed`. If there are no such words, the span is inserted next to the
+        translation of the word before the span.
         """
         if not self.spans:
             return target, list(links)
@@ -297,9 +297,9 @@ class _Restoration:
     def _number(self, span: ProtectedSpan, equal: Sequence[Span], others: int) -> Span | None:
         """Returns the number in the translation that translates a measure. `equal` are the numbers with the same value.
 
-        `others` counts the unprotected numbers of the source with this value. A number without a link to the measure
-        may translate one of them. So such a number is returned only if the translation has more than `others` equal
-        numbers.
+        `others` is the number of unprotected numbers with the same value in the source. A number without a link to the
+        measure may translate an unprotected number. It is therefore returned only if the translation has more than
+        `others` numbers with this value.
         """
         free = [part for part in equal if not self.edited.meet(*part)][:_MAX_CANDIDATES]
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
@@ -321,7 +321,7 @@ class _Restoration:
         return sorted(links, key=lambda link: link.target_start)
 
     def _attending_words(self, span: ProtectedSpan) -> Span | None:
-        """Returns the part of the translation that a span replaces: the longest run of words that attend to it."""
+        """Returns the part of the translation that a span replaces: the longest run of words attending to the span."""
         runs: list[Span] = []
         # characters that may stand between the words
         signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])
@@ -351,7 +351,7 @@ class _Restoration:
         return start, end
 
     def _in_brackets(self, span: ProtectedSpan, position: int) -> int:
-        """If a span was cut out of brackets, returns the position between these brackets in the translation."""
+        """Returns `position`, or if the span was cut out of brackets, the position between these brackets."""
         brackets = self.source[span.start - 1 : span.start] + self.source[span.end : span.end + 1]
         if brackets in BRACKETS:
             index = self.target.find(brackets, max(0, position - 2), position + 20)

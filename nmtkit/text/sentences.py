@@ -1,4 +1,4 @@
-"""Sentences of a paragraph, found by the package sentencex (Wikimedia, MIT licence, about 300 languages)."""
+"""Finds the sentences of a paragraph with the package sentencex (Wikimedia, MIT licence, about 300 languages)."""
 
 import logging
 import re
@@ -19,7 +19,7 @@ logger = logging.getLogger("nmtkit")
 
 
 def splitter() -> Splitter:
-    """Returns the function of sentencex. Raises ImportError, with the install command, if the package is missing."""
+    """Returns the function that splits a text. Raises ImportError, with the install command, without sentencex."""
     try:
         import sentencex
     except ImportError:

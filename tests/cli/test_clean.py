@@ -126,7 +126,10 @@ def test_scores_are_applied_again_with_other_limits(name: str, folder: Path, tmp
 def test_scores_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "short.tsv", GOOD[:5])
     write(tmp_path / "long.tsv", GOOD * 2)
-    for name, message in (("short.tsv", "rows, but the corpora have 5 pairs"), ("long.tsv", "fewer than the corpora")):
+    for name, message in (
+        ("short.tsv", "rows, but the corpora have 5 pairs"),
+        ("long.tsv", "but the corpora have more pairs"),
+    ):
         flags = ("--output", tmp_path / "o.tsv", "--from-scores", folder / "scores.parquet")
         result = clean(tmp_path / name, *flags)
         assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output

@@ -247,7 +247,7 @@ def test_windows_line_ends_and_a_byte_order_mark_change_nothing_and_are_counted(
     plain = run("--path", folder / "model.pt", text="a dog runs .\n\nthe cat\n")
     windows = run("--path", folder / "model.pt", text=b"\xef\xbb\xbfa dog runs .\r\n\r\nthe cat\r\n")
     assert windows.stdout == plain.stdout and plain.stderr == ""
-    assert "standard input: the byte-order mark at its beginning is removed" in windows.stderr
+    assert "standard input: the byte-order mark at the beginning is removed" in windows.stderr
     assert "standard input: the carriage return at the end of 3 lines is removed" in windows.stderr
 
 

@@ -110,7 +110,7 @@ def test_line_ends_of_windows_and_byte_order_marks_are_removed_and_counted(
     source, target = (tmp_path / f"t.{language}{suffix}" for language in ("en", "de"))
     blocks = read_all(source, target, tmp_path)
     assert b"".join(block[1] for block in blocks).decode() == "".join(line + "\n" for line in expected)
-    assert f"{source}: the byte-order mark at its beginning is removed" in caplog.messages
+    assert f"{source}: the byte-order mark at the beginning is removed" in caplog.messages
     assert f"{target}: the carriage return at the end of 4 lines is removed" in caplog.messages
     assert [line for lines in lists_of_lines(source, 1000) for line in lines] == expected
     caplog.clear()

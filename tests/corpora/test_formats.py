@@ -121,12 +121,12 @@ def test_tmx_of_several_languages(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     logging.getLogger("nmtkit").propagate = True
     (tmp_path / "c.tmx").write_text(TMX)
     assert read(tmp_path / "c.tmx") == [("A bold hat", "Ein fetter Hut"), ("x", "z")]
-    assert "1 unit without en and de left out" in caplog.text
+    assert "skipped 1 unit without en and de" in caplog.text
     assert "line breaks inside 1 text become spaces" in caplog.text
     with pytest.raises(ValueError, match="no unit with en and it; its languages are de-AT, EN-gb, fr, en-GB, en, de"):
         read(tmp_path / "c.tmx", "en", "it")
     (tmp_path / "d.tmx").write_text(TMX[:-20])
-    with pytest.raises(ValueError, match=r"d\.tmx:6: it is not valid XML"):
+    with pytest.raises(ValueError, match=r"d\.tmx:6: the file is not valid XML"):
         read(tmp_path / "d.tmx")
 
 
