@@ -19,7 +19,7 @@ TOP_PIECES = 40
 
 @dataclass
 class CorpusReport:
-    """Counts and statistics of one pair of training files."""
+    """Counts and statistics of one training corpus."""
 
     source: Path
     target: Path

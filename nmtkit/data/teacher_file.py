@@ -70,7 +70,7 @@ class TeacherFile:
 
     @staticmethod
     def create(folder: Path, lengths: npt.NDArray[np.int32], manifest: dict[str, Any]) -> "TeacherFile":
-        """Creates a folder, or opens an existing folder. Raises ValueError if an existing manifest differs."""
+        """Creates a folder, or opens an existing folder. Raises ValueError if its manifest has different settings."""
         manifest = {"nmtkit_teacher": FORMAT, **manifest}
         if (folder / MANIFEST).is_file():
             found = TeacherFile.open(folder)

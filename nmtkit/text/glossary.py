@@ -151,7 +151,7 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
 
 
 def forms(target: str) -> list[str]:
-    """Returns the target term. If its first word is in small letters, also returns a form with a capital first letter."""
+    """Returns the target term. If its first word is in small letters, also returns it with a capital first letter."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]
