@@ -34,7 +34,7 @@ COMMANDS = {
     "check": "Test if the components of plug-ins keep their contracts.",
     "demo": "Run all stages in three minutes, on an embedded corpus.",
 }
-MODULES = {"import": "import_model"}  # for a command whose name is a keyword of Python
+MODULES = {"import": "import_model"}  # command -> module, if the command is named like a keyword of Python
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
 
 
 def _about_flag(error: click.UsageError) -> str | None:
-    """Suggests our flag if the error is an unknown flag that another toolkit has."""
+    """Returns advice about an unknown flag that another toolkit has, or None for any other error."""
     from nmtkit.cli.other_toolkits import about_flag
 
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:

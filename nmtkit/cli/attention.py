@@ -10,13 +10,13 @@ from nmtkit.cli.command import Command, stderr
 @click.command(cls=Command)
 @click.argument("sentence")
 @click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
-@click.option("--target", metavar="TEXT", help="Translation to show instead of a translation by the model.")
+@click.option("--target", metavar="TEXT", help="Translation to show.  [default: the model's translation]")
 @click.option(
     "--beam",
     type=click.IntRange(1, 1000),
     default=4,
     metavar="N",
-    help="Beam size of the translation by the model.  [default: 4]",
+    help="Beam size of the search for the model's translation.  [default: 4]",
 )
 @click.option(
     "--output",

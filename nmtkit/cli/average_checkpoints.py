@@ -9,12 +9,12 @@ from nmtkit.cli.command import Command
 
 @click.command(cls=Command)
 @click.argument("inputs", type=Path, nargs=-1, required=True, metavar="FOLDER | FILE…")
-@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Average the newest N of the folder.")
+@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Average the newest N checkpoints of FOLDER.")
 @click.option(
     "--best",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="Average the N best of the folder.",
+    help="Average the N best checkpoints of FOLDER.",
 )
 @click.option(
     "--best-checkpoint-metric",

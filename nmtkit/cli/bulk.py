@@ -1,4 +1,4 @@
-"""Runs a command in shards (`--output-dir`): plans, shows progress, stops on signals, says how to continue."""
+"""Runs a command in shards (`--output-dir`): plans shards, shows progress, stops on signals, says how to continue."""
 
 import dataclasses
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger("nmtkit")
 Languages = tuple[str | None, str | None]
 Start = Callable[[Plan, Sequence[Shard]], Iterator[tuple[Shard, dict[str, Any]]]]  # starts the work on shards
 
-SECONDS_OF_MESSAGES = 30.0  # time between two messages about progress, if stderr is not a terminal
+SECONDS_OF_MESSAGES = 30.0  # seconds between two messages about progress, if stderr is not a terminal
 SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
 
 
@@ -105,7 +105,7 @@ def translate_shards(
 
 
 def settings_of(job: "TranslationJob") -> dict[str, Any]:
-    """Returns the settings that can change the translations, for the fingerprint. Keys are flags or names."""
+    """Returns the settings that can change the translations, by flag or name. The job's fingerprint contains them."""
     parts = [job.search, job.text, job.translator]
     settings = {
         flag_of(field): getattr(part, field.name)
@@ -152,7 +152,7 @@ def plain_copy(copy: Path, files: Sequence[Path], languages: Languages | None, n
 
 
 def this_command() -> str:
-    """Returns the command line of this process without --shard. The returned command makes all shards."""
+    """Returns the command line of this process without --shard, as a command that makes all shards."""
     words = iter(sys.argv[1:])
     kept = []
     for word in words:

@@ -33,9 +33,9 @@ class CheckCommand(Command):
 
 
 def presets_of(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the preset of the component that the words name, by kind and name.
+    """Returns the preset of the component that `words` name, with "kind name" as the key.
 
-    Two components may have flags of the same name. So several components have no flags.
+    Returns no preset if `words` name several components, because their flags may have the same names.
     """
     if not any(not word.startswith("-") for word in words):
         return {}
@@ -56,8 +56,8 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Check logits processors with the vocabulary of this checkpoint, dataset or tokenizer, if they "
-    "need a specific vocabulary.",
+    help="Check logits processors with the vocabulary of this checkpoint, dataset or tokenizer. Only processors that "
+    "need a specific vocabulary need this flag.",
 )
 @click.pass_context
 def command(
@@ -74,10 +74,10 @@ def command(
     nmtkit check --plugin my_model.py
     nmtkit check --plugin my_model.py gru --width 8
 
-    Components have a tiny vocabulary and the settings of their preset. The settings of a single component NAME are
-    flags; small sizes make the checks fast. Architectures are checked for shapes, causality,
-    equal results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In
-    pytest, nmtkit.testing runs the same checks.
+    The checks use a tiny vocabulary and the preset of each component. If you give a single NAME, the settings of this
+    component are flags; small sizes make the checks fast. Architectures are checked for shapes, causality, equal
+    results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In pytest,
+    nmtkit.testing runs the same checks.
     """
     load_plugins(plugins)
     from nmtkit.data.spm_training import load_tokenizer

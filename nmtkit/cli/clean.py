@@ -1,4 +1,4 @@
-"""`nmtkit clean`: mends parallel text and drops bad pairs, with a reason for each dropped pair."""
+"""`nmtkit clean`: mends parallel text, drops bad pairs, and reports the reason for each dropped pair."""
 
 import time
 from collections.abc import Sequence
@@ -103,9 +103,9 @@ command.params += flags(CleanConfig)
 
 
 def scorer_of(config: CleanConfig) -> "PairScorer | None":
-    """Returns the scorer of the settings, or None if they need no models. Its method `fit` loads or trains the models.
+    """Returns the scorer that `config` needs, or None if `config` needs no models.
 
-    Raises FileNotFoundError if a checkpoint is missing.
+    The method `fit` of the scorer loads or trains the models. Raises FileNotFoundError if a checkpoint is missing.
     """
     if not config.uses_models:
         return None

@@ -23,7 +23,7 @@ NO_BREAK = "\u00a0"
 
 
 class Command(click.Command):
-    """A click command with `--quiet`, `--verbose` and `--debug`. Mistakes of the user end it with exit code 2.
+    """A click command with `--quiet`, `--verbose` and `--debug`. After a mistake of the user, the exit code is 2.
 
     The help page groups options by their attribute `section`, in order of first appearance.
     """
@@ -56,7 +56,7 @@ class Command(click.Command):
 
 
 def check_encoding(ctx: click.Context) -> None:
-    """Raises ValueError with the flag or argument for a text that is not UTF-8. Paths may contain any bytes."""
+    """Raises ValueError if the text of a flag or an argument is not UTF-8. Paths may contain any bytes."""
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
         for text in value if isinstance(value, tuple | list) else (value,):
@@ -70,7 +70,7 @@ def check_encoding(ctx: click.Context) -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
-    """Reports an error of the user in one line and exits. `--debug` and mistakes in nmtkit show a traceback."""
+    """Reports a mistake of the user in one line and exits. Raises other errors, and with `--debug` all errors."""
     try:
         yield
     except BrokenPipeError:
@@ -89,7 +89,7 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
 def message_of(error: BaseException) -> str | None:
     """Returns the message of a mistake of the user, or None for a mistake in nmtkit, which needs a traceback.
 
-    The message of an error in a plug-in names its file and line.
+    The message of an error in a plug-in contains the file and the line of the plug-in.
     """
     # On a CPU, the message of torch has source locations before "can't allocate memory: you tried to allocate N bytes".
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
@@ -131,7 +131,7 @@ def message_options() -> list[click.Option]:
     texts = {
         ("-q", "--quiet"): "Print only warnings and errors.",
         ("-v", "--verbose"): "Print more messages.",
-        ("--debug",): "Print a traceback with an error.",
+        ("--debug",): "Print a traceback for each error.",
     }
     options = []
     for names, text in texts.items():
@@ -194,7 +194,7 @@ def flush_output() -> None:
 
 
 def end_quietly() -> NoReturn:
-    """Exits with the code of a process ended by SIGPIPE, because the reader of stdout has closed it (`| head`)."""
+    """Exits with the code of a process that SIGPIPE ended, because the reader of stdout has closed it (`| head`)."""
     with contextlib.suppress(OSError):
         flush_output()
     sys.exit(141)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "tsv", "csv", "latex", "json")
 LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}  # signs that LaTeX reads as commands
-LEAST_NAME = 16  # minimum columns of the names of runs
+LATEX |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}  # character -> its LaTeX command
+LEAST_NAME = 16  # minimum width of the column of run names
 
 
 @click.command(cls=Command)
 @click.argument("runs", type=Path, nargs=-1, required=True, metavar="RUN…")
 @click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
-@click.option("--format", type=click.Choice(FORMATS), default="text", help="Output.  [default: text]")
+@click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")
 @click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 @click.option(
     "--curves", type=Path, metavar="FILE", help="Also write the curves of all runs to FILE: .csv, .pdf, .svg or .png."
@@ -48,7 +48,7 @@ def command(
     from nmtkit.training import comparison
 
     if curves and not curves.parent.is_dir():
-        raise FileNotFoundError(f"--curves {curves}: no such folder as {curves.parent}")
+        raise FileNotFoundError(f"--curves {curves}: the folder {curves.parent} does not exist")
     folders = folders_of(runs)
     inputs = [folder / name for folder in folders for name in ("log.jsonl", "config.toml")]
     check_outputs({"--report": report, "--curves": curves}, inputs)
@@ -66,7 +66,7 @@ def command(
 
 
 def folders_of(paths: Sequence[Path]) -> list[Path]:
-    """Returns the folders of runs. A path that holds several runs stands for all of its runs."""
+    """Returns the folders of runs. A path of a folder with several runs is replaced by the folders of these runs."""
     found: list[Path] = []
     for path in paths:
         inside = [] if (path / "log.jsonl").is_file() else sorted(log.parent for log in path.glob("*/log.jsonl"))
@@ -139,8 +139,9 @@ def score_text(score: "Score") -> str:
 def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]]) -> str:
     """Returns a text table that fits the terminal.
 
-    A table that is too wide is reduced in these steps until it fits: nll and ppl are removed; the settings move below
-    the table, or are removed if the names of the runs contain them; the reasons of failed runs move below the table.
+    If the table is too wide, three steps make it narrower until it fits. First, the columns nll and ppl are removed.
+    Second, the settings move below the table, or are removed if the names of the runs contain them. Third, the reasons
+    of failures move below the table.
     """
     from rich.console import Console
     from rich.table import Table

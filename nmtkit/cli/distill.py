@@ -33,14 +33,14 @@ from nmtkit.cli.command import Command, stderr
     type=click.IntRange(1, 100_000_000),
     default=100_000,
     metavar="N",
-    help="Pairs of a file. A command that is repeated continues after the last complete file.  [default: 100000]",
+    help="Pairs in each file. If you repeat a command, it continues after the last complete file.  [default: 100000]",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(1, 100_000_000),
     default=4096,
     metavar="N",
-    help="Tokens of a batch.  [default: 4096]",
+    help="Maximum tokens of a batch.  [default: 4096]",
 )
 @click.option("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cpu]")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")

@@ -57,7 +57,7 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
     if field.metadata.get("repeatable"):
         typed |= {"type": FieldType(typing.get_args(hint)[0]), "multiple": True}
     if not required:
-        typed["default"] = None  # a default, also None, would stand for the missing value of a required flag
+        typed["default"] = None  # a required flag gets no default: even None would count as a value
     result = click.Option(
         [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name],
         help=field.metadata["help"] + ("" if required else f"  [default: {_shown(default)}]"),

@@ -68,7 +68,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
 
 
 def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
-    """Returns lines that describe the imported model: architecture, vocabulary and languages."""
+    """Returns lines that describe the architecture, the vocabulary and the languages of the imported model."""
     from nmtkit.checkpoint import tied_to
 
     config, weights = contents["config"], contents["model"]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     "--format",
     type=click.Choice(["text", "json", "toml"]),
     default="text",
-    help="Output; toml: the config of the run that made a checkpoint, as input for train --config.  [default: text]",
+    help="Output format. With toml, writes the config of the run that made the checkpoint, for train --config.  "
+    "[default: text]",
 )
 def command(path: Path, verify: bool, format: str) -> None:
     """Describe a checkpoint or a dataset folder: sizes, config, origin, and commands that use it.

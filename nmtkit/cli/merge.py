@@ -20,7 +20,7 @@ from nmtkit.files import atomic_write
 def command(folder: Path, output: Path | None) -> None:
     """Join the shards in DIR, the --output-dir of another command, in order of the input.
 
-    Missing and damaged shards are an error that names them.
+    If shards are missing or damaged, the command fails and names these shards.
 
     \b
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards

@@ -36,7 +36,7 @@ def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[T
 
 
 def typed_lines() -> Iterator[str]:
-    """Asks for lines until the end of the input. A line that is not UTF-8 is reported and skipped."""
+    """Yields the lines that the user types at a prompt. Reports and skips a line that is not UTF-8."""
     number = 0
     while True:
         stderr.print("> ", end="", style="bold")

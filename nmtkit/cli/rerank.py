@@ -34,7 +34,7 @@ class RerankConfig(Config):
         None, "references: choose both weights and the length penalty by a random search", metavar="FILE"
     )
     metric: Literal["bleu", "chrf"] = option("bleu", "metric that --tune maximises")
-    trials: int = option(300, "weights that --tune tries", min=1, max=1_000_000)
+    trials: int = option(300, "number of weights that --tune tries", min=1, max=1_000_000)
     seed: int = option(1, "seed of --tune", min=0, max=2**63 - 1)
     source_lang: str | None = option(
         None, "language of the sources, for a multilingual backward model", flag="-s/--source-lang", metavar="CODE"
@@ -54,7 +54,7 @@ class RerankConfig(Config):
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
 )
 def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
-    """Choose the best translations of n-best lists by noisy-channel reranking. FILE has lines of generate.
+    """Choose the best translations of n-best lists by noisy-channel reranking. FILE is the output of generate.
 
     \b
     nmtkit generate data-bin --gen-subset valid --path averaged.pt \\
@@ -63,7 +63,7 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     nmtkit rerank test.jsonl --backward back.pt --lm lm.pt > test.de
 
     The score of a translation y of x is log p(y | x) + b log p(x | y) + l log p(y), divided by the length penalty.
-    Lines of --format jsonl have all log probabilities, so they are reranked again without the models.
+    The output of --format jsonl contains all log probabilities, so it can be reranked again without the models.
     """
     config: RerankConfig = derive(RerankConfig, on_command_line(flags), COMMAND_LINE)
     check_flags(RERANK_RULES, given_flags(), given_flags())

@@ -70,7 +70,7 @@ class ScoreConfig(Config):
     data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
     src: Path | None = option(
-        None, "source text for comet and for --path, or a corpus such as a .tsv; --data includes it"
+        None, "source text for comet and for --path, or a corpus such as a .tsv; --data contains the source text"
     )
     path: Path | None = option(
         None,
@@ -83,8 +83,8 @@ class ScoreConfig(Config):
     )
     target_lang: str | None = option(
         None,
-        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, and off-target expects it; "
-        "--data includes it",
+        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, and off-target expects this "
+        "language; --data contains it",
         flag="-t/--target-lang",
         metavar="CODE",
     )
@@ -96,8 +96,8 @@ class ScoreConfig(Config):
     )
     languages: tuple[str, ...] = option(
         (),
-        "languages among which off-target identifies the language of a line; none: all, or those of --data with many "
-        "directions",
+        "languages among which off-target identifies the language of a line; none: all languages, or the languages of "
+        "--data if it has several directions",
         metavar="CODE,…",
     )
     tokenize: str = option(

@@ -76,4 +76,4 @@ def check_combination(config: ServeConfig, search: SearchOptions, devices: Devic
         on.discard("--workers")
     check_flags(RULES, conditions, on)
     if config.workers is not None and devices.device not in ("auto", "cpu"):
-        raise ValueError(f"--workers are CPU processes; omit --device {devices.device}")
+        raise ValueError(f"--workers starts processes on the CPU; leave out --workers or --device {devices.device}")

@@ -21,13 +21,13 @@ BINARY = ".bin"
     "--entries",
     type=click.IntRange(1, 100_000),
     metavar="N",
-    help="Most probable target pieces of each source piece.  [default: 100]",
+    help="Number of most probable target pieces to store for each source piece.  [default: 100]",
 )
 @click.option(
     "--frequent",
     type=click.IntRange(0, 10_000_000),
     metavar="N",
-    help="Most frequent target pieces, which are in the list of every sentence.  [default: 100]",
+    help="Number of most frequent target pieces, which are in the list of every sentence.  [default: 100]",
 )
 @click.option(
     "--subset",
@@ -47,7 +47,7 @@ BINARY = ".bin"
     type=Path,
     multiple=True,
     metavar="FILE",
-    help="SentencePiece model whose ids a .bin file of --lexicon has: one, or source and target.  "
+    help="SentencePiece model that defines the ids in a .bin file of --lexicon: one model, or one for each side.  "
     "[default: the ids of the checkpoint]",
 )
 @click.option(
@@ -79,7 +79,7 @@ def command(
     if data is None and lexicon is None:
         raise ValueError("give DATA to learn the shortlist from, or --lexicon FILE")
     if len(vocabularies) > 2 or (vocabularies and lexicon is None):
-        raise ValueError("--vocab names one or two vocabularies of the file --lexicon")
+        raise ValueError("--vocab needs --lexicon; give one vocabulary, or one for each side")
     check_outputs({"--write-lexicon": write_lexicon}, [path, lexicon, output])
     check_outputs({"--output": output}, [lexicon, *vocabularies])
     with imports():
@@ -95,7 +95,7 @@ def command(
     tokenizer = tokenizer_of(contents, path)
     dataset = None if data is None else Dataset.open(data)
     if dataset is not None and dataset.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise ValueError(f"{data} was made with another tokenizer than {path}; give the dataset it was trained on")
+        raise ValueError(f"{data} and {path} have different tokenizers; give the dataset that the model was trained on")
     measured = None if dataset is None or (subset == "valid" and "valid" not in dataset.splits) else dataset[subset]
     train = None if dataset is None else dataset["train"]
     rows = np.arange(0 if train is None else len(train))
@@ -132,6 +132,6 @@ def command(
         coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
         stderr.print(
             f"{subset}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
-            f"{coverage.sentences:.1%} of the references; a sentence has {coverage.size:,.0f} of "
+            f"{coverage.sentences:.1%} of the references; the list of a sentence has {coverage.size:,.0f} of "
             f"{tokenizer.target_size:,} pieces on average", markup=False,
         )  # fmt: skip

@@ -40,7 +40,7 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Runner:
-    """Runs commands one after another as child processes. Forwards signals that ask to stop to the child process."""
+    """Runs commands one after another as child processes. Forwards SIGINT, SIGTERM and SIGUSR1 to the running child."""
 
     received: signal.Signals | None = None
     process: "subprocess.Popen[str] | None" = None
@@ -98,7 +98,9 @@ class Runner:
 )
 @click.option("--shard", metavar="I/N", help="Train part I of N of the runs, on one of N machines.")
 @click.option("--optuna", is_flag=True, help="Use Optuna to choose the random settings and to end bad runs early.")
-@click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
+@click.option(
+    "--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output format.  [default: text]"
+)
 @click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 def command(
     file: Path,

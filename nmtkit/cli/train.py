@@ -63,7 +63,7 @@ def component_flags(template: JobTemplate) -> list[click.Option]:
 
 
 def flags_needed_by(unknown: str) -> str:
-    """Returns the flags that choose a component with the flag `unknown`, as "--optimizer adam or --optimizer adamw"."""
+    """Returns the components that have the flag `unknown`, as text: "--optimizer adam or --optimizer adamw"."""
     return " or ".join(
         f"{kind.flag} {name}"
         for kind in REGISTRIES.values()

@@ -90,7 +90,10 @@ def web_page(text: str, target: str) -> Document:
 
 
 async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
-    """Returns extension and bytes of an uploaded file. Raises Refusal if the file is missing, too large or unknown."""
+    """Returns the extension and the bytes of an uploaded file.
+
+    Raises Refusal if the file is missing, is too large, or has an unknown extension.
+    """
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(file.filename).suffix.lower()

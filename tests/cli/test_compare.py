@@ -151,7 +151,7 @@ def test_curves_are_written_as_numbers_and_as_a_figure(tmp_path: Path) -> None:
     refused = compare(*folders, "--curves", tmp_path / "curves.doc")
     assert refused.exit_code == 2 and "give one of these suffixes" in refused.stderr
     missing = compare(*folders, "--curves", tmp_path / "no/curves.csv")
-    assert missing.exit_code == 2 and "no such folder" in missing.stderr
+    assert missing.exit_code == 2 and "does not exist" in missing.stderr
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "160"])

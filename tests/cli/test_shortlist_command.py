@@ -84,9 +84,9 @@ def test_a_written_lexicon_gives_the_same_lists(name: str, path: Path, mirror_da
     ("arguments", "message"),
     [
         (["--path", "a.pt"], "give DATA to learn the shortlist from, or --lexicon FILE"),
-        (["{data}", "--path", "a.pt", "--vocab", "x.spm"], "--vocab names one or two vocabularies"),
+        (["{data}", "--path", "a.pt", "--vocab", "x.spm"], "--vocab needs --lexicon"),
         (["{data}", "--path", "a.pt", "--subset", "nothing"], "nothing"),
-        (["{data}", "--path", "other.pt"], "was made with another tokenizer than other.pt"),
+        (["{data}", "--path", "other.pt"], "other.pt have different tokenizers"),
         (["--path", "a.pt", "--lexicon", "text", "--vocab", "x.spm"], "leave out --vocab"),
         (["--path", "a.pt", "--lexicon", "text"], "text, line 1: expected a target piece"),
     ],
