@@ -94,7 +94,7 @@ class Embedding(nn.Module):
 
 
 def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
-    """Returns a layer that keeps the variance of its input, whose dropout has probability `dropout` (section 3.5)."""
+    """Returns a layer whose output has the variance of its input before dropout of probability `dropout` (3.5)."""
     return WeightNormLinear(width, output, math.sqrt((1 - dropout) / width))
 
 

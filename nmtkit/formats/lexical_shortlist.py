@@ -1,10 +1,10 @@
 """Lexical shortlists of Marian and Bergamot: text files (lex.s2t) and binary files (lex.….bin).
 
 A line of a text file has a target piece, a source piece and the probability of the target piece. NULL is the empty
-source word. A binary file has a header of six 64-bit numbers (magic number, checksum of the following numbers, number
-of most frequent target pieces, number of best target pieces of each source piece, length of the offsets, length of the
-lists), the offsets as 64-bit numbers and the lists as 32-bit numbers, all little-endian (`src/data/shortlist.h` of
-Marian). The most frequent pieces are the first ids of the vocabulary.
+source word. A binary file begins with a header of six 64-bit numbers: magic number, checksum of the following numbers,
+number of most frequent target pieces, number of best target pieces of each source piece, length of the offsets, and
+length of the lists. After the header come the offsets (64-bit numbers) and the lists (32-bit numbers). All numbers are
+little-endian (`src/data/shortlist.h` of Marian). The most frequent pieces are the first ids of the vocabulary.
 """
 
 from collections.abc import Mapping

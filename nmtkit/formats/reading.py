@@ -100,5 +100,5 @@ class Settings:
     def _same(self, names: tuple[str, ...], values: list[Any]) -> Any:
         if len(set(values)) > 1:
             shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-            raise ValueError(f"{self.path} has {shown}; nmtkit's Transformer needs the same value for all of them")
+            raise ValueError(f"{self.path} has {shown}; nmtkit's Transformer needs one value for all these settings")
         return values[0]

@@ -83,7 +83,7 @@ class Weights:
         if rest:
             more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
             raise ValueError(
-                f"{self.path} has weights {rest[0]}{more}, which do not belong to the model of its settings"
+                f"{self.path} has weights {rest[0]}{more}, which do not belong to a model with its settings"
             )
 
     def stack(self, tensors: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:

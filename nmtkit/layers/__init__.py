@@ -22,7 +22,7 @@ def multiplies_in_bf16() -> bool:
 
 
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a GPU kernel runs. If the kernel fails, logs the consequence, `otherwise`, and the error."""
+    """Returns whether a GPU kernel runs. If the kernel fails, logs the message `otherwise` and the error."""
     try:
         with torch.random.fork_rng([]):
             kernel()

@@ -19,8 +19,8 @@ class AttentionSpec:
     """The variant of attention that a backend computes.
 
     With `causal`, a query sees the keys up to its own position. With `window`, it sees the keys at a distance of at
-    most window // 2 (Vaswani et al. 2017, section 4). `dropout` is the dropout probability of the attention weights,
-    even in evaluation mode.
+    most window // 2 (Vaswani et al. 2017, section 4). `dropout` is the dropout probability of the attention weights; it
+    also applies in evaluation mode.
     """
 
     causal: bool = False

@@ -45,8 +45,8 @@ def round_up(positions: int) -> int:
 class KeysAndValues:
     """Keys and values of all layers. `by_layer` has the views that attention multiplies: BH K E and BH E Kv.
 
-    Keys and values of equal width are in one tensor, so that one copy appends both. Its dimensions are layers, 2, B, H,
-    E, K. Keys and values of different widths are in two tensors, whose second dimension is 1.
+    Keys and values of equal width are in one tensor, so that one copy appends both. The dimensions of this tensor are
+    layers, 2, B, H, E, K. Keys and values of different widths are in two tensors, whose second dimension is 1.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -196,7 +196,7 @@ class KVCache(MemoryCache):
         super().__init__(memory, beams, projections, heads=heads, dtype=dtype)
         self.window = window
         sentences, device, capacity = self.sentences, memory.values.device, round_up(4 * beams)
-        self.used = 0  # number of used positions, of E
+        self.used = 0  # number of used positions among E
         like = self.memory_mask.new_empty(0, dtype=self._cache_dtype(sentences, device))
         self.hypotheses = KeysAndValues.zeros(len(projections), sentences, self.heads, capacity, self.widths, like)
         # B R E, added to scores: 0 at the positions of the ancestors of a row, else -inf

@@ -80,4 +80,6 @@ def is_usable(device: torch.device) -> bool:
     """Returns whether the kernel works on this CUDA device. Tries the kernel once, and logs a failure."""
     if kernel() is None:
         return False
-    return works(lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "log-sum-exp is not fused")
+    return works(
+        lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "cannot use the fused log-sum-exp kernel"
+    )

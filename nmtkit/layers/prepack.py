@@ -287,7 +287,7 @@ def fp16_weight(weight: Tensor) -> Tensor | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove these operators; then oneDNN uses bf16
+            warnings.simplefilter("ignore")  # hides a deprecation; `PrepackedLinear` can replace these operators
             packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
             fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
             return packed
@@ -421,7 +421,7 @@ def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
     try:
         torch.backends.quantized.engine = "fbgemm"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove quantized tensors; then oneDNN computes all rows
+            warnings.simplefilter("ignore")  # hides a deprecation; oneDNN can replace these operators
             weight = torch._make_per_channel_quantized_tensor(
                 quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
             )

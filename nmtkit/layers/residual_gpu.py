@@ -142,4 +142,4 @@ def is_usable(device: torch.device) -> bool:
             result = FusedAddAndNorm.apply(x, change, weight, bias, 1e-5, 0.1)  # type: ignore[no-untyped-call]
             result.sum().backward()
 
-    return works(both_passes, "the residual connection is not fused")
+    return works(both_passes, "cannot use the fused kernels of the residual connection")

@@ -116,7 +116,7 @@ class SearchOptions(Config):
     )
     source_lang: str | None = option(
         None,
-        "source language for a multilingual model: a code such as eng_Latn; an unknown code lists the known ones",
+        "source language for a multilingual model: a code such as eng_Latn; an unknown code lists the known codes",
         metavar="CODE",
     )
     target_lang: str | None = option(None, "target language for a multilingual model", metavar="CODE")

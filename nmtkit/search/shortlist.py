@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The target pieces of each source piece, and the target pieces in every list. A checkpoint can store it."""
+    """The target pieces of each source piece, and the target pieces in every list, as stored in a checkpoint."""
 
     offsets: Array  # [source vocabulary + 1], int64: the list of piece s is targets[offsets[s] : offsets[s + 1]]
     targets: Array  # [entries], ids of target pieces
@@ -95,7 +95,7 @@ class Shortlist:
         return Shortlist(offsets, targets, frequent, target_size)
 
     def allowed(self, sentences: Encoded, extra: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.bool_]:
-        """Returns whether a target piece is in the list of a sentence: B V. `extra` has more pieces per sentence."""
+        """Returns whether a target piece is in the list of a sentence: B V. `extra` adds pieces to each list."""
         allowed = np.zeros((len(sentences.lengths), self.target_size), np.bool_)
         allowed[:, SPECIAL] = True
         allowed[:, self.frequent] = True

@@ -5,8 +5,9 @@
     def test_gru() -> None:
         check_architecture("gru", width=8)
 
-Each `check_…` takes a registered name and settings that override its preset. It raises ContractError, a ValueError,
-with the failed checks, and with returned and expected values. `check_….checks` lists the checks.
+Each `check_…` takes a registered name and settings that override its preset. If a check fails, it raises ContractError,
+which is a ValueError. The message lists the failed checks, with returned and expected values. `check_….checks` lists
+all checks.
 """
 
 from nmtkit.architectures.contract import ContractError

@@ -36,7 +36,7 @@ def a_loss_and_its_counts_are_returned(subject: Subject[Criterion]) -> None:
         infinite = [name for name, value in values.items() if not value.isfinite()]
         require(not infinite, f"{', '.join(infinite)} of the loss is not finite on a fresh model")
         attached = [name for name, value in loss.counts.items() if value.requires_grad]
-        require(not attached, f"the counts {', '.join(attached)} carry gradients; count value.detach()")
+        require(not attached, f"the counts {', '.join(attached)} carry gradients; return value.detach()")
 
 
 def the_loss_is_a_sum_and_no_mean(subject: Subject[Criterion]) -> None:

@@ -117,7 +117,7 @@ def tiny_model(seed: int = 1) -> Architecture:
 
 
 def resume_is_exact(subject: Subject[Any]) -> None:
-    """Raises ContractError unless a run of four updates and a run resumed after two give the same weights."""
+    """Raises ContractError unless a run of four updates gives the same weights as a run resumed after two updates."""
     with tempfile.TemporaryDirectory() as folder:
         check_resume(subject, Path(folder))
 

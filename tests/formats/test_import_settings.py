@@ -194,7 +194,7 @@ def test_an_output_projection_of_its_own_is_read_under_both_names(name: str, out
 
 def test_weights_that_the_settings_do_not_describe_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"has weights encoder_l2_.*more, which do not belong to the model of its settings"
+        ValueError, match=r"has weights encoder_l2_.*more, which do not belong to a model with its settings"
     ):
         detect.load(change_marian(tmp_path / "half", "enc-depth: 2", "enc-depth: 1"))
 
