@@ -43,8 +43,7 @@ def load(
     that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`, `max_source_len`, `long_lines`.
 
     On a CPU, linear layers are replaced by faster layers without parameters and gradients. With `trainable`, the model
-    has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, and gradients and hooks
-    work.
+    has the same modules as in training, in fp32, so `model.architectures[0]` supports gradients and hooks.
 
     Raises OSError or ValueError with the name of the file or the option.
     """

@@ -2,9 +2,8 @@
 
 Every worker has its own object. A task is a method of this object with arguments: `(Worker.encode, block, files)`.
 Tasks and results pass through pipes, so tasks and results must be small. The text and the ids of a training set pass
-through files.
-Each worker executes its tasks in order. If the system can fork, processes are forked and share memory, such as weights
-and plug-ins. Create the workers before this process starts other threads.
+through files. Each worker executes its tasks in order. If the system can fork, processes are forked and share memory,
+such as weights and plug-ins. Create the workers before this process starts other threads.
 """
 
 import contextlib

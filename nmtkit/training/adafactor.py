@@ -16,7 +16,7 @@ MIN_WEIGHT_RMS = 1e-3  # minimum of the RMS that scales an update; otherwise wei
 
 
 class Adafactor(Optimizer):
-    """Adafactor with second moments by row and column of the last two dimensions. Vectors have full second moments.
+    """Adafactor with second moments by row and column of the last two dimensions. Vectors have a moment for each value.
 
     The RMS (root mean square) of an update is clipped to `update_clip`. Then the update is scaled by the RMS of the
     parameter and by min(lr, 1 / sqrt(step)). The attribute `found_inf`, a number on the device, may be set before a

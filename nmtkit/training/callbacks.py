@@ -209,7 +209,7 @@ class CallbackList:
             try:
                 with self._guarded(name, callback):
                     callback.end(self.run, reason)
-            except Exception as error:  # code of users can raise any type
+            except Exception as error:  # code of users can raise any exception
                 log.warning("the callback %s failed at the end of the run: %s: %s", name, type(error).__name__, error)
 
     # --- requests ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from nmtkit.processes.folder_lock import described, holder_of
 from nmtkit.training.differences import flat
 from nmtkit.training.report import latest_records, read_lines
 
-SCORES = ("loss", "ppl", "bleu")  # validation scores that come first, in this order
+SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
 NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation record that are not scores
 # settings that do not change the trained model
 OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "callbacks", "log_interval")

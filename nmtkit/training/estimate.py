@@ -69,9 +69,9 @@ def _route_in_turn(layer: Experts) -> None:
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters of each part: the first component of a parameter name, such as "encoder".
+    """Returns the number of parameters of each part of the model. Shared parameters count once.
 
-    Shared parameters count once.
+    A part is the first component of parameter names, such as "encoder".
     """
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():

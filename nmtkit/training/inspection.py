@@ -193,7 +193,7 @@ def of_dataset(path: Path) -> Description:
 
 
 def longest(side: Side) -> int:
-    """Returns the length of the longest sentence in tokens. Reads the lengths in parts, because they may be many."""
+    """Returns the number of tokens of the longest sentence. Reads the lengths in parts, which fit into memory."""
     step = 1 << 20
     return max(
         (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0

@@ -16,7 +16,7 @@ from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.processes.threads import Prefetched
 
 PREFETCHED = 4  # updates that the thread prepares in advance
-PROBED = 100  # number of first updates in which the largest micro-batch is searched before the run
+PROBED = 100  # number of first updates whose micro-batches are examined before the run
 
 Pairs = npt.NDArray[np.int64]
 
@@ -85,7 +85,7 @@ class BatchLoader:
         return self.prefetched
 
     def close(self) -> None:
-        """Stops the loader thread and waits for its end. The interpreter would abort if the thread still ran torch."""
+        """Stops the loader thread. The interpreter would abort if it exited while the thread still runs torch."""
         if self.prefetched is not None:
             self.prefetched.close()
             self.prefetched.thread.join()

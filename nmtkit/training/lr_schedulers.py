@@ -1,5 +1,7 @@
-"""Learning-rate schedulers by name (`--lr-scheduler`). Each one computes the learning rate from the number of the
-update. The scheduler plateau also uses validation scores.
+"""Learning-rate schedulers by name (`--lr-scheduler`). A scheduler computes the learning rate of each update.
+
+The learning rate depends only on the number of the update. With the scheduler plateau, it also depends on validation
+scores.
 
 A registered factory is called as `factory(config, run)`. `run` is a `RunInfo`.
 """

@@ -198,7 +198,7 @@ class Comet(Metric):
         self.scorer: Any = None
 
     def score(self, outputs: Outputs) -> float:
-        if self.scorer is None:  # loaded once
+        if self.scorer is None:  # the model is loaded only once
             settings = Settings(sources=tuple(outputs.sources), comet_model=self.model_name)
             self.scorer = build_metrics(("comet",), settings)[0]
         self.scorer.sources = outputs.sources  # they differ between directions and between subsets

@@ -21,9 +21,9 @@ Group = tuple[int, ...]  # old rows whose mean is the initial row of a piece; em
 def groups_of(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, relative: str | None) -> list[Group]:
     """Returns the group of each piece of `side`. `side` and `old_side` are "source" or "target".
 
-    The token of a language that the old model has starts from the old token of the language, which may have a different
-    name. The token of a new language starts from the token of the language `relative`, or without `relative` from the
-    mean of all old language tokens.
+    If the old model has a language, the token of the language starts from its old token, even if the two tokens have
+    different names. The token of a new language starts from the token of the language `relative`. If `relative` is
+    None, it starts from the mean of all old language tokens.
     """
     pieces = getattr(tokenizer, f"{side}_pieces")(range(getattr(tokenizer, f"{side}_size")))
     names = getattr(old, f"{old_side}_pieces")(range(getattr(old, f"{old_side}_size")))

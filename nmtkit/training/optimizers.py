@@ -73,9 +73,7 @@ class AdamConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(AdamConfig):
-    weight_decay: float = option(
-        0.01, "Weight decay X: each update subtracts X x learning rate x weight from a weight.", min=0
-    )
+    weight_decay: float = option(0.01, "Share of a weight that each update subtracts, times the learning rate.", min=0)
 
 
 @OPTIMIZERS.register("adam", AdamConfig(), works_on_shards=True)
@@ -129,9 +127,7 @@ class AdafactorConfig(Config):
     update_clip: float = option(
         1.0, "Maximum root mean square of an update before the learning rate is applied.", min=1
     )
-    weight_decay: float = option(
-        0.0, "Weight decay X: each update subtracts X x learning rate x weight from a weight.", min=0
-    )
+    weight_decay: float = option(0.0, "Share of a weight that each update subtracts, times the learning rate.", min=0)
 
 
 @OPTIMIZERS.register("adafactor", AdafactorConfig())
@@ -227,9 +223,7 @@ class CompositeOptimizer(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(AdamWConfig):
-    weight_decay: float = option(
-        0.1, "Weight decay X: each update subtracts X x learning rate x weight from a weight.", min=0
-    )
+    weight_decay: float = option(0.1, "Share of a weight that each update subtracts, times the learning rate.", min=0)
     muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
     muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
     muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(

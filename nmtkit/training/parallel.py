@@ -7,7 +7,7 @@ times as long.)
 
 With fsdp, `fully_shard` of FSDP2 gives every process a shard of each parameter, of its gradient and of its optimizer
 state. The parameters of a layer are gathered before the layer computes and freed afterwards. Gradients are summed into
-the shards, in fp32, at the end of every backward pass. To keep whole gradients until the end of an update would need
+the shards, in fp32, at the end of every backward pass. Keeping whole gradients until the end of an update would need
 the memory that sharding saves.
 
 Gradients are summed, never averaged: the trainer divides the loss by the target tokens of the whole update. All
@@ -48,7 +48,7 @@ class LossModule(nn.Module):
 
 
 def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Communication hook of DistributedDataParallel: sums over the processes. The default hook computes the mean."""
+    """Communication hook of DistributedDataParallel: sums gradients over the processes. The default hook averages."""
     distributed.advance()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
@@ -107,9 +107,9 @@ class ReplicatedModel:
     # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Joins `tensor`, a part of a tensor of parameter `name`, from all processes. Every rank must call this method.
+        """Returns the whole tensor of parameter `name` on rank 0. `tensor` is the part of this process.
 
-        Returns the whole tensor on rank 0.
+        Every rank must call this method.
         """
         return tensor
 
@@ -250,9 +250,9 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def gather_shards(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Gathers a tensor that is sharded like `parameter`. Other ranks than 0 get an empty tensor.
+    """Gathers a tensor that is sharded like `parameter`. `shard` is the part of this process.
 
-    On rank 0, the whole tensor is on the CPU.
+    Returns the whole tensor, on the CPU, on rank 0, and an empty tensor on the other ranks.
     """
     from torch.distributed.tensor import DTensor
 

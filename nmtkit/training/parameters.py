@@ -160,7 +160,7 @@ def start_from(
 
 
 def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:
-    """Returns the description of a model's adapters for its checkpoints. checkpoint.py explains the format.
+    """Returns the facts about adapters that a checkpoint stores. checkpoint.py explains the format.
 
     `base` is the checkpoint from which the model has started. Raises ValueError unless `base` is a complete model with
     the same tokenizer and equal weights.
@@ -266,7 +266,7 @@ def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
 
 
 def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Returns the rows of the common pieces of both vocabularies: in the new vocabulary, then in the old vocabulary."""
+    """Returns the rows of the pieces that both vocabularies have: the rows in `new`, and the rows in `old`."""
     old_row = {piece: row for row, piece in enumerate(old)}
     pairs = [(row, old_row[piece]) for row, piece in enumerate(new) if piece in old_row]
     rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

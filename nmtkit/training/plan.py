@@ -102,7 +102,7 @@ class RunPlan:
 def sampling_of(config: RunConfig, split: Split) -> Sampling | None:
     """Returns the sampling of the directions of a training set, or None if every epoch has each pair once.
 
-    Raises ValueError for a dataset of one direction, an unknown direction, and weights that leave no pair.
+    Raises ValueError for a dataset of one direction, an unknown direction, and weights that exclude all pairs.
     """
     if config.sampling_temperature is None and not config.sampling_weights:
         return None

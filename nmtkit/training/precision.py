@@ -12,7 +12,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: str, device: torch.device) -> str:
-    """Returns `precision`. `auto` is bf16 if the device multiplies in bf16, else fp32.
+    """Returns `precision`. Replaces `auto` by bf16 if the device multiplies in bf16, else by fp32.
 
     Raises ValueError for a precision that the device does not support.
     """

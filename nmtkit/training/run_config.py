@@ -125,7 +125,9 @@ class RunConfig(Config):
     reset_optimizer: bool = option(
         False, "Resume without the state of the optimizer; --optimizer and --freeze may then change."
     )
-    reset_lr_scheduler: bool = option(False, "Resume with a new learning-rate schedule that begins now.")
+    reset_lr_scheduler: bool = option(
+        False, "Resume with a new learning-rate schedule that begins at the resumed update."
+    )
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",

@@ -32,7 +32,7 @@ def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Tracker(Callback):
-    """Sends the numbers of the log as "train/loss" and "valid/bleu"; "bleu@valid1" becomes "valid/bleu/valid1"."""
+    """Sends logged numbers under names such as "train/loss" and "valid/bleu". bleu@valid1 becomes valid/bleu/valid1."""
 
     def send(self, run: RunState, values: dict[str, float]) -> None:
         raise NotImplementedError
