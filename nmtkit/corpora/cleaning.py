@@ -37,7 +37,7 @@ from nmtkit.processes.workers import Task, Workers
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # which duplicate stays depends on the first available score
+QUALITY = (PROBABILITY, MODEL, "alignment")  # the first available score decides which duplicate stays
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 BLOCK = 4096
