@@ -62,10 +62,7 @@ class LMFusion(LogitsProcessor):
         if config.lm is None:
             raise ValueError("--logits-processors lm_fusion needs --lm FILE, the checkpoint of a language model")
         model, other = models.from_checkpoint(config.lm)
-        if model.reads_source:
-            raise ValueError(
-                f"--lm {config.lm} is not a language model; train one with nmtkit train DATA --arch transformer_lm"
-            )
+        models.check_language_model(config.lm, model)
         sizes = other.target_size, tokenizer.target_size
         if sizes[0] != sizes[1] or other.target_pieces(range(sizes[0])) != tokenizer.target_pieces(range(sizes[1])):
             raise ValueError(
