@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
-from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
+from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.cli.preprocess import show_table
 from nmtkit.config import COMMAND_LINE, check_flags, check_no_collisions, derive, field_types, split_settings
 from nmtkit.corpora.clean_config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
@@ -18,9 +18,7 @@ from nmtkit.plugins import load_plugins
 
 if TYPE_CHECKING:
     from nmtkit.corpora.cleaning import CleanReport
-    from nmtkit.corpora.filters import Filter
     from nmtkit.corpora.late_scores import PairScorer
-    from nmtkit.registry import Registry
 
 
 class CleanCommand(Command):
@@ -37,24 +35,17 @@ class CleanCommand(Command):
             for name, preset in filter_presets(names, known.params["preset"] or "curated").items():
                 options += flags(preset, f"Filter {name}")
         full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *options])
-        with naming_components(filter_registry):
-            return full.make_context(info_name, args, parent, **extra)
-
-
-def filter_registry() -> "list[Registry[Filter]]":
-    """Imports the filters of the package. Returns the registry of filters, as a list."""
-    from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
-    from nmtkit.corpora.filters import FILTERS
-
-    return [FILTERS]
+        return full.make_context(info_name, args, parent, **extra)
 
 
 def filter_presets(names: Sequence[str], preset: str) -> dict[str, Any]:
     """Returns the config of each named filter, with the limits of the preset. Raises ValueError for an unknown name."""
-    (registry,) = filter_registry()
+    from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
+    from nmtkit.corpora.filters import FILTERS
+
     configs = {}
     for name in names:
-        config = registry[name].preset
+        config = FILTERS[name].preset
         changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
         configs[name] = derive(config, changes, f"preset {preset}")
     check_no_collisions(
@@ -120,13 +111,13 @@ def scorer_of(config: CleanConfig) -> "PairScorer | None":
         return None
     from nmtkit.api.dual_cross_entropy import DualCrossEntropy, SelfTrained
 
-    languages = config.source_lang, config.target_lang
     if config.forward is not None and config.backward is not None:
         for path in (config.forward, config.backward):
             if not path.is_file():
                 raise FileNotFoundError(f"no such checkpoint: {path}")
-        return DualCrossEntropy(config.forward, config.backward, languages)
-    return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
+        return DualCrossEntropy(config.forward, config.backward)
+    folder = Path(f"{config.output}.models")
+    return SelfTrained(folder, (config.source_lang, config.target_lang), config.self_train_updates)
 
 
 def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:

@@ -18,13 +18,12 @@ from nmtkit.plugins import load_plugins
     required=True,
     help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers, "
     "or for M2M100ForConditionalGeneration if the model has several languages; marian: a folder for Marian, or "
-    "pymarian; safetensors: a folder of standard files; checkpoint: a checkpoint without training state, of a "
-    "checkpoint or of a safetensors folder.",
+    "pymarian; safetensors: a folder of standard files; checkpoint: converts a safetensors folder to a checkpoint.",
 )
 @click.option(
     "--quantization",
     type=click.Choice(["float32", "int8"]),
-    help="Data type of the weights, with --format ctranslate2 or checkpoint.  [default: float32]",
+    help="Data type of CTranslate2 weights.  [default: float32]",
 )
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
@@ -44,11 +43,9 @@ def command(
     nmtkit export --format marian averaged.pt en-de-marian
     nmtkit export --format safetensors averaged.pt averaged
     nmtkit export --format checkpoint averaged averaged.pt
-    nmtkit export --format checkpoint --quantization int8 averaged.pt small.pt
     """  # fmt: skip
-    if quantization is not None and format not in ("ctranslate2", "checkpoint"):
-        raise ValueError("--quantization needs --format ctranslate2 or checkpoint")
-    from nmtkit import checkpoint
+    if quantization is not None and format != "ctranslate2":
+        raise ValueError("--quantization needs --format ctranslate2")
     from nmtkit.formats import ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
@@ -61,5 +58,4 @@ def command(
     elif format == "safetensors":
         safetensors.save(source, destination)
     else:
-        contents = safetensors.load(source) if source.is_dir() else checkpoint.load(source)
-        checkpoint.export(contents, destination, quantization == "int8")
+        safetensors.load(source, destination)

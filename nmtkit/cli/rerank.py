@@ -1,6 +1,7 @@
 """`nmtkit rerank`: chooses translations from n-best lists with a backward model and a language model."""
 
 import json
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,15 @@ class RerankConfig(Config):
     lm: Path | None = option(None, "checkpoint of a language model of the target language", metavar="FILE")
     weight_backward: float = option(1.0, "weight of log p(x | y) of --backward", min=0, max=100)
     weight_lm: float = option(0.3, "weight of log p(y) of --lm", min=0, max=100)
+    feature: tuple[str, ...] = option(
+        (),
+        "numbers in the hypotheses of FILE, such as the estimate of a quality model, and their weights; they are added "
+        "after the length penalty",
+        metavar="NAME=WEIGHT,…",
+    )
     lenpen: float = option(0.6, "length penalty of the sum, as in generate", min=-10, max=10)
     tune: Path | None = option(
-        None, "references: choose both weights and the length penalty by a random search", metavar="FILE"
+        None, "references: choose all weights and the length penalty by a random search", metavar="FILE"
     )
     metric: Literal["bleu", "chrf"] = option("bleu", "metric that --tune maximises")
     trials: int = option(300, "number of weights that --tune tries", min=1, max=1_000_000)
@@ -62,8 +69,9 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     nmtkit rerank valid.jsonl --backward back.pt --lm lm.pt --tune valid.de
     nmtkit rerank test.jsonl --backward back.pt --lm lm.pt > test.de
 
-    The score of a translation y of x is log p(y | x) + b log p(x | y) + l log p(y), divided by the length penalty.
-    The output of --format jsonl contains all log probabilities, so it can be reranked again without the models.
+    The score of a translation y of x is log p(y | x) + b log p(x | y) + l log p(y), divided by the length penalty,
+    plus the weighted features. The output of --format jsonl contains all log probabilities, so it can be reranked
+    again without the models.
     """
     config: RerankConfig = derive(RerankConfig, on_command_line(flags), COMMAND_LINE)
     check_flags(RERANK_RULES, given_flags(), given_flags())
@@ -74,8 +82,24 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
 command.params += flags(RerankConfig)
 
 
+def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
+    """Parses items such as estimate=0.5. Raises ValueError for an item without a finite weight or a repeated name."""
+    weights: dict[str, float] = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not name or not math.isfinite(weight):
+            raise ValueError(f"--feature {item!r} must be a field of the hypotheses and a weight, such as estimate=0.5")
+        if name in weights:
+            raise ValueError(f"--feature has two weights of {name}; give one of them")
+        weights[name] = weight
+    return weights
+
+
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) -> None:
-    from nmtkit.models import check_language_model
     from nmtkit.scoring.metrics import Settings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
     from nmtkit.translation.likelihood import is_language_model
@@ -89,8 +113,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) ->
     lists = read_nbest(lines, name)
     device = rank_device(DeviceOptions().named_device, 1)
     backward, lm = (None if file is None else Translator.load(file, device) for file in (config.backward, config.lm))
-    if config.lm is not None and lm is not None:
-        check_language_model(config.lm, lm.models[0])
+    if lm is not None and not is_language_model(lm):
+        raise ValueError(f"--lm {config.lm} is not a language model; train one with nmtkit train --arch transformer_lm")
     if backward is not None and is_language_model(backward):
         raise ValueError(f"--backward {config.backward} is a language model; give it as --lm")
     references = None if config.tune is None else read_lines(config.tune)
@@ -102,7 +126,10 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) ->
     ]
     if missing:
         raise ValueError(f"{name}: some hypotheses have no {missing[0]}; give the model to compute it")
-    weights = Weights(config.weight_backward, config.weight_lm, config.lenpen)
+    features = feature_weights(config.feature)
+    for number, nbest in enumerate(lists, 1):
+        nbest.check_features(features, f"{name}:{number}")
+    weights = Weights(config.weight_backward, config.weight_lm, config.lenpen, features)
     if references is not None:
         settings = Settings(target_lang=config.target_lang)
         weights, highest, first = tune(
@@ -118,6 +145,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) ->
         words = ["nmtkit", "rerank", "test.jsonl", *models, *(word for each in plugins for word in ("--plugin", each))]
         values = (("--weight-backward", weights.backward), ("--weight-lm", weights.lm), ("--lenpen", weights.lenpen))
         words += [word for flag, value in values for word in (flag, f"{value:g}")]
+        if features:
+            words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
         stderr.print(f"{config.metric} {first:.2f} with the given weights, {highest:.2f} with the best", markup=False)
         stderr.print(f"next: {shlex.join(map(str, words))} > test.out", markup=False, highlight=False, soft_wrap=True)
     for nbest in lists:

@@ -29,7 +29,7 @@ from nmtkit.corpora.filters import FILTERS, Filter, FilterContext, Limits
 from nmtkit.corpora.late_scores import MODEL, PROBABILITY, LateScorer, PairScorer, late_columns
 from nmtkit.corpora.mending import Mender
 from nmtkit.corpora.pairs import pairs
-from nmtkit.corpora.scores import ScoreReader, ScoreWriter, checksums
+from nmtkit.corpora.scores import ScoreReader, ScoreWriter
 from nmtkit.corpora.texts import Keys, Mask, Scores, TextBlock
 from nmtkit.corpora.writer import CorpusWriter
 from nmtkit.processes.workers import Task, Workers
@@ -43,7 +43,6 @@ BINS = 48  # number of bars in a histogram
 BLOCK = 4096
 
 Progress = Callable[[int], None]
-Checksums = npt.NDArray[np.uint32]
 
 
 @dataclass
@@ -79,21 +78,17 @@ class Worker:
         self._filters = filters
         self._mender = Mender() if mends else None
 
-    def score(self, path: Path) -> tuple[npt.NDArray[np.float32], Keys, Checksums]:
-        """Mends the block in a file.
-
-        Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the checksums before mending.
-        """
+    def score(self, path: Path) -> tuple[npt.NDArray[np.float32], Keys]:
+        """Mends the block in a file. Returns the scores [pairs, filters] and the keys of the two sides [pairs, 2]."""
         with path.open("rb") as file:
             block: Pairs = pickle.load(file)
-        as_read = checksums(block.sources, block.targets)
         if self._mender is not None:
             block = Pairs(self._mender(block.sources), self._mender(block.targets), block.extras, block.first)
         texts = TextBlock(block.sources, block.targets)
         matrix = score_block(self._filters, texts)
         with path.open("wb") as file:
             pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
-        return matrix, np.column_stack([side.keys for side in texts.sides]), as_read
+        return matrix, np.column_stack([side.keys for side in texts.sides])
 
     def mended(self) -> dict[str, int]:
         return {} if self._mender is None else self._mender.counts
@@ -190,7 +185,6 @@ class Scored:
     blocks: list[list[Path]]  # files with the mended blocks of each corpus
     scores: npt.NDArray[np.float32]  # [pairs, filters]
     keys: Keys  # [pairs, 2]
-    checksums: Checksums  # [pairs], of the text before mending
     mended: dict[str, int]  # kind of change -> number of mended lines
 
 
@@ -210,7 +204,7 @@ def score_corpora(
     else:
         fit(filters, sample_of(corpora, config.sample, config.seed), config.mend)
     blocks: list[list[Path]] = [[] for _ in corpora]
-    files = {name: (scratch / name).open("wb+") for name in ("scores", "keys", "checksums")}
+    files = {name: (scratch / name).open("wb+") for name in ("scores", "keys")}
     read = 0
 
     def tasks() -> Iterator[Task]:
@@ -223,12 +217,11 @@ def score_corpora(
                 yield Worker.score, path
 
     with Workers(config.worker_count(), partial(Worker, active, config.mend)) as workers:
-        for _, (scores, keys, as_read) in workers.imap(tasks()):
+        for _, (scores, keys) in workers.imap(tasks()):
             if earlier is not None:
-                scores = earlier.next(as_read)
+                scores = earlier.next(len(keys))
             files["scores"].write(np.ascontiguousarray(scores).tobytes())
             files["keys"].write(np.ascontiguousarray(keys).tobytes())
-            files["checksums"].write(as_read.tobytes())
             read += len(keys)
             on_progress(read)
         mended: dict[str, int] = {}
@@ -238,13 +231,7 @@ def score_corpora(
     if earlier is not None:
         earlier.finish()
     width = len(filters) if earlier is None else len(columns)
-    return Scored(
-        blocks,
-        _mapped(files["scores"], np.float32, width),
-        _mapped(files["keys"], np.uint64, 2),
-        _mapped(files["checksums"], np.uint32, 1)[:, 0],
-        mended,
-    )
+    return Scored(blocks, _mapped(files["scores"], np.float32, width), _mapped(files["keys"], np.uint64, 2), mended)
 
 
 def _mapped(file: BinaryIO, dtype: Any, columns: int) -> npt.NDArray[Any]:
@@ -355,8 +342,7 @@ class Decision:
                     dropped.write(self._with_reasons(block, first))
                 if scores is not None:
                     values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
-                    reasons = [self._reason(code) for code in first.tolist()]
-                    scores.write(index, block.first, self._scored.checksums[rows], values, reasons)
+                    scores.write(index, block.first, values, [self._reason(code) for code in first.tolist()])
                 self._examples(block, rows)
                 row += len(block)
             kept = int((self._first[:row] < 0).sum()) - first_kept

@@ -53,5 +53,5 @@ class LogitsProcessor(ABC):
 
 LOGITS_PROCESSORS: Registry[LogitsProcessor] = Registry("logits processor", "--logits-processors", several=True)
 
-# `lm_fusion` imports the names above and registers a processor, so this import must come last
-from nmtkit.search import lm_fusion  # noqa: E402, F401
+# both modules import the names above and register a processor, so this import must come last
+from nmtkit.search import contrastive, lm_fusion  # noqa: E402, F401

@@ -1,16 +1,17 @@
 """Noisy-channel reranking of n-best lists, with a backward model and a language model.
 
 A translation y of a source x gets the score (log p(y | x) + b log p(x | y) + l log p(y)) / penalty(length of y), with
-the weights b and l.
+the weights b and l, plus the weighted sum of other features of y, such as the estimate of a quality model.
 
 Sources: Yee et al. 2019, "Simple and Effective Noisy Channel Modeling for Neural Machine Translation"; Ng et al. 2019,
-"Facebook FAIR's WMT19 News Translation Task Submission".
+"Facebook FAIR's WMT19 News Translation Task Submission"; Fernandes et al. 2022, "Quality-Aware Decoding for Neural
+Machine Translation".
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,15 @@ LARGEST = 2.0  # weights and length penalties are drawn from 0 to this number
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of log p(x | y) and log p(y), and the exponent of the length penalty. log p(y | x) has weight 1."""
+    """The weights of log p(x | y) and log p(y), and the exponent of the length penalty. log p(y | x) has weight 1.
+
+    `features` are the weights of other fields of a hypothesis, by their names.
+    """
 
     backward: float
     lm: float
     lenpen: float
+    features: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,13 +54,27 @@ class NBest:
         return hypotheses
 
     def score(self, hypothesis: dict[str, Any], weights: Weights) -> float:
-        """Returns the score of a hypothesis. A log probability of None counts as minus infinity."""
-        parts = ((1.0, "log_probability"), (weights.backward, BACKWARD), (weights.lm, LM))
-        total = 0.0
-        for weight, field in parts:
-            value = hypothesis.get(field, 0.0)
-            total += weight * (-math.inf if value is None else value) if weight else 0.0
-        return total / length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen)
+        """Returns the score of a hypothesis: minus infinity if a log probability or a feature with a weight is None."""
+
+        def weighted(parts: Mapping[str, float]) -> float:
+            values = ((weight, hypothesis.get(name, 0.0)) for name, weight in parts.items() if weight)
+            return sum((-math.inf if value is None else weight * value for weight, value in values), 0.0)
+
+        total = weighted({"log_probability": 1.0, BACKWARD: weights.backward, LM: weights.lm})
+        penalty = length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen)
+        return total / penalty + weighted(weights.features)
+
+    def check_features(self, names: Iterable[str], place: str) -> None:
+        """Raises ValueError, with `place`, if a hypothesis lacks a feature or has a feature that is not a number."""
+        for name in names:
+            for number, hypothesis in enumerate(self.hypotheses, 1):
+                value = hypothesis.get(name, "missing")
+                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                    fields = ", ".join(key for key, value in hypothesis.items() if isinstance(value, int | float))
+                    raise ValueError(
+                        f"{place}: hypothesis {number} has {value!r} as --feature {name}, which must be a number; "
+                        f"numbers of this hypothesis: {fields}"
+                    )
 
     def best(self, weights: Weights) -> int:
         """Returns the index of the first hypothesis with the highest score."""
@@ -122,9 +141,10 @@ def tune(
     """Returns the weights with the highest score, this score, and the score of `start`.
 
     The score of a set of weights is `score(texts)`, where `texts` are the best hypotheses of all lists under these
-    weights. The search is random, as in Yee et al. 2019: each trial draws both weights and the length penalty from 0 to
-    LARGEST. If no hypothesis has a feature, the weight of this feature is 0. `start` is tried first. If several trials
-    reach the highest score, the weights of the first of these trials are returned.
+    weights. The search is random, as in Yee et al. 2019: each trial draws all weights and the length penalty from 0 to
+    LARGEST. A feature with a negative weight in `start` gets negative weights. If no hypothesis has a log probability,
+    the weight of this log probability is 0. `start` is tried first. If several trials reach the highest score, the
+    weights of the first of these trials are returned.
     """
     generator = np.random.default_rng(seed)
     used = [any(field in each for nbest in lists for each in nbest.hypotheses) for field in (BACKWARD, LM)]
@@ -138,8 +158,11 @@ def tune(
 
     best, first = start, value(start)
     highest = first
-    for drawn in generator.uniform(0, LARGEST, (trials, 3)).round(3).tolist():
-        weights = Weights(drawn[0] * used[0], drawn[1] * used[1], drawn[2])
+    for drawn in generator.uniform(0, LARGEST, (trials, 3 + len(start.features))).round(3).tolist():
+        features = {
+            name: math.copysign(x, start.features[name]) for name, x in zip(start.features, drawn[3:], strict=True)
+        }
+        weights = Weights(drawn[0] * used[0], drawn[1] * used[1], drawn[2], features)
         if value(weights) > highest:
             best, highest = weights, value(weights)
     return best, highest, first

@@ -30,8 +30,7 @@ from nmtkit.layers.prepack import (
 
 def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Returns the product of whole numbers in float64."""
-    mantissa, exponent = torch.frexp(linear.weight.abs().amax(1) / largest_int8_weight())
-    scale = torch.ldexp((mantissa * 2**17).round(), exponent - 17)  # 17 significant bits
+    scale = linear.weight.abs().amax(1) / largest_int8_weight()
     weight = (linear.weight / scale[:, None]).round().double()
     largest = x.abs().amax(1, keepdim=True)
     whole = (x * (127 / largest)).round().double()

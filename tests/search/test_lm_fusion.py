@@ -29,7 +29,7 @@ LENGTH, WORDS, WEIGHT = 3, range(3, 7), 0.7
 def fusion(weight: float = WEIGHT) -> LMFusion:
     """A processor with a tiny language model of seven tokens, without a checkpoint."""
     result = LMFusion.__new__(LMFusion)
-    result.path, result.weight, result.device = Path("lm.pt"), weight, None
+    result.path, result.flag, result.weight, result.device = Path("lm.pt"), "--lm", weight, None
     result.model = tiny_transformer(7, encoder_layers=0, sharpness=6.0, seed=5).requires_grad_(False)
     return result
 
@@ -126,12 +126,6 @@ def test_a_wrong_language_model_is_refused(folder: Path, arguments: list[str], m
     words = [argument.format(folder=folder) for argument in arguments]
     result = generate(folder, "--logits-processors", "lm_fusion", *words)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
-
-
-def test_a_language_model_without_its_processor_is_an_error(folder: Path) -> None:
-    result = generate(folder, "--lm", str(folder / "lm.pt"))
-    message = "--lm does nothing without --logits-processors lm_fusion"
-    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
 
 
 def test_the_contract_of_processors_holds(folder: Path) -> None:

@@ -124,7 +124,44 @@ def test_a_log_probability_of_null_is_the_worst() -> None:
     nbest.hypotheses[0]["backward_log_probability"] = None
     record = nbest.reranked(Weights(1.0, 0.0, 0.0))
     assert [each["text"] for each in record["hypotheses"]] == ["often", "never"]
+    nbest.hypotheses[0]["errors"] = nbest.hypotheses[1]["errors"] = None
+    assert all(nbest.score(each, Weights(0.0, 0.0, 0.0, {"errors": -1.0})) == -math.inf for each in nbest.hypotheses)
     assert record["hypotheses"][1]["score"] is None and not math.isnan(record["hypotheses"][0]["score"])
+
+
+def test_a_feature_of_the_hypotheses_is_added_after_the_length_penalty(folder: Path) -> None:
+    records = [json.loads(line) for line in (folder / "nbest.jsonl").read_text().splitlines()]
+    for record in records:
+        for rank, each in enumerate(record["hypotheses"]):
+            each["estimate"] = rank / 10
+    (folder / "estimated.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = ["--lenpen", "0.5", "--feature", "estimate=30", "--format", "jsonl"]
+    result = rerank(folder, *words, file="estimated.jsonl")
+    assert result.exit_code == 0, result.output
+    for record, line in zip(records, result.stdout.splitlines(), strict=True):
+        first = json.loads(line)["hypotheses"][0]
+        expected = {
+            each["text"]: each["log_probability"] / ((5 + len(each["pieces"]) + 1) / 6) ** 0.5 + 30 * each["estimate"]
+            for each in record["hypotheses"]
+        }
+        assert first["score"] == pytest.approx(max(expected.values()), abs=1e-4)
+        assert expected[first["text"]] == max(expected.values())
+    references = "".join(record["hypotheses"][-1]["text"] + "\n" for record in records)
+    (folder / "last.de").write_text(references)
+    tuned = rerank(folder, "--feature", "estimate=0", "--tune", "{folder}/last.de", file="estimated.jsonl")
+    assert tuned.exit_code == 0 and "--feature estimate=" in " ".join(tuned.stderr.split())
+    negative = rerank(folder, "--feature", "estimate=-30", file="estimated.jsonl")
+    assert negative.stdout.splitlines() == [record["hypotheses"][0]["text"] for record in records]
+
+
+def test_tuning_keeps_the_sign_of_a_feature() -> None:
+    lists = [listed(("bad", -1, -1, -1), ("good", -1.5, -1, -1))]
+    for each, value in zip(lists[0].hypotheses, (1.0, 0.0), strict=True):
+        each["errors"] = value
+    weights, highest, first = tune(
+        lists, lambda texts: float(texts == ["good"]), Weights(0.0, 0.0, 0.0, {"errors": -0.0}), 50, 1
+    )
+    assert (first, highest) == (0, 1) and weights.features["errors"] < -0.4
 
 
 @pytest.mark.parametrize(
@@ -134,8 +171,12 @@ def test_a_log_probability_of_null_is_the_worst() -> None:
         (["--backward", "{folder}/lm.pt"], "is a language model; give it as --lm"),
         (["--trials", "5"], "--trials does nothing without --tune"),
         (["--tune", "{folder}/short.de"], "line counts differ"),
+        (["--feature", "estimate"], "must be a field of the hypotheses and a weight, such as estimate=0.5"),
+        (["--feature", "a=1,a=2"], "--feature has two weights of a"),
+        (["--feature", "score=1,text=1"], "as --feature text, which must be a number"),
+        (["--feature", "nothing=1"], "nbest.jsonl:1: hypothesis 1 has 'missing' as --feature nothing"),
     ],
-    ids=["lm", "backward", "trials", "references"],
+    ids=["lm", "backward", "trials", "references", "no weight", "twice", "text", "missing"],
 )
 def test_what_cannot_be_reranked_is_said(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "short.de").write_text("ein\n")
