@@ -13,8 +13,8 @@ from nmtkit.processes.workers import Workers
 class ShardWorker(Protocol):
     """An object that computes the output of shards, on this machine or in a Ray cluster."""
 
-    def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
-        """Yields an output line for each line of the shard, without \\n. Adds statistics of the shard to `counts`."""
+    def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields the output of a shard in parts. Adds statistics of the shard to `counts`."""
 
 
 class ShardWriter:
@@ -26,16 +26,16 @@ class ShardWriter:
     def write(self, shard: Shard) -> tuple[Shard, dict[str, Any]]:
         """Computes a shard and writes its files. Returns the shard and its record."""
         counts: Counter[str] = Counter()
-        return shard, self.plan.write(shard, while_parent_lives(self.worker.lines(shard, counts)), counts)
+        return shard, self.plan.write(shard, while_parent_lives(self.worker.output(shard, counts)), counts)
 
 
-def while_parent_lives(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields `lines`. Ends this worker process if its parent was killed, so that no worker keeps running unnoticed."""
+def while_parent_lives(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields `parts`. Ends this worker process if its parent was killed, so that no worker keeps running unnoticed."""
     parent = multiprocessing.parent_process()
-    for line in lines:
+    for part in parts:
         if parent is not None and not parent.is_alive():
             sys.exit(1)
-        yield line
+        yield part
 
 
 def run_locally(

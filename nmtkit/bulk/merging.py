@@ -3,13 +3,14 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 from nmtkit.bulk.plan import CHUNK, Plan, Shard
 
 
 def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
-    """Writes the outputs of all shards to `out`. Returns the number of lines and the sums of the counts.
+    """Writes the outputs of all shards to `out`. Returns the number of input lines and the sums of the counts.
 
     Raises ValueError if shards are missing, or if the output of a shard differs from its record.
     """
@@ -23,28 +24,26 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
     for shard in plan.shards:
         record = plan.record(shard)
         assert record is not None
-        written, size, digest = _copy(plan, shard, out)
-        if (written, size, digest) != (shard.lines, record["bytes"], record["sha256"]):
+        size, digest = _copy(plan.output(shard), out)
+        if (size, digest) != (record["bytes"], record["sha256"]):
             raise ValueError(
-                f"{plan.output(shard)} is damaged: it has {written:,} lines and {size:,} bytes, but {shard.name}.done "
-                f"names {record['lines']:,} lines, {record['bytes']:,} bytes and a different checksum; remove both "
-                f"files and repeat the command: {plan.command}"
+                f"{plan.output(shard)} is damaged: it has {size:,} bytes, and {shard.name}.done says "
+                f"{record['bytes']:,}, with another checksum; remove both files and repeat the command: {plan.command}"
             )
-        lines += written
+        lines += shard.lines
         counts.update(record["counts"])
     return lines, counts
 
 
-def _copy(plan: Plan, shard: Shard, out: BinaryIO) -> tuple[int, int, str]:
-    """Copies the output of a shard. Returns its number of lines, number of bytes, and SHA-256."""
-    digest, lines, size = hashlib.sha256(), 0, 0
-    with plan.output(shard).open("rb") as file:
+def _copy(path: Path, out: BinaryIO) -> tuple[int, str]:
+    """Copies a file. Returns its number of bytes and its SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-            lines += chunk.count(b"\n")
             size += len(chunk)
             out.write(chunk)
-    return lines, size, digest.hexdigest()
+    return size, digest.hexdigest()
 
 
 def described(shards: Sequence[Shard]) -> str:

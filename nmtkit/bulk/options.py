@@ -11,8 +11,11 @@ _SHARD_FLAGS = ("--shard-lines", "--shard", "--executor")
 BULK_RULES = (
     *(FlagRule(flag, needs=("--output-dir",)) for flag in _SHARD_FLAGS),
     *(FlagRule(flag, needs=("--executor ray",)) for flag in ("--actor-cpus", "--actor-gpus")),
+    FlagRule("--output-dir", excludes=("--output",), reason="nmtkit merge joins the shards"),
+    FlagRule("--executor ray", excludes=("--shard",), reason="Ray distributes the shards over the cluster"),
+)
+TRANSLATION_RULES = (
     FlagRule("--output-dir", needs=("--input",)),
-    FlagRule("--output-dir", excludes=("--output",), reason="nmtkit merge joins the shards to one file"),
     FlagRule("--output-dir", excludes=("DATA", "a document"), reason="give the lines of a text file with --input"),
     FlagRule(
         "--output-dir",
@@ -21,7 +24,6 @@ BULK_RULES = (
     ),
     FlagRule("--output-dir", excludes=("--pivot",), reason="translate in two jobs, first to the pivot language"),
     FlagRule("--executor ray", excludes=("--device", "--threads"), reason="see --actor-cpus and --actor-gpus"),
-    FlagRule("--executor ray", excludes=("--shard",), reason="Ray distributes the shards over the cluster"),
 )
 
 

@@ -1,5 +1,7 @@
 """The plan of a job in shards. A shard is a range of whole lines of one text file, or of several parallel text files.
 
+A command may also divide another input than lines, such as pairs: `lines` is then the number of pairs.
+
     plan.json          the fingerprint of the job, facts about its files, the borders of the shards
     input.txt          the lines of the input, if the input is not a single uncompressed text file
     shard-000007.txt   the output of a shard (.jsonl: JSON objects)
@@ -29,6 +31,7 @@ FORMAT = 1
 PLAN = "plan.json"
 CHUNK = 1 << 22
 LINE_FEED = ord("\n")
+PREPARED = (".txt", ".pairs", ".pickle")  # suffixes of the files that a command writes before the plan
 TEMPORARY = re.compile(r"\.(shard-\d{6,}|[a-z]+)\.[a-z]+\.[0-9a-f]{8}\.tmp")  # temporary files of `atomic_write`
 
 FileFacts = dict[str, Any]  # "bytes", "modified" (nanoseconds), "sha256"
@@ -94,23 +97,20 @@ class Plan:
             if not {self.output(shard).name, self.record_file(shard).name} <= names
         ]  # fmt: skip
 
-    def write(self, shard: Shard, lines: Iterable[bytes], counts: Counter[str]) -> dict[str, Any]:
+    def write(self, shard: Shard, parts: Iterable[bytes], counts: Counter[str]) -> dict[str, Any]:
         """Writes the output of a shard, then its record, and returns the record.
 
-        `lines` are the output lines without \\n. The iterator `lines` may update `counts`, and the record contains
-        the final `counts`. Both files are written atomically.
+        `parts` are the consecutive parts of the output. Reading the parts may update `counts`, which the record
+        contains. Both files are written atomically.
         """
-        digest, written, size = hashlib.sha256(), 0, 0
+        digest, size = hashlib.sha256(), 0
         try:
             with atomic_write(self.output(shard)) as file:
-                for line in lines:
-                    text = line + b"\n"
-                    file.write(text)
-                    digest.update(text)
-                    written += 1
-                    size += len(text)
-                assert written == shard.lines, f"{written} lines of {shard}"
-            record = {"lines": written, "bytes": size, "sha256": digest.hexdigest(), "counts": dict(+counts)}
+                for part in parts:
+                    file.write(part)
+                    digest.update(part)
+                    size += len(part)
+            record = {"lines": shard.lines, "bytes": size, "sha256": digest.hexdigest(), "counts": dict(+counts)}
             with atomic_write(self.record_file(shard)) as file:
                 file.write(json.dumps(record).encode())
         except OSError:
@@ -136,13 +136,12 @@ class Plan:
 
 def open_plan(
     folder: Path, settings: Mapping[str, Any], files: Mapping[str, Path], suffix: str, shard_lines: int, command: str,
-    texts: Callable[[bool], Sequence[Path]],
-) -> tuple[Plan, Sequence[Path]]:  # fmt: skip
-    """Reads the plan in `folder`, or makes a plan for a new job. Returns the plan and its text files.
+    shards: Callable[[], Sequence[Shard]],
+) -> Plan:  # fmt: skip
+    """Returns the plan in `folder`, or makes a plan for a new job.
 
-    The fingerprint consists of `settings`, `shard_lines` and the checksums of `files`. The function `texts` returns the
-    parallel text files to divide into shards. Its argument is True for a new job. Then `texts` must first write the
-    text files that are stored in the folder, such as input.txt.
+    The fingerprint consists of `settings`, `shard_lines` and the checksums of `files`. `shards` is called for a new
+    job. It writes the files that belong into the folder, such as input.txt, and returns the shards.
 
     Raises ValueError, with a table of differences, if the folder belongs to a job with a different fingerprint. Raises
     ValueError if the folder has other files and no plan.
@@ -161,15 +160,14 @@ def open_plan(
                     f"{folder} holds a job with other settings or files:\n{table}\n"
                     f"To continue that job: {plan.command}\nTo begin another job, give another --output-dir"
                 )
-            return plan, texts(False)
-        foreign = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.suffix != ".txt"]
+            return plan
+        foreign = [path for path in folder.iterdir() if not (path.name.startswith(".") or path.suffix in PREPARED)]
         if foreign or any(folder.glob("shard-*")):
             raise ValueError(f"{folder} is not empty and has no {PLAN}; give another --output-dir")
-        paths = texts(True)
-        plan = Plan(folder, suffix, divide(paths, shard_lines), fingerprint, facts, command)
+        plan = Plan(folder, suffix, tuple(shards()), fingerprint, facts, command)
         with atomic_write(folder / PLAN) as file:
             file.write(_as_json(plan).encode())
-        return plan, paths
+        return plan
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import nmtkit
 from nmtkit.bulk.merging import described
 from nmtkit.bulk.options import BulkOptions
-from nmtkit.bulk.plan import Plan, Shard, open_plan
+from nmtkit.bulk.plan import Plan, Shard, divide, open_plan
 from nmtkit.cli.command import stderr
 from nmtkit.config import flag_of
 from nmtkit.corpora.compression import is_compressed
@@ -78,10 +78,12 @@ def translate_shards(
             paths.append(plain_copy(folder / f"{name}.txt", [path], None, new) if is_compressed(path) else path)
         return paths
 
-    plan, paths = open_plan(
+    plan = open_plan(
         folder, settings_of(job), models | inputs | line_files | glossaries | processor_files(job),
-        ".jsonl" if job.format == "jsonl" else ".txt", bulk.shard_lines, this_command(), texts,
+        ".jsonl" if job.format == "jsonl" else ".txt", bulk.shard_lines, this_command(),
+        lambda: divide(texts(True), bulk.shard_lines),
     )  # fmt: skip
+    paths = texts(False)
     job = dataclasses.replace(job, texts=paths)
     if bulk.executor == "ray":
         job = dataclasses.replace(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.bulk.options import BULK_RULES, BulkOptions
+from nmtkit.bulk.options import BULK_RULES, TRANSLATION_RULES, BulkOptions
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
 from nmtkit.documents import Document, format_of
@@ -127,7 +127,7 @@ def check_combination(
     on |= {f"--format {config.format}", f"--engine {devices.engine}"}
     if config.workers == 1:
         on.discard("--workers")
-    check_flags((*GENERATE_RULES, *BULK_RULES), conditions, on)
+    check_flags((*GENERATE_RULES, *BULK_RULES, *TRANSLATION_RULES), conditions, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:

@@ -70,8 +70,8 @@ class ShardTranslator:
         self.pipeline = translator.pipeline(job.search, job.text, job.source_tag)
         translator.processors(job.search)  # loads the files of the processors now, so errors come before the plan
 
-    def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
-        """Yields the output line of each line of a shard.
+    def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields the output line of each line of a shard, with its \\n.
 
         Adds to `counts` the lines with several sentences, and the removed carriage returns and byte-order marks.
         """
@@ -79,8 +79,11 @@ class ShardTranslator:
         requests = self._requests(shard, counts)
         decoder = self.translator.batch_decoder(self.pipeline.search)
         translations = self.translator.run(requests, self.pipeline, decoder, job.processes, first=shard.first)
+        written = 0
         for translation in translations:
-            yield output_line(translation, job.format, job.search.score_reference)
+            yield output_line(translation, job.format, job.search.score_reference) + b"\n"
+            written += 1
+        assert written == shard.lines, f"{written} lines of {shard}"
 
     def _requests(self, shard: Shard, counts: Counter[str]) -> Iterator[list[Request]]:
         names = ("source", *self.job.fields)

@@ -54,8 +54,7 @@ def job(folder: Path, size: int = 10, **settings: object) -> Plan:
     text = folder.parent / "text"
     if not text.exists():
         text.write_text("".join(f"line {number}\n" for number in range(95)))
-    plan, _ = open_plan(folder, settings, {"input": text}, ".txt", size, "nmtkit again", lambda new: [text])
-    return plan
+    return open_plan(folder, settings, {"input": text}, ".txt", size, "nmtkit again", lambda: divide([text], size))
 
 
 class Upper:
@@ -64,13 +63,13 @@ class Upper:
     def __init__(self, text: Path, fatal: int = -1) -> None:
         self.text, self.fatal = text, fatal
 
-    def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+    def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         lines = self.text.read_bytes().splitlines()[shard.first : shard.first + shard.lines]
         for number, line in enumerate(lines):
             if number == 5 and shard.index == self.fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
             counts["odd"] += number % 2
-            yield line.upper()
+            yield line.upper() + b"\n"
 
 
 WHOLE = "".join(f"LINE {number}\n" for number in range(95)).encode()
@@ -132,10 +131,10 @@ from nmtkit.bulk.local import run_locally
 from nmtkit.bulk.plan import read_plan
 
 class Slow:
-    def lines(self, shard, counts):
+    def output(self, shard, counts):
         for number in range(shard.first, shard.first + shard.lines):
             time.sleep(0.02)
-            yield b"LINE %d" % number
+            yield b"LINE %d\\n" % number
 
 plan = read_plan(Path(sys.argv[1]))
 for shard, record in run_locally(Slow, plan, plan.shards, 2):
@@ -165,7 +164,7 @@ def test_two_processes_may_make_the_same_shard(tmp_path: Path) -> None:
     shard = plan.shards[0]
 
     def slow() -> Iterator[bytes]:
-        yield from Upper(tmp_path / "text").lines(shard, Counter())
+        yield from Upper(tmp_path / "text").output(shard, Counter())
         run(plan, [shard])
         plan.remove_temporary_files([])
 

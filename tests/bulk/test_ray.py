@@ -15,7 +15,7 @@ import pytest
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.bulk.merging import merge
-from nmtkit.bulk.plan import Plan, open_plan, read_plan
+from nmtkit.bulk.plan import Plan, divide, open_plan, read_plan
 from nmtkit.bulk.ray_cluster import check_room
 
 LINES = 200
@@ -44,7 +44,7 @@ def test_actors_must_fit_into_nodes(nodes, actors, cpus, gpus, room) -> None:
 def job(folder: Path) -> Plan:
     text = folder.parent / "text"
     text.write_text("".join(f"line {number}\n" for number in range(LINES)))
-    return open_plan(folder, {}, {"input": text}, ".txt", 10, "nmtkit again", lambda new: [text])[0]
+    return open_plan(folder, {}, {"input": text}, ".txt", 10, "nmtkit again", lambda: divide([text], 10))
 
 
 # Runs the job with the named event in the middle: nothing, the death of an actor, of a node, or of the driver.
@@ -61,13 +61,13 @@ os.environ["RAY_ADDRESS"] = address
 def factory(threads):
     import os, signal, time
     class Upper:
-        def lines(self, shard, counts):
+        def output(self, shard, counts):
             if event == "actor" and shard.index == 7 and not (folder.parent / "once").exists():
                 (folder.parent / "once").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             for number in range(shard.first, shard.first + shard.lines):
                 time.sleep(0.03)
-                yield b"LINE %d" % number
+                yield b"LINE %d\\n" % number
     return Upper()
 
 plan = read_plan(folder)

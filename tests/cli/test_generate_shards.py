@@ -16,7 +16,7 @@ from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
 from nmtkit.bulk.options import BulkOptions
-from nmtkit.bulk.plan import Plan, Shard, open_plan
+from nmtkit.bulk.plan import Plan, Shard, divide, open_plan
 from nmtkit.cli import main
 from nmtkit.cli.bulk import run_shards
 
@@ -143,7 +143,7 @@ def test_a_signal_stops_the_job_and_shows_the_command_to_continue(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("a\nb\nc\n")
-    plan, _ = open_plan(tmp_path / "out", {}, {}, ".txt", 1, "nmtkit", lambda new: [tmp_path / "text"])
+    plan = open_plan(tmp_path / "out", {}, {}, ".txt", 1, "nmtkit", lambda: divide([tmp_path / "text"], 1))
     before = signal.getsignal(signal.SIGTERM)
 
     def start(plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
