@@ -25,10 +25,11 @@ from pathlib import Path
 
 from nmtkit.cli.clean import filter_presets, scorer_of
 from nmtkit.corpora.clean_config import DEFAULT_FILTERS, CleanConfig
-from nmtkit.corpora.cleaning import Worker, clean, fit, sample_of
+from nmtkit.corpora.cleaning import Sample, clean, fit
 from nmtkit.corpora.corpus import Corpus, Pairs, locate
 from nmtkit.corpora.filters import FILTERS, FilterContext
 from nmtkit.corpora.pairs import pairs
+from nmtkit.corpora.scored_blocks import Worker
 from nmtkit.corpora.writer import CorpusWriter
 
 Pair = tuple[str, str]
@@ -153,7 +154,10 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
     context = FilterContext(config.source_lang, config.target_lang)
     presets = filter_presets(names, config.preset)
     filters = {name: FILTERS[name].factory(preset, context) for name, preset in presets.items()}
-    fit(filters, sample_of([corpus], config.sample, config.seed), True)
+    sample = Sample(config.sample, config.seed)
+    for part in pairs(corpus):
+        sample.add(part)
+    fit(filters, sample.pairs(), True)
     import pickle
 
     with tempfile.TemporaryDirectory() as folder:

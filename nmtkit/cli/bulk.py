@@ -19,14 +19,16 @@ from nmtkit.bulk.options import BulkOptions
 from nmtkit.bulk.plan import Plan, Shard, divide, open_plan
 from nmtkit.cli.command import stderr
 from nmtkit.config import flag_of
+from nmtkit.corpora.clean_config import CleanConfig
 from nmtkit.corpora.compression import is_compressed
-from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.corpus import Corpus, format_of
 from nmtkit.corpora.lines import LineDecoder
 from nmtkit.files import atomic_write
 from nmtkit.plugins import source_digests
 from nmtkit.processes import distributed
 
 if TYPE_CHECKING:
+    from nmtkit.corpora.late_scores import PairScorer
     from nmtkit.translation.shards import TranslationJob
 
 log = logging.getLogger("nmtkit")
@@ -36,6 +38,8 @@ Start = Callable[[Plan, Sequence[Shard]], Iterator[tuple[Shard, dict[str, Any]]]
 
 SECONDS_OF_MESSAGES = 30.0  # seconds between two messages about progress, if stderr is not a terminal
 SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
+CLEAN_FILES = ("exclude", "lid_model", "forward", "backward")  # settings whose contents are compared, not their paths
+MERGE_ONLY = ("output", "dropped", "scores", "from_scores", "report", "workers")  # settings that do not change shards
 
 
 def translate_shards(
@@ -65,9 +69,7 @@ def translate_shards(
         loaded = job.load()
     inputs = {"input" if len(files) == 1 else f"input {number}": path for number, path in enumerate(files, 1)}
     line_files = dict(zip(job.fields, job.texts[1:], strict=True))
-    for path in (*files, *line_files.values()):
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is not a regular file; --output-dir reads its input again to continue")
+    check_regular((*files, *line_files.values()))
     models = {"model" if len(job.models) == 1 else f"model {number}": path for number, path in enumerate(job.models, 1)}
     glossaries = {} if job.text.glossary is None else {"glossary": job.text.glossary}
     is_text = len(files) == 1 and (languages is None or format_of(files[0]) is None) and not is_compressed(files[0])
@@ -104,6 +106,79 @@ def translate_shards(
             has_byte_order_mark=bool(counts[f"byte-order marks of {name}"]),
         ).warn()  # fmt: skip
     return counts
+
+
+def check_regular(paths: Iterable[Path]) -> None:
+    """Raises ValueError if a path is a pipe or a device."""
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is not a regular file; --output-dir reads its input again to continue")
+
+
+def clean_shards(
+    bulk: BulkOptions,
+    config: CleanConfig,
+    filters: Mapping[str, Any],
+    names: Sequence[str],
+    scorer: "PairScorer | None",
+    plugins: Sequence[str],
+) -> None:
+    """Mends and scores the unfinished shards of the corpora `names`. `filters` has the config of each filter.
+
+    Raises SystemExit if a signal stops the job.
+    """
+    from nmtkit.corpora.clean_shards import CleaningJob, StoredJob, prepare
+    from nmtkit.corpora.cleaning import corpora_of, excluded, make_filters
+
+    assert bulk.output_dir is not None
+    folder, workers = bulk.output_dir, config.worker_count()
+    start: Start
+    if bulk.executor == "ray":
+        from nmtkit.bulk.ray_cluster import RayCluster
+
+        cluster = RayCluster(workers, bulk.actor_cpus, bulk.actor_gpus)
+    corpora = corpora_of(config, names)
+    files = files_of("corpus", corpora) | files_of("--exclude", excluded(config))
+    check_regular(files.values())
+    models = {"--lid-model": config.lid_model, "--forward": config.forward, "--backward": config.backward}
+    files |= {flag: path for flag, path in models.items() if path is not None}
+    settings = {"command": "clean", "version of nmtkit": nmtkit.__version__, "plug-ins": source_digests(plugins)}
+    for part in (config, *filters.values()):
+        for field in dataclasses.fields(part):
+            if part is not config or field.name not in (*CLEAN_FILES, *MERGE_ONLY):
+                settings[flag_of(field)] = getattr(part, field.name)
+
+    def shards() -> list[Shard]:
+        job = StoredJob(config, corpora, make_filters(config, dict(filters)), scorer)
+        return prepare(folder, job, bulk.shard_lines)
+
+    plan = open_plan(folder, settings, files, ".pairs", bulk.shard_lines, this_command(), shards)
+    job = CleaningJob(folder.absolute(), plugins)
+    if bulk.executor == "ray":
+        start = lambda plan, shards: cluster.run(job.load, plan, shards)  # noqa: E731
+    else:
+        from nmtkit.bulk.local import run_locally
+
+        if scorer is not None and workers > 1:
+            import torch
+
+            torch.set_num_threads(1)
+
+        def start(plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
+            loaded = job.load()
+            return run_locally(lambda: loaded, plan, shards, workers)
+
+    run_shards(bulk, plan, start)
+
+
+def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
+    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder has all files inside it."""
+    files = {}
+    for number, corpus in enumerate(corpora, 1):
+        paths = [file for path in corpus.paths() for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+        for index, path in enumerate(path for path in paths if not path.is_dir()):
+            files[f"{title} {number}" if len(paths) == 1 else f"{title} {number}, file {index + 1}"] = path
+    return files
 
 
 def settings_of(job: "TranslationJob") -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """`nmtkit clean`: mends parallel text, drops bad pairs, and reports the reason for each dropped pair."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from nmtkit.bulk.options import BULK_RULES, BulkOptions
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.cli.preprocess import show_table
@@ -17,7 +18,8 @@ from nmtkit.files import atomic_write, check_outputs
 from nmtkit.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from nmtkit.corpora.cleaning import CleanReport
+    from nmtkit.corpora.cleaning import Progress
+    from nmtkit.corpora.decision import CleanReport
     from nmtkit.corpora.late_scores import PairScorer
 
 
@@ -49,7 +51,7 @@ def filter_presets(names: Sequence[str], preset: str) -> dict[str, Any]:
         changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
         configs[name] = derive(config, changes, f"preset {preset}")
     check_no_collisions(
-        {"nmtkit clean": CleanConfig(source_lang="", target_lang="", output="")}
+        {"nmtkit clean": CleanConfig(source_lang="", target_lang=""), "nmtkit clean --output-dir": BulkOptions()}
         | {f"filter {name}": config for name, config in configs.items()}
     )
     return configs
@@ -71,35 +73,47 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     nmtkit clean -s en -t it OpenSubtitles.zip crawl.tsv.gz --output data/train \\
                  --from-scores scores.parquet --preset crawl
     """
-    from nmtkit.corpora.clean_report import page
     from nmtkit.corpora.cleaning import clean
 
-    started = time.monotonic()
     given = on_command_line(settings)
     config: CleanConfig = derive(CleanConfig, split_settings(given, CleanConfig)[0], COMMAND_LINE)
     configs = {
         name: derive(each, split_settings(given, type(each))[0], COMMAND_LINE)
         for name, each in filter_presets(config.filters, config.preset).items()
     }
-    check_flags(CLEAN_RULES, given_flags(), given_flags())
+    bulk: BulkOptions = derive(BulkOptions, split_settings(given, BulkOptions)[0], COMMAND_LINE)
+    check_flags((*CLEAN_RULES, *BULK_RULES), given_flags(), given_flags() | {f"--executor {bulk.executor}"})
+    if bulk.output_dir is not None:
+        from nmtkit.cli.bulk import clean_shards
+
+        clean_shards(bulk, config, configs, corpora, scorer_of(config), plugins)
+        return
+    if config.output is None:
+        raise ValueError("give --output CORPUS, or --output-dir DIR to work in shards")
     check_files(config, corpora)
     scorer = scorer_of(config)
+    show_run(config, lambda progress: clean(config, corpora, configs, progress, scorer))
+
+
+command.params += flags(CleanConfig)
+command.params += flags(BulkOptions)
+
+
+def show_run(config: CleanConfig, run: "Callable[[Progress], CleanReport]") -> None:
+    """Calls `run`, which writes the kept pairs. Shows its progress, writes the page of --report, prints the counts."""
+    from nmtkit.corpora.clean_report import page
+
+    started = time.monotonic()
     if stderr.is_terminal:
         with stderr.status("clean") as status:
-            report = clean(
-                config, corpora, configs,
-                lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"), scorer,
-            )  # fmt: skip
+            report = run(lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"))
     else:
-        report = clean(config, corpora, configs, scorer=scorer)
+        report = run(lambda pairs: None)
     if config.report is not None:
         with atomic_write(config.report) as file:
             file.write(page(report, config.source_lang, config.target_lang).encode())
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
-
-
-command.params += flags(CleanConfig)
 
 
 def scorer_of(config: CleanConfig) -> "PairScorer | None":
@@ -116,6 +130,7 @@ def scorer_of(config: CleanConfig) -> "PairScorer | None":
             if not path.is_file():
                 raise FileNotFoundError(f"no such checkpoint: {path}")
         return DualCrossEntropy(config.forward, config.backward)
+    assert config.output is not None
     folder = Path(f"{config.output}.models")
     return SelfTrained(folder, (config.source_lang, config.target_lang), config.self_train_updates)
 

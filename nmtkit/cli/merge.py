@@ -1,23 +1,44 @@
-"""`nmtkit merge`: joins the shards that `generate --output-dir` has written."""
+"""`nmtkit merge`: joins the shards that `generate --output-dir` or `clean --output-dir` has written."""
 
+import dataclasses
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
+import nmtkit
 from nmtkit.bulk.merging import merge
-from nmtkit.bulk.plan import read_plan
+from nmtkit.bulk.plan import Plan, read_plan
+from nmtkit.cli.clean import check_files, show_run
 from nmtkit.cli.command import Command, stderr
 from nmtkit.files import atomic_write
+from nmtkit.plugins import load_plugins
 
 
 @click.command(cls=Command)
 @click.argument("folder", type=Path, metavar="DIR")
 @click.option(
-    "--output", type=Path, metavar="FILE", help="Write to this file when it is complete.  [default: standard output]"
+    "--output",
+    metavar="FILE|CORPUS",
+    help="Write to this file when it is complete. Shards of clean: the corpus of kept pairs, as in clean --output, "
+    "which is required.  [default: standard output]",
 )
-def command(folder: Path, output: Path | None) -> None:
+@click.option("--dropped", metavar="CORPUS", help="Shards of clean: write the dropped pairs, as clean --dropped does.")
+@click.option("--scores", type=Path, metavar="FILE", help="Shards of clean: write all scores, as clean --scores does.")
+@click.option("--report", type=Path, metavar="FILE.html", help="Shards of clean: write the page of clean --report.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE",
+    help="Shards of clean: import the plug-in of a filter first; repeatable.",
+)  # fmt: skip
+def command(
+    folder: Path,
+    output: str | None,
+    dropped: str | None,
+    scores: Path | None,
+    report: Path | None,
+    plugins: tuple[str, ...],
+) -> None:
     """Join the shards in DIR, the --output-dir of another command, in order of the input.
 
     If shards are missing or damaged, the command fails and names these shards.
@@ -25,11 +46,41 @@ def command(folder: Path, output: Path | None) -> None:
     \b
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards
     nmtkit merge shards --output mono.en
+    nmtkit clean -s en -t it crawl.tsv.gz --output-dir cleaned
+    nmtkit merge cleaned --output data/train --dropped dropped.tsv --report page.html
     """
     plan = read_plan(folder)
-    if output is not None and output.absolute().parent.resolve() == folder.resolve():
-        raise ValueError(f"--output {output} is inside {folder}; give a file outside the folder of the shards")
-    with nullcontext(sys.stdout.buffer) if output is None else atomic_write(output) as out:
+    for path in (output, dropped, scores, report):
+        if path is not None and Path(path).absolute().parent.resolve() == folder.resolve():
+            raise ValueError(f"{path} is inside {folder}; give a file outside the folder of the shards")
+    if plan.fingerprint.get("command") == "clean":
+        if output is None:
+            raise ValueError(f"{folder} has shards of nmtkit clean; give --output CORPUS")
+        merge_clean(plan, output, dropped, scores, report, plugins)
+        return
+    given = {"--dropped": dropped, "--scores": scores, "--report": report, "--plugin": plugins}
+    for flag, value in given.items():
+        if value:
+            raise ValueError(f"{flag} does nothing for {folder}, which has no shards of nmtkit clean")
+    with nullcontext(sys.stdout.buffer) if output is None else atomic_write(Path(output)) as out:
         lines, _ = merge(plan, out)
     if not click.get_current_context().meta.get("quiet"):
         stderr.print(f"{lines:,} lines of {len(plan.shards):,} shards", markup=False, highlight=False)
+
+
+def merge_clean(
+    plan: Plan, output: str, dropped: str | None, scores: Path | None, report: Path | None, plugins: tuple[str, ...]
+) -> None:
+    """Decides about the pairs of all shards of `nmtkit clean`, and writes the kept pairs and the other files."""
+    from nmtkit.corpora.clean_shards import merge_cleaned, read_job
+
+    if (version := plan.fingerprint.get("version of nmtkit")) != nmtkit.__version__:
+        raise ValueError(
+            f"{plan.folder} was written by nmtkit {version}, and this is nmtkit {nmtkit.__version__}; merge with the "
+            "version that wrote the shards"
+        )
+    load_plugins(plugins)
+    job = read_job(plan.folder)
+    config = dataclasses.replace(job.config, output=output, dropped=dropped, scores=scores, report=report)
+    check_files(config, [])
+    show_run(config, lambda progress: merge_cleaned(plan, job, config, progress))

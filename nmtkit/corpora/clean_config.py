@@ -37,6 +37,18 @@ CLEAN_RULES = (
     FlagRule("--self-train-updates", needs=("--self-train",)),
     FlagRule("--min-model", needs=("--forward", "--self-train", "--from-scores")),
     FlagRule("--from-scores", excludes=("--scores",), reason="the scores would be the same"),
+    FlagRule(
+        "--output-dir",
+        excludes=("--dropped", "--scores", "--report"),
+        reason="nmtkit merge has this flag, and writes the file from all shards",
+    ),
+    FlagRule("--output-dir", excludes=("--from-scores",), reason="scores are read, which takes little time"),
+    FlagRule(
+        "--output-dir",
+        excludes=("--self-train", "--self-train-updates"),
+        reason="the models learn from the pairs that all shards keep; train them with clean --self-train on a part of "
+        "the corpus, and give them with --forward and --backward",
+    ),
 )
 
 
@@ -49,8 +61,10 @@ class CleanConfig(Config):
         metavar="LANG", section="Files",
     )  # fmt: skip
     target_lang: str = option(..., "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
-    output: str = option(
-        ..., "corpus to write: a prefix, .tsv, .tmx, .jsonl, .parquet or .zip; text formats may end in .gz, .zst, …",
+    output: str | None = option(
+        None,
+        "corpus to write: a prefix, .tsv, .tmx, .jsonl, .parquet or .zip; text files may end in .gz, .zst, …; required "
+        "without --output-dir",
         metavar="CORPUS",
     )  # fmt: skip
     dropped: str | None = option(

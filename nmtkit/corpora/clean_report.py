@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nmtkit.corpora.cleaning import CleanReport, FilterReport
+from nmtkit.corpora.decision import CleanReport, FilterReport
 from nmtkit.pages.charts import histogram
 from nmtkit.pages.document import Html, render
 

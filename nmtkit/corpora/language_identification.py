@@ -136,9 +136,18 @@ class FastTextIdentifier:
             raise ImportError("--lid-model needs pip install fasttext-predict") from error
         if not path.is_file():
             raise FileNotFoundError(f"--lid-model {path}: no such file")
+        self._path = path.absolute()
         self._model: Any = fasttext.load_model(str(path))
         self.languages: list[str] = []
         self._columns: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state without the model, which cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_path"])  # type: ignore[misc]
+        self.__dict__.update(state)
 
     def probabilities(self, lines: Sequence[str]) -> Probabilities:
         found = []

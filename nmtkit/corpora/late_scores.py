@@ -5,7 +5,6 @@ probability that a pair is good. Its good examples are the best pairs of the cor
 sources with wrong targets, which `noise` makes.
 """
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.filters import Limits
 from nmtkit.corpora.model_filters import logistic_regression
+from nmtkit.corpora.scored_blocks import StoredBlock
 from nmtkit.corpora.texts import Scores, TextBlock
 
 Matrix = npt.NDArray[np.float32]  # [pairs, scores]
@@ -139,6 +139,12 @@ def _log_odds(probabilities: Floats) -> Floats:
     return np.log(clipped / (1 - clipped))
 
 
+def dropped_rows(limits: Sequence[Limits], scores: Matrix) -> npt.NDArray[np.bool_]:
+    """Returns whether each pair has a score beyond one of the `limits`. `scores` has a column for each limit."""
+    masks = [each.drops(column) for each, column in zip(limits, scores.T, strict=True)]
+    return np.any(masks, 0) if masks else np.zeros(len(scores), np.bool_)
+
+
 class LateScorer:
     """Adds the late columns `columns` to the scores of the filters. `limits` has the limits of each filter.
 
@@ -153,46 +159,47 @@ class LateScorer:
         self._names = list(columns.limits)
         self._probability = PairProbability([*limits, *(columns.limits[name] for name in self._names if name == MODEL)])
 
-    def add(self, blocks: Sequence[Path], scores: Matrix, path: Path, on_progress: Callable[[int], None]) -> Matrix:
+    def add(
+        self, blocks: Sequence[StoredBlock], scores: Matrix, path: Path, on_progress: Callable[[int], None]
+    ) -> Matrix:
         """Returns `scores` [pairs, filters] with further columns: the scores of models, and the probability of a pair.
 
-        The result is a memory-mapped array in the new file `path`. `blocks` are files of pickled pairs, in the order of
-        the rows. The method calls `on_progress` with the number of pairs that have their scores. Raises ValueError if
-        the filters keep fewer than FEWEST pairs, because the probability is fitted to the kept pairs.
+        `scores` may have one more column, in which the kept pairs already have their scores of models. The result is a
+        memory-mapped array in the new file `path`. `blocks` are the pairs in the order of the rows. The method calls
+        `on_progress` with the number of pairs that have their scores. Raises ValueError if the filters keep fewer than
+        FEWEST pairs, because the probability is fitted to the kept pairs.
         """
-        result = np.memmap(path, np.float32, "w+", shape=(len(scores), scores.shape[1] + len(self._names)))
+        width = len(self._limits)
+        result = np.memmap(path, np.float32, "w+", shape=(len(scores), width + len(self._names)))
         kept = np.concatenate([
-            np.flatnonzero(~self._dropped(part)) + start
+            np.flatnonzero(~dropped_rows(self._limits, part[:, :width])) + start
             for start in range(0, len(scores), 1 << 16) for part in (scores[start : start + (1 << 16)],)
         ])  # fmt: skip
-        self._fit(blocks, scores, kept)
+        self._fit(blocks, scores[:, :width], kept)
         done = 0
         for start, block in _read(blocks):
             rows = slice(start, start + len(block))
-            result[rows, : scores.shape[1]] = scores[rows]
-            result[rows, scores.shape[1] :] = np.nan
+            result[rows, :width] = scores[rows, :width]
+            result[rows, width:] = np.nan
             inside = kept[slice(*np.searchsorted(kept, (rows.start, rows.stop)))]
             if len(inside):
                 sides = [[side[row] for row in (inside - start).tolist()] for side in (block.sources, block.targets)]
-                result[inside, scores.shape[1] :] = self._late(scores[inside], *sides)
+                result[inside, width:] = self._late(scores[inside], *sides)
             done += len(block)
             on_progress(done)
         return result
 
-    def _dropped(self, scores: Matrix) -> npt.NDArray[np.bool_]:
-        masks = [limits.drops(column) for limits, column in zip(self._limits, scores.T, strict=True)]
-        return np.any(masks, 0) if masks else np.zeros(len(scores), np.bool_)
-
     def _late(self, scores: Matrix, sources: list[str], targets: list[str]) -> Matrix:
-        """Returns the late columns of pairs. `scores` are the scores of the filters for these pairs."""
+        """Returns the late columns of pairs. `scores` are the rows of these pairs in the argument of `add`."""
+        width = len(self._limits)
         columns = [scores]
-        if self._scorer is not None:
+        if self._scorer is not None and scores.shape[1] == width:
             columns.append(np.asarray(self._scorer.score(sources, targets), np.float32)[:, None])
         if PROBABILITY in self._names:
             columns.append(self._probability.score(np.column_stack(columns))[:, None])
-        return np.column_stack(columns)[:, scores.shape[1] :]
+        return np.column_stack(columns)[:, width:]
 
-    def _fit(self, blocks: Sequence[Path], scores: Matrix, kept: Rows) -> None:
+    def _fit(self, blocks: Sequence[StoredBlock], scores: Matrix, kept: Rows) -> None:
         """Finds the best pairs by the scores of the filters. Fits the models and the regression to different pairs."""
         if len(kept) < FEWEST:
             raise ValueError(
@@ -225,17 +232,15 @@ class LateScorer:
         probability.fit(*matrices)
 
 
-def _read(blocks: Sequence[Path]) -> Iterator[tuple[int, Pairs]]:
+def _read(blocks: Sequence[StoredBlock]) -> Iterator[tuple[int, Pairs]]:
     """Yields each block with the index of its first pair in the whole corpus. The index counts from 0."""
     start = 0
-    for path in blocks:
-        with path.open("rb") as file:
-            block: Pairs = pickle.load(file)
+    for block in (stored.read() for stored in blocks):
         yield start, block
         start += len(block)
 
 
-def _texts(blocks: Sequence[Path], rows: Rows) -> tuple[list[str], list[str]]:
+def _texts(blocks: Sequence[StoredBlock], rows: Rows) -> tuple[list[str], list[str]]:
     """Returns the sources and the targets of the pairs with the indices `rows`, which must be ascending."""
     sources: list[str] = []
     targets: list[str] = []

@@ -44,8 +44,10 @@ def fit_identifier(sample: TextBlock, context: FilterContext) -> None:
 
     Other languages are rare or missing in the corpus. They would only take time and cause errors.
     """
-    full = identifier(context.lid_model)
-    if "identifier" in context.shared or not isinstance(full, BatchIdentifier) or len(sample) < MIN_SAMPLE:
+    if "identifier" in context.shared:
+        return
+    full = context.shared["identifier"] = identifier(context.lid_model)
+    if not isinstance(full, BatchIdentifier) or len(sample) < MIN_SAMPLE:
         return
     rows = np.linspace(0, len(sample) - 1, min(len(sample), LID_SAMPLE)).astype(np.int64).tolist()
     kept: set[str] = set()

@@ -9,6 +9,7 @@ import pytest
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.filters import Limits
 from nmtkit.corpora.late_scores import LateScorer, PairProbability, late_columns, noise
+from nmtkit.corpora.scored_blocks import StoredBlock
 
 
 def test_noise_makes_the_errors_of_its_docstring_in_turn() -> None:
@@ -86,7 +87,7 @@ def test_only_pairs_that_all_filters_keep_get_late_scores(tmp_path: Path) -> Non
     late = LateScorer(
         limits, lambda block: np.tile(np.float32([1, 0]), (len(block), 1)), late_columns(scorer, False, 0, 0.2), seed=1
     )
-    result = late.add([tmp_path / "0", tmp_path / "1"], scores, tmp_path / "late", lambda pairs: None)
+    result = late.add([StoredBlock(0, tmp_path / name) for name in "01"], scores, tmp_path / "late", lambda pairs: None)
     np.testing.assert_array_equal(result[:, :2], scores)
     np.testing.assert_array_equal(np.isnan(result[:, 2:]).all(1), scores[:, 1] == 9)
     np.testing.assert_allclose(result[1::4, 2], [1 / len(target) for target in targets[1::4]])
@@ -99,7 +100,7 @@ def test_too_few_pairs_for_late_scores_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(pickle.dumps(Pairs(["a"] * 40, ["b"] * 40, [{}] * 40, 1)))
     late = LateScorer([], lambda block: np.empty((len(block), 0), np.float32), late_columns(None, False, 0, 0.2), 1)
     with pytest.raises(ValueError, match=r"the filters keep 40 pairs, but .* need at least 100"):
-        late.add([tmp_path / "0"], np.empty((40, 0), np.float32), tmp_path / "late", lambda pairs: None)
+        late.add([StoredBlock(0, tmp_path / "0")], np.empty((40, 0), np.float32), tmp_path / "late", lambda pairs: None)
 
 
 def test_the_probability_needs_no_models() -> None:
