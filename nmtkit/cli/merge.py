@@ -47,7 +47,7 @@ def command(
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards
     nmtkit merge shards --output mono.en
     nmtkit clean -s en -t it crawl.tsv.gz --output-dir cleaned
-    nmtkit merge cleaned --output data/train --dropped dropped.tsv --report page.html
+    nmtkit merge cleaned --output data/train --report page.html
     """
     plan = read_plan(folder)
     for path in (output, dropped, scores, report):

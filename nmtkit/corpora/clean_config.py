@@ -119,6 +119,12 @@ class CleanConfig(Config):
         "keep only one of the pairs with equal source and target (pair), equal source or equal target, ignoring case, "
         "spaces and punctuation: the pair with the highest probability, model score or alignment score, else the first",
     )
+    duplicate_similarity: float | None = option(
+        None,
+        "drop also pairs whose similarity to a better kept pair is at least X; the similarity is the share of common "
+        "character 5-grams among the 5-grams of both pairs, estimated by MinHash, of the side or sides of --duplicates",
+        min=0.5, max=1,
+    )  # fmt: skip
     lid_model: Path | None = option(
         None, "fastText model for the filters language and swapped, such as lid.176.ftz; none means py3langid",
         metavar="FILE",
@@ -133,6 +139,8 @@ class CleanConfig(Config):
         super().__post_init__()
         if len(self.columns) not in (0, 2):
             raise ValueError(f"--columns has {len(self.columns)} items; give the source and the target column")
+        if self.duplicate_similarity is not None and self.duplicates == "none":
+            raise ValueError("--duplicate-similarity does nothing with --duplicates none")
         repeated = [name for name in self.filters if self.filters.count(name) > 1]
         if repeated:
             raise ValueError(f"--filters repeats {repeated[0]}")

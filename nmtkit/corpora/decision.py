@@ -15,7 +15,8 @@ from nmtkit.corpora.filters import Limits
 from nmtkit.corpora.late_scores import MODEL, PROBABILITY
 from nmtkit.corpora.scored_blocks import Scored
 from nmtkit.corpora.scores import ScoreWriter
-from nmtkit.corpora.texts import Mask
+from nmtkit.corpora.similarity import SimilarTexts
+from nmtkit.corpora.texts import Mask, Side
 from nmtkit.corpora.writer import CorpusWriter
 
 log = logging.getLogger("nmtkit")
@@ -124,9 +125,30 @@ class Decision:
         quality = self._quality(kept)
         for path in duplicates.partition(hashes, self._scratch):
             rows = kept[duplicates.find_duplicates(path, quality)]
-            self._first[rows] = len(self._filters)
-            self.reports[-1].dropped += len(rows)
-            self.reports[-1].matching += len(rows)
+            self._drop(rows)
+        if self._config.duplicate_similarity is not None:
+            self._drop_similar(self._config.duplicate_similarity)
+
+    def _drop(self, duplicates: npt.NDArray[np.int64]) -> None:
+        self._first[duplicates] = len(self._filters)
+        self.reports[-1].dropped += len(duplicates)
+        self.reports[-1].matching += len(duplicates)
+
+    def _drop_similar(self, similarity: float) -> None:
+        """Drops kept pairs that are similar to a better kept pair. The best pair is the same as for equal pairs."""
+        texts = SimilarTexts(self._scratch / "texts", similarity)
+        kept = np.flatnonzero(self._first < 0)
+        row = 0
+        for place in self._scored.blocks:
+            block = place.read()
+            pairs = block.select((self._first[row : row + len(block)] < 0).tolist())
+            names = {"pair": ("sources", "targets"), "source": ("sources",)}.get(self._config.duplicates, ("targets",))
+            sides = [Side(getattr(pairs, name)).normalized for name in names]
+            texts.add(["\t".join(lines) for lines in zip(*sides, strict=True)])
+            row += len(block)
+        quality = self._quality(kept)
+        order = np.arange(len(kept)) if quality is None else np.argsort(-quality, kind="stable")
+        self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
         """Returns the score that decides which duplicate stays, or None if the run has no such score.

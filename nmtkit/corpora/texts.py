@@ -113,17 +113,26 @@ class Side:
         return Side(self.text.casefold().split("\n")[:-1])
 
     @cached_property
-    def keys(self) -> Keys:
-        """A 64-bit hash of each line, without case, punctuation and spaces.
-
-        The hash of a line without letters and digits includes all characters.
-        """
+    def _normalized(self) -> tuple[npt.NDArray[np.uint32], Counts]:
+        """The code points of all normalized lines, concatenated, and the length of each line."""
         folded = self.folded
         kept = folded.kinds & LETTER > 0
         empty = np.flatnonzero(folded.sums(kept) == 0)
         for row in empty.tolist():  # keeps all characters of the line, with the line feed
             kept[folded.starts[row] : folded.ends[row]] = True
-        return _hash()(folded.codes[kept], folded.sums(kept))
+        return folded.codes[kept], folded.sums(kept)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """A 64-bit hash of each normalized line."""
+        return _hash()(*self._normalized)
+
+    @property
+    def normalized(self) -> list[str]:
+        """The lines without case, punctuation and spaces. A line without letters and digits keeps all characters."""
+        codes, lengths = self._normalized
+        text, ends = codes.tobytes().decode("utf-32-le"), np.cumsum(lengths).tolist()
+        return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 class TextBlock:

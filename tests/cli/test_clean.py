@@ -295,3 +295,23 @@ def test_a_fasttext_model_identifies_languages(tmp_path: Path, monkeypatch: pyte
     assert [row[2]["reason"] for row in read(tmp_path / "d.jsonl")] == ["language", "swapped"]
     result = clean(*flags, tmp_path / "missing.ftz")
     assert result.exit_code == 2 and "missing.ftz: no such file" in " ".join(result.stderr.split())
+
+
+def test_similar_pairs_are_duplicates_and_the_better_pair_stays(tmp_path: Path) -> None:
+    pytest.importorskip("rensa")
+    english = "The old captain shows his young guests every corner of the large wooden ship in the harbour"
+    german = "Der alte Kapitän zeigt seinen jungen Gästen jede Ecke des großen hölzernen Schiffes im Hafen"
+    rows = [(f"{english}.", f"{german}. {GOOD[1][1]}"), *GOOD[:300], (f"{english} today.", f"{german} heute."),
+            (f"{english} today!", f"{german} jetzt."), (f"{english}.", "Das ist etwas anderes.")]  # fmt: skip
+    write(tmp_path / "c.tsv", rows)
+    flags = (tmp_path / "c.tsv", "--filters", "length_ratio", "--max-length-z", "50", "--output", tmp_path / "o.tsv")
+    for more, kept in (
+        ((), [0, 301, 302, 303]),
+        (("--duplicate-similarity", "0.5"), [0, 303]),  # without scores, the first pair of similar pairs stays
+        (("--duplicate-similarity", "0.5", "--min-probability", "0"), [301, 303]),
+        (("--duplicate-similarity", "0.5", "--duplicates", "source"), [0]),
+    ):
+        succeeds(*flags, *more)
+        assert [row[:2] for row in read(tmp_path / "o.tsv") if english in row[0]] == [rows[index] for index in kept]
+    result = clean(*flags, "--duplicate-similarity", "0.5", "--duplicates", "none")
+    assert result.exit_code == 2 and "--duplicate-similarity does nothing with --duplicates none" in result.stderr

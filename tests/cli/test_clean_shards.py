@@ -77,8 +77,8 @@ def table(stderr: str) -> list[str]:
 FEW_FILTERS = ("--filters", "empty,copy,length_ratio")  # quick filters
 CASES: dict[str, tuple[object, ...]] = {
     "all filters, two processes": ("--exclude", "test.tsv", "--workers", 2),
-    "a probability": (*FEW_FILTERS, "--min-probability", 0.3, "--duplicates", "target", "--preset", "crawl"),
-    "a small sample, no mending": (*FEW_FILTERS, "--no-mend", "--sample", 300, "--seed", 4, "--duplicates", "none"),
+    "a probability": (*FEW_FILTERS, "--min-probability", 0.3, "--duplicate-similarity", 0.7, "--preset", "crawl"),
+    "a small sample, no mending": (*FEW_FILTERS, "--no-mend", "--sample", 300, "--seed", 4, "--duplicates", "target"),
 }
 
 

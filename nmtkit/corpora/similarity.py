@@ -1,0 +1,78 @@
+"""Finds similar pairs by MinHash and locality-sensitive hashing, with the package rensa (extra `nmtkit[data]`).
+
+Broder 1997, "On the resemblance and containment of documents". The similarity of two texts is the Jaccard index of
+their sets of character 5-grams, estimated from 128 hash values.
+"""
+
+import mmap
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+
+NGRAM = 5  # characters
+HASHES, SEED = 128, 1
+RECALL = 0.85  # minimum share of the texts with exactly the searched similarity that the index finds
+CHUNK = 512  # texts that the index gets at once
+
+
+class SimilarTexts:
+    """Collects texts in the file `path`. `find` searches for similar texts. Raises ImportError if rensa is missing.
+
+    The memory holds only the hash values of distinct texts, and the position of each text.
+    """
+
+    def __init__(self, path: Path, similarity: float) -> None:
+        try:
+            from rensa import RMinHashDeduplicator
+        except ImportError as error:
+            raise ImportError("--duplicate-similarity needs pip install 'nmtkit[data]'") from error
+        self._index: Any = RMinHashDeduplicator(similarity, HASHES, True, bands(similarity), SEED)
+        self._path = path
+        self._file = path.open("wb")
+        self._lengths: array[int] = array("q")
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Appends texts. A text must not contain a line feed."""
+        lines = [text.encode() + b"\n" for text in texts]
+        self._file.write(b"".join(lines))
+        self._lengths.extend(len(line) for line in lines)
+
+    def find(self, order: Rows) -> Rows:
+        """Returns the indexes of the texts that are similar to a text that stays, in ascending order.
+
+        `order` has the indexes of all texts, the best text first. A text stays if no better text that stays is similar.
+        """
+        self._file.close()
+        if not len(order):
+            return order
+        ends = np.cumsum(self._lengths)
+        stays = np.ones(len(order), np.bool_)
+        with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for start in range(0, len(order), CHUNK):
+                rows = order[start : start + CHUNK]
+                texts = (data[ends[row] - self._lengths[row] : ends[row] - 1].decode() for row in rows.tolist())
+                stays[rows] = self._index.add_pairs([
+                    (str(row), ngrams(text)) for row, text in zip(rows.tolist(), texts, strict=True)
+                ])  # fmt: skip
+        return np.flatnonzero(~stays)
+
+
+def bands(similarity: float) -> int:
+    """Returns the number of bands of hash values. Two texts are compared if all hash values of a band are equal.
+
+    The result is the smallest number of bands with which the index finds the share RECALL. Fewer bands mean fewer
+    comparisons.
+    """
+    counts = (count for count in (8, 16, 32, 64) if 1 - (1 - similarity ** (HASHES // count)) ** count >= RECALL)
+    return next(counts, HASHES)
+
+
+def ngrams(text: str) -> list[str]:
+    """Returns the distinct character 5-grams of a text, or the text if the text is shorter."""
+    return list({text[start : start + NGRAM] for start in range(max(1, len(text) - NGRAM + 1))})
