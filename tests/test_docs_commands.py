@@ -7,6 +7,8 @@ nllb-200-distilled-600M a model of many languages. Only `train` gets more flags,
 import re
 import shlex
 import shutil
+import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from click.testing import CliRunner
 from digits import digit_rows, write_digits
 
 from nmtkit.cli import main
+from nmtkit.data.binarized import Dataset
+from nmtkit.demo.run import read_corpus
 
 pytest.importorskip("safetensors")
 
@@ -125,6 +129,35 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
     typed("nmtkit generate --path again.pt < raw.en > again.de", False)
     typed("nmtkit generate --path averaged.pt < raw.en > averaged.de", False)
     assert Path("again.de").read_text() == Path("averaged.de").read_text()
+
+
+def test_the_commands_from_an_opus_download_to_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types all three commands, for German instead of Italian, in a folder that has nothing but the archive."""
+    monkeypatch.chdir(tmp_path)
+    rows = read_corpus()["train"][:3500]
+    with zipfile.ZipFile("en-de.txt.zip", "w") as archive:  # the members of an archive of OPUS
+        for index, language in enumerate(("de", "en")):
+            text = "".join(f"{row[1 - index]}\n" for row in rows)
+            archive.writestr(f"Books.en-de.{language}", text)
+        archive.writestr("Books.en-de.xml", "<linkGrp />\n")
+        for name in ("README", "LICENSE"):
+            archive.writestr(name, "Corpus Name: Books\n")
+    page = (ROOT / "docs/corpora.md").read_text(encoding="utf-8")
+    section = page[page.index("## From an OPUS download") :]
+    block = section[section.index("```sh\n") + 6 : section.index("\n```\n")]
+    commands = re.sub(r"\bit\b", "de", block).splitlines()
+    assert len(commands) == 3 and "Three commands" in section[: section.index("```sh")]
+    for command in commands:
+        if command.startswith("nmtkit "):
+            small = " --vocab-size 800" if "preprocess" in command else " --filters empty,length,language --workers 1"
+            typed(command + small, False)
+        else:
+            subprocess.run(["sh", "-c", command], check=True)
+    kept = Path("clean.tsv").read_text().splitlines()[1:]
+    assert len(kept) > 3000 and Path("cleaning.html").exists()
+    sizes = [Dataset.open(Path("data-bin"))[subset] for subset in ("train", "valid", "test")]
+    assert [len(split) for split in sizes] == [len(kept) - 2000, 1000, 1000]
+    assert sizes[2].source_lines() == [line.split("\t")[0] for line in kept[1000:2000]]
 
 
 def test_the_commands_of_the_page_about_many_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from nmtkit.cli.command import stderr
 from nmtkit.config import flag_of
 from nmtkit.corpora.clean_config import CleanConfig
 from nmtkit.corpora.compression import is_compressed
-from nmtkit.corpora.corpus import Corpus, format_of
+from nmtkit.corpora.corpus import Columns, Corpus, format_of
 from nmtkit.corpora.lines import LineDecoder
 from nmtkit.files import atomic_write
 from nmtkit.plugins import source_digests
@@ -43,13 +43,18 @@ MERGE_ONLY = ("output", "dropped", "scores", "from_scores", "report", "workers")
 
 
 def translate_shards(
-    bulk: BulkOptions, job: "TranslationJob", files: Sequence[Path], languages: Languages | None, workers: int
+    bulk: BulkOptions,
+    job: "TranslationJob",
+    files: Sequence[Path],
+    languages: Languages | None,
+    columns: Columns | None,
+    workers: int,
 ) -> Counter[str]:
     """Translates the unfinished shards of `files`. Returns the sums of the counts of all finished shards.
 
     `job.texts` has the input and a line file for each field of `job.fields`. With `languages`, the source side of a
-    corpus such as a .tsv is translated. Without `languages`, the lines of the file are translated. Raises SystemExit if
-    a signal stops the job.
+    corpus such as a .tsv is translated, with the given `columns`. Without `languages`, the lines of the file are
+    translated. Raises SystemExit if a signal stops the job.
     """
     assert bulk.output_dir is not None
     folder = bulk.output_dir
@@ -75,13 +80,14 @@ def translate_shards(
     is_text = len(files) == 1 and (languages is None or format_of(files[0]) is None) and not is_compressed(files[0])
 
     def texts(new: bool) -> list[Path]:
-        paths = list(files) if is_text else [plain_copy(folder / "input.txt", files, languages, new)]
+        paths = list(files) if is_text else [plain_copy(folder / "input.txt", files, languages, columns, new)]
         for name, path in line_files.items():
-            paths.append(plain_copy(folder / f"{name}.txt", [path], None, new) if is_compressed(path) else path)
+            paths.append(plain_copy(folder / f"{name}.txt", [path], None, None, new) if is_compressed(path) else path)
         return paths
 
+    settings = settings_of(job) | ({} if columns is None else {"--columns": columns})
     plan = open_plan(
-        folder, settings_of(job), models | inputs | line_files | glossaries | processor_files(job),
+        folder, settings, models | inputs | line_files | glossaries | processor_files(job),
         ".jsonl" if job.format == "jsonl" else ".txt", bulk.shard_lines, this_command(),
         lambda: divide(texts(True), bulk.shard_lines),
     )  # fmt: skip
@@ -216,14 +222,16 @@ def processor_files(job: "TranslationJob") -> dict[str, Path]:
     return {flag: path for flag, path in values.items() if isinstance(path, Path) and not path.is_dir()}
 
 
-def plain_copy(copy: Path, files: Sequence[Path], languages: Languages | None, new: bool) -> Path:
+def plain_copy(
+    copy: Path, files: Sequence[Path], languages: Languages | None, columns: Columns | None, new: bool
+) -> Path:
     """Writes the lines of `files` to the text file `copy`. If the job is not `new`, keeps an existing copy."""
     from nmtkit.translation import inputs
     from nmtkit.translation.translator import WINDOW
 
     if new or not copy.exists():
         with atomic_write(copy) as out:
-            for window in inputs.text_requests(files, None, WINDOW, languages):
+            for window in inputs.text_requests(files, None, WINDOW, languages, columns):
                 out.writelines(request.source.encode() + b"\n" for request in window)
     return copy
 

@@ -136,7 +136,7 @@ def parsed_job(
     check_reports(config, files, [*paths, config.pivot_path, *map(Path, plugins), text.glossary])
     search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
     if format is None:
-        check_lines(files, config.input_format)
+        check_lines(files, config)
     document = None if format is None else open_document(format, files, config, paths[0], search.target_lang)
     load_plugins(plugins)
     if document is not None:

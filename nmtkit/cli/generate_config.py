@@ -8,6 +8,7 @@ from typing import Any, Literal
 from nmtkit.bulk.options import BULK_RULES, TRANSLATION_RULES, BulkOptions
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
+from nmtkit.corpora.corpus import Columns, as_columns
 from nmtkit.documents import Document, format_of
 from nmtkit.files import check_outputs
 from nmtkit.search.options import SearchOptions
@@ -51,6 +52,10 @@ class GenerateConfig(Config):
         "text: translate lines; other formats: translate the text of one document and keep its markup; none: choose "
         "by the extension of --input (.html, .srt, .vtt, .po, .xlf, …)",
     )
+    columns: tuple[str, ...] = option(
+        (), "source column of .tsv, .jsonl and .parquet files, and perhaps the target column: names, or numbers from 1",
+        metavar="SOURCE[,TARGET]",
+    )  # fmt: skip
     output: Path | None = option(
         None, "write to this file instead of standard output; the file is created when the translation is complete",
         metavar="FILE",
@@ -68,6 +73,11 @@ class GenerateConfig(Config):
         metavar="FILE",
     )  # fmt: skip
     workers: int = option(1, "number of CPU processes with one thread each; one per core is fastest", min=1, max=1024)
+
+    @property
+    def both_columns(self) -> Columns | None:
+        """The columns of both sides. Only the source is translated, so a missing target column is the source column."""
+        return as_columns(self.columns * 2 if len(self.columns) == 1 else self.columns)
 
     @property
     def line_files(self) -> dict[str, Path]:

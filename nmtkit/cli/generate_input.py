@@ -52,9 +52,15 @@ def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | N
     return search.source_lang or source, search.target_lang or target
 
 
-def check_lines(files: Sequence[Path], format: str | None) -> None:
-    """Raises ValueError for a file that is not text. If `format` is None, warns of files that look like documents."""
+def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
+    """Raises ValueError for a file that is not text, and if --columns does nothing.
+
+    Without --input-format, warns of files that look like documents.
+    """
+    format = config.input_format
     for path in files:
+        if config.both_columns is not None and corpus_format(path) is None:
+            raise ValueError(f"--columns does nothing for {path}, which is not .tsv, .jsonl or .parquet")
         if not path.is_file():  # a pipe cannot be read twice
             continue
         if format is None and corpus_format(path) is not None:  # the source side of a corpus is read

@@ -69,7 +69,7 @@ def generate_shards(job: GenerateJob, device: str) -> None:
         processors=dict(job.processors),
     )  # fmt: skip
     languages = None if config.input_format else languages_of_input(job.search, job.paths[0])
-    counts = translate_shards(bulk, shards, job.files, languages, workers)
+    counts = translate_shards(bulk, shards, job.files, languages, config.both_columns, workers)
     if text.split_sentences is None and counts["several sentences"] >= MANY_LINES * counts["lines"]:
         warn_of_several_sentences(counts["several sentences"], counts["lines"], "lines")
 
@@ -176,7 +176,7 @@ class Generation:
         else:
             stream = None if job.files else standard_input()
             languages = None if config.input_format else languages_of_input(self.search, checkpoint)
-            requests = inputs.text_requests(job.files, stream, self.window, languages)
+            requests = inputs.text_requests(job.files, stream, self.window, languages, config.both_columns)
             if self.text.split_sentences is None and not scored:
                 requests = noticing_sentences(requests)
         return self.with_line_files(requests)

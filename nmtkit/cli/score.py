@@ -13,6 +13,7 @@ import click
 from nmtkit.cli.command import Command, standard_input
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
+from nmtkit.corpora.corpus import as_columns, format_of
 from nmtkit.plugins import load_plugins
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, Settings, check_names
 
@@ -72,6 +73,10 @@ class ScoreConfig(Config):
     src: Path | None = option(
         None, "source text for comet and for --path, or a corpus such as a .tsv; --data contains the source text"
     )
+    columns: tuple[str, ...] = option(
+        (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
+        metavar="SOURCE,TARGET",
+    )  # fmt: skip
     path: Path | None = option(
         None,
         "checkpoint of a language model, or of a translation model with --src: print the perplexity of the texts "
@@ -124,6 +129,7 @@ class ScoreConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names(self.metric)
+        as_columns(self.columns)
 
 
 @click.command(cls=Command)
@@ -162,6 +168,8 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, conditions, conditions | values)
+    if config.columns and all(path is None or format_of(path) is None for path in (*references, config.src)):
+        raise ValueError("--columns does nothing without a .tsv, .jsonl or .parquet as --ref or --src")
     if config.path is not None:
         load_plugins(plugins)
         score_likelihoods(config.path, systems, config)
@@ -177,7 +185,10 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
     from nmtkit.scoring.texts import read_texts
 
     stream = None if systems else standard_input()
-    texts = read_texts(references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang)
+    texts = read_texts(
+        references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang,
+        as_columns(config.columns),
+    )  # fmt: skip
     if texts.directions:
         show_directions(direction_scores(texts, config), texts.untrained, config.width, config.format == "json")
         return
@@ -216,7 +227,7 @@ def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig
         raise ValueError(f"{path} is a language model, which reads no source; leave out --src")
     if not is_language_model(translator) and config.src is None:
         raise ValueError(f"{path} is a translation model; give the source text with --src FILE")
-    sources = None if config.src is None else read_side(config.src, 0, config.target_lang)
+    sources = None if config.src is None else read_side(config.src, 0, config.target_lang, as_columns(config.columns))
     texts = {str(name): translations_of(read_lines(name), name) for name in systems}
     if not systems:
         name = Path("standard input")

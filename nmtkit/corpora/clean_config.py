@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmtkit.config import Config, FlagRule, option
+from nmtkit.corpora.corpus import as_columns
 
 DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
@@ -137,8 +138,7 @@ class CleanConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.columns) not in (0, 2):
-            raise ValueError(f"--columns has {len(self.columns)} items; give the source and the target column")
+        as_columns(self.columns)
         if self.duplicate_similarity is not None and self.duplicates == "none":
             raise ValueError("--duplicate-similarity does nothing with --duplicates none")
         repeated = [name for name in self.filters if self.filters.count(name) > 1]

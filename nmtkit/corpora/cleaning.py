@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nmtkit.corpora.clean_config import CleanConfig
-from nmtkit.corpora.corpus import Corpus, Pairs, locate
+from nmtkit.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.corpora.decision import CleanReport, Decision
 from nmtkit.corpora.filters import FILTERS, Filter, FilterContext, Limits
 from nmtkit.corpora.late_scores import LateScorer, PairScorer, late_columns
@@ -59,8 +59,7 @@ def clean(
 
 
 def corpora_of(config: CleanConfig, names: Sequence[str]) -> list[Corpus]:
-    columns = None if not config.columns else (config.columns[0], config.columns[1])
-    return [locate(name, config.source_lang, config.target_lang, columns) for name in names]
+    return [locate(name, config.source_lang, config.target_lang, as_columns(config.columns)) for name in names]
 
 
 def excluded(config: CleanConfig) -> list[Corpus]:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,13 @@ class Pairs:
                    for column in (self.sources, self.targets, self.extras))  # fmt: skip
         sources, targets, extras = columns
         return Pairs(sources, targets, extras, self.first)  # type: ignore[arg-type]
+
+
+def as_columns(given: Sequence[str]) -> Columns | None:
+    """Returns the value of --columns, or None if it is empty. Raises ValueError unless it has two items."""
+    if len(given) not in (0, 2):
+        raise ValueError(f"--columns has {len(given)} items; give the source and the target column")
+    return (given[0], given[1]) if given else None
 
 
 def format_of(path: Path) -> str | None:

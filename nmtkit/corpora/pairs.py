@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from nmtkit.corpora.compression import open_bytes
-from nmtkit.corpora.corpus import ARROW_FOLDER, Corpus, Pairs, check_line_counts, locate
+from nmtkit.corpora.corpus import ARROW_FOLDER, Columns, Corpus, Pairs, check_line_counts, locate
 from nmtkit.corpora.languages import best_match, is_code
 from nmtkit.corpora.lines import LineDecoder, line_windows
 from nmtkit.corpora.tables import Row, read_arrow_folder, read_jsonl, read_parquet, read_tsv
@@ -72,10 +72,14 @@ class _OneLine:
 
 
 def windows_of_side(
-    path: Path, index: int, languages: tuple[str | None, str | None], size: int = BLOCK_PAIRS
+    path: Path,
+    index: int,
+    languages: tuple[str | None, str | None],
+    columns: Columns | None = None,
+    size: int = BLOCK_PAIRS,
 ) -> Iterator[list[str]]:
     """Yields the texts of one side of a single file, `size` texts at a time. Side 0 is the source, 1 the target."""
-    for part in pairs(locate(str(path), *languages), size):
+    for part in pairs(locate(str(path), *languages, columns), size):
         yield (part.sources, part.targets)[index]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmtkit.config import Config, FlagRule, option, to_dict
+from nmtkit.corpora.corpus import as_columns
 from nmtkit.data.directions import LanguageTokens
 
 MAX_SHARDS = 100_000
@@ -231,8 +232,7 @@ class PreprocessConfig(Config):
             raise ValueError("no corpus is given; give --trainpref, --validpref or --testpref")
         if not self.train and not self.tokenizer_from:
             raise ValueError("without --trainpref there is no text to train a tokenizer on; give --tokenizer-from")
-        if len(self.columns) not in (0, 2):
-            raise ValueError(f"--columns has {len(self.columns)} items; give the source and the target column")
+        as_columns(self.columns)
         if self.weights and self.temperature is not None:
             raise ValueError("--weights and --temperature both set the share of each corpus; give one of them")
         if self.weights and len(self.weights) != len(self.train):

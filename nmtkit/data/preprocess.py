@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from nmtkit.corpora.corpus import Corpus, locate
+from nmtkit.corpora.corpus import Corpus, as_columns, locate
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.corpora_file import directions_of, languages_of, read_entries
 from nmtkit.data.dataset_files import MANIFEST, SCRATCH_FOLDER, TOKENIZER_FOLDER, AtomicFolder, shard_name
@@ -110,10 +110,9 @@ def _locate(
     tags: Sequence[str | None],
     alignments: Sequence[Path | None] = (),
 ) -> list[Corpus]:
-    columns = None if not config.columns else (config.columns[0], config.columns[1])
     corpora = []
     for index, prefix in enumerate(prefixes):
-        corpus = locate(prefix, config.source_lang, config.target_lang, columns)
+        corpus = locate(prefix, config.source_lang, config.target_lang, as_columns(config.columns))
         path = alignments[index] if alignments else None
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"--alignments {path}: no such file")

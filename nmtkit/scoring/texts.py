@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmtkit.corpora.compression import open_bytes
-from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.corpus import Columns, format_of
 from nmtkit.corpora.lines import LineDecoder
 from nmtkit.corpora.pairs import windows_of_side
 from nmtkit.data.binarized import Dataset
@@ -37,11 +37,11 @@ def read_lines(path: Path) -> list[str]:
         return lines_of(file.read(), path)
 
 
-def read_side(path: Path, index: int, target_lang: str | None) -> list[str]:
+def read_side(path: Path, index: int, target_lang: str | None, columns: Columns | None = None) -> list[str]:
     """Returns the lines of a file, or one side of a corpus such as a .tmx: side 0 is the source, side 1 the target."""
     if format_of(path) is None:
         return read_lines(path)
-    return [text for texts in windows_of_side(path, index, (None, target_lang)) for text in texts]
+    return [text for texts in windows_of_side(path, index, (None, target_lang), columns) for text in texts]
 
 
 def translations_of(lines: list[str], name: Path) -> list[str]:
@@ -127,12 +127,13 @@ def read_texts(
     source: Path | None,
     stream: BinaryIO | None,
     target_lang: str | None = None,
+    columns: Columns | None = None,
 ) -> Texts:
     """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 
     Translations may be the JSON Lines of `nmtkit generate --format jsonl`. References and sources may be the sides of a
-    corpus in one file, such as a .tsv, whose target language is `target_lang`. Raises ValueError or OSError with the
-    name of the file.
+    corpus in one file, such as a .tsv, whose target language is `target_lang`, with the given `columns`. Raises
+    ValueError or OSError with the name of the file.
     """
     if bool(reference_paths) == (data is not None):
         raise ValueError("give references either as --ref FILE or as --data FOLDER")
@@ -143,8 +144,8 @@ def read_texts(
         systems[str(path)] = translations_of(read_lines(path), path)
     directions: dict[Direction, Sequence[int]] = {}
     untrained: frozenset[Direction] = frozenset()
-    references = {str(path): read_side(path, 1, target_lang) for path in reference_paths}
-    sources = {str(source): read_side(source, 0, target_lang)} if source else {}
+    references = {str(path): read_side(path, 1, target_lang, columns) for path in reference_paths}
+    sources = {str(source): read_side(source, 0, target_lang, columns)} if source else {}
     if data is not None:
         dataset = Dataset.open(data)
         split = dataset[subset]

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.corpus import Columns, format_of
 from nmtkit.corpora.lines import LineDecoder, line_windows
 from nmtkit.corpora.pairs import windows_of_side
 from nmtkit.data.binarized import Split
@@ -60,17 +60,18 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
 def text_requests(
     paths: Sequence[Path], stream: BinaryIO | None, window: int,
-    languages: tuple[str | None, str | None] | None = None,
+    languages: tuple[str | None, str | None] | None = None, columns: Columns | None = None,
 ) -> Iterator[list[Request]]:  # fmt: skip
     """Yields requests for the lines of `stream` (standard input), or else for the lines of the files in `paths`.
 
     With `languages`, the source side of a corpus file such as a .tmx is read. All other files are read as lines.
+    `columns` are the columns of both sides in such corpus files.
     """
     if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(
             line_windows(path, window)
             if languages is None or format_of(path) is None
-            else windows_of_side(path, 0, languages, window)
+            else windows_of_side(path, 0, languages, columns, window)
             for path in paths
         )
     else:

@@ -28,6 +28,7 @@ GENERATE_RULES = (
     FlagRule("--gen-subset", needs=("DATA",)),
     FlagRule("DATA", excludes=("--input",), reason="give either a dataset or text"),
     FlagRule("DATA", excludes=("--source-tag",), reason="the sentences of a dataset already have tags"),
+    FlagRule("--columns", needs=("--input",), excludes=("--input-format", "a document")),
     FlagRule("--reference", needs=("--score-reference",)),
     FlagRule("--ordered-constraints", needs=("--constraints",)),
     CONSTRAINTS_RULE,

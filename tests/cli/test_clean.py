@@ -315,3 +315,25 @@ def test_similar_pairs_are_duplicates_and_the_better_pair_stays(tmp_path: Path) 
         assert [row[:2] for row in read(tmp_path / "o.tsv") if english in row[0]] == [rows[index] for index in kept]
     result = clean(*flags, "--duplicate-similarity", "0.5", "--duplicates", "none")
     assert result.exit_code == 2 and "--duplicate-similarity does nothing with --duplicates none" in result.stderr
+
+
+PO = 'msgid ""\nmsgstr "Language: de\\n"\n\nmsgid "{0}"\nmsgstr "{1}"\n'
+
+
+@pytest.mark.parametrize(
+    "name", ["test", "test.tsv", "test.tmx", "test.jsonl.gz", "test.parquet", "test.zip", "test.po", "folder"]
+)
+def test_pairs_of_test_sets_in_all_formats_are_dropped(name: str, tmp_path: Path) -> None:
+    pair = GOOD[3]
+    if name.endswith(".po"):
+        (tmp_path / name).write_text(PO.format(*pair))
+    elif name == "folder":
+        pytest.importorskip("pyarrow")
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "part.parquet", [pair])
+    else:
+        write(tmp_path / name, [pair])
+    write(tmp_path / "c.tsv", GOOD[:6])
+    flags = ("--filters", "empty,overlap", "--exclude", tmp_path / name)
+    succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
+    assert [row[:2] for row in read(tmp_path / "o.tsv")] == [*GOOD[:3], *GOOD[4:6]]

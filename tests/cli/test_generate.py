@@ -318,3 +318,37 @@ def test_the_source_side_of_a_corpus_is_translated(folder, tmp_path, name):
     if name != "c.jsonl.gz":
         lines_of_file = run("--path", folder / "model.pt", *corpus, "--input-format", "text").stdout
         assert lines_of_file.count("\n") == (tmp_path / name).read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("columns", ["3,2", "3", "text,note", "text"])
+def test_columns_select_the_text_to_translate(folder, tmp_path, columns):
+    (tmp_path / "c.tsv").write_text("id\tnote\ttext\n1\tx\tthe dog runs\n2\ty\ta cat\n")
+    if columns[0] == "3":  # numbers are for a table without a heading
+        (tmp_path / "c.tsv").write_text("1\tx\tthe dog runs\n2\ty\ta cat\n")
+    model = ("--path", folder / "model.pt")
+    expected = run(*model, text="the dog runs\na cat\n").stdout
+    corpus = (*model, "--input", tmp_path / "c.tsv", "--columns", columns)
+    assert run(*corpus).stdout == expected
+    assert run(*corpus, "--output-dir", tmp_path / "shards").exit_code == 0
+    assert (tmp_path / "shards/shard-000001.txt").read_text() == expected
+    other = run(*model, "--input", tmp_path / "c.tsv", "--columns", "1", "--output-dir", tmp_path / "shards")
+    assert other.exit_code == 2 and "--columns" in other.stderr and "other settings" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input", "text", "--columns", "1"], "--columns does nothing for text, which is not .tsv"),
+        (["--input", "c.tsv", "--columns", "1,2,3"], "--columns has 3 items"),
+        (["--input", "c.tsv", "--columns", "1", "--input-format", "text"], "--columns and --input-format cannot be"),
+        (["--columns", "1"], "--columns does nothing without --input"),
+        (["--input", "c.tsv", "--columns", "9"], "c.tsv has 2 columns"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_columns_without_effect_are_refused(folder, tmp_path, flags, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("a dog\n")
+    (tmp_path / "c.tsv").write_text("a dog\tein Hund\n")
+    result = run("--path", folder / "model.pt", *flags, text="a dog\n")
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output

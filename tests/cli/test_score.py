@@ -315,3 +315,13 @@ def test_the_target_side_of_a_corpus_is_the_reference(name, flags, tmp_path):
     expected = nmtkit_score("--ref", tmp_path / "plain.de", *flags, stdin=system)
     assert expected.exit_code == 0, expected.output
     assert nmtkit_score("--ref", tmp_path / name, *flags, stdin=system).stdout == expected.stdout
+
+
+def test_columns_select_the_reference(tmp_path):
+    (tmp_path / "c.tsv").write_text("1\ta b\tw x y z\n2\te\tv w\n")
+    (tmp_path / "plain").write_text("w x y z\nv w\n")
+    expected = nmtkit_score("--ref", tmp_path / "plain", stdin="w x y z\nv u\n")
+    result = nmtkit_score("--ref", tmp_path / "c.tsv", "--columns", "2,3", stdin="w x y z\nv u\n")
+    assert (result.exit_code, result.stdout) == (0, expected.stdout), result.output
+    result = nmtkit_score("--ref", tmp_path / "plain", "--columns", "2,3", stdin="w x y z\nv u\n")
+    assert result.exit_code == 2 and "--columns does nothing without a .tsv" in result.stderr
