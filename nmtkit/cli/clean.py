@@ -72,6 +72,8 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
                  --exclude data/test --scores scores.parquet --report page.html
     nmtkit clean -s en -t it OpenSubtitles.zip crawl.tsv.gz --output data/train \\
                  --from-scores scores.parquet --preset crawl
+    nmtkit clean -s en -t it crawl.tsv.gz --output-dir shards
+    nmtkit merge shards --output data/train
     """
     from nmtkit.corpora.cleaning import clean
 

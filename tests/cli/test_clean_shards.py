@@ -1,6 +1,7 @@
 """`clean --output-dir` and `merge`: the merged shards are the bytes of `clean` on the whole input."""
 
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from nmtkit.bulk.local import ShardWriter
+from nmtkit.bulk.plan import read_plan
 from nmtkit.cli import main
 from nmtkit.corpora import cleaning, scored_blocks
+from nmtkit.corpora.clean_shards import CleaningJob
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.writer import CorpusWriter
 from nmtkit.demo.run import read_corpus
@@ -133,6 +137,20 @@ def test_tasks_of_a_job_array_share_a_fit(tmp_path: Path, monkeypatch: pytest.Mo
     succeeds(nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv"))
     assert (tmp_path / "out.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
     assert len(fits) == 1
+
+
+def test_a_process_of_another_machine_needs_only_the_folder(tmp_path: Path) -> None:
+    shutil.copy("a.jsonl", tmp_path / "a.jsonl")
+    flags = ("-s", "en", "-t", "de", tmp_path / "a.jsonl", *FEW_FILTERS, "--workers", 1)
+    succeeds(nmtkit("clean", *flags, "--output", tmp_path / "whole.tsv"))
+    succeeds(nmtkit("clean", *flags, "--output-dir", tmp_path / "job", "--shard-lines", 200, "--shard", "6/6"))
+    (tmp_path / "a.jsonl").unlink()
+    plan = read_plan(tmp_path / "job")
+    load = pickle.loads(pickle.dumps(CleaningJob(plan.folder).load))  # as an actor of Ray gets the method
+    writer = ShardWriter(lambda: load(1), plan)
+    assert [record["lines"] for _, record in map(writer.write, plan.unfinished())] == [200] * 5
+    succeeds(nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv"))
+    assert (tmp_path / "out.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
 
 
 class LengthScorer:
