@@ -9,6 +9,7 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     tokenizer     Tokenizer.state()
     plugins       names of the plug-ins to import before the model is built
     model         parameter name -> tensor
+    scales        parameter name -> scales of the rows, if `model` has weights in 8 bits (layers/int8.py)
     update        number of updates made, an int
     scores        scores of the validation after this update, if any: name ("loss", "bleu", …) -> value
     maximized     names of the scores for which higher is better
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.files import atomic_write
-from nmtkit.layers import adapters
+from nmtkit.layers import adapters, int8
 
 FORMAT = 2
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}
@@ -92,13 +93,53 @@ def save(path: Path, contents: Checkpoint) -> None:
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:
-    """Reads a checkpoint like `read`. Merges adapters with their base, so that the result is a complete model.
+    """Reads a checkpoint like `read`, and returns a complete model: merges adapters with their base, and turns weights
+    in 8 bits into fp32.
 
     The base is the file that training used, or else a file with the same name in the folder of the checkpoint. Raises
     OSError or ValueError like `read`, and also if the base is missing or is a different model.
     """
-    contents = read(path, mmap)
+    contents = dequantized(read(path, mmap), path)
     return contents if "adapters" not in contents else _merged(contents, path, mmap)
+
+
+def export(contents: Checkpoint, path: Path, in_8_bits: bool) -> None:
+    """Writes a model that was loaded with `load` to a new file, without training state, in fp32 or in 8 bits.
+
+    Raises OSError, or ValueError if the file exists.
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists already; remove it or choose another name")
+    model = {name: value for name, value in contents.items() if name != "training"}
+    save(path, quantized(model) if in_8_bits else model)
+
+
+def quantized(contents: Checkpoint) -> Checkpoint:
+    """Returns the contents with all matrices in 8 bits. Vectors stay in fp32, and tied weights stay tied."""
+    model, scales = dict(contents["model"]), {}
+    for name, first in tied_to(model).items():
+        if first != name:
+            model[name] = model[first]
+        elif int8.is_quantizable(model[name]):
+            model[name], scales[name] = int8.quantize(model[name])
+    return contents | {"model": model, "scales": scales}
+
+
+def dequantized(contents: Checkpoint, path: Path) -> Checkpoint:
+    """Returns the contents with all weights in fp32. Raises ValueError with `path` for scales that do not match."""
+    if "scales" not in contents:
+        return contents
+    scales, model = contents["scales"], dict(contents["model"])
+    for name, first in tied_to(model).items():
+        integers, scale = model[name], scales.get(first)
+        if scale is not None and first == name:
+            if integers.dtype != torch.int8 or scale.shape != integers.shape[:-1] or not scale.isfinite().all():
+                raise ValueError(f"{path} is damaged: the scales of {name} do not match its weights")
+            model[name] = int8.dequantize(integers, scale)
+        elif first != name:
+            model[name] = model[first]
+    whole = {name: value for name, value in contents.items() if name not in ("scales", "checksum")} | {"model": model}
+    return whole | {"checksum": checksum(whole)}
 
 
 def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
@@ -111,7 +152,7 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
         raise FileNotFoundError(
             f"{path} holds adapters of {base}, which does not exist; put {base.name} into the folder of {path.name}"
         )
-    whole = read(base_path, mmap)
+    whole = dequantized(read(base_path, mmap), base_path)
     if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
         raise ValueError(
             f"{path} holds adapters of a different model than {base_path}; replace that file by the file of "
@@ -169,11 +210,11 @@ def check_contents(contents: Any, path: Path) -> None:
     missing = [name for name in TYPES if name not in contents]
     if missing:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
-    for name, expected in TYPES.items():
+    for name, expected in (TYPES | ({"scales": dict} if "scales" in contents else {})).items():
         if not isinstance(contents[name], expected) or isinstance(contents[name], bool):
             raise ValueError(f"{path}: {name} is a {type(contents[name]).__name__}, not a {expected.__name__}")
-    for name in ("tokenizer", "model"):
-        wrong = [key for key, value in contents[name].items() if not isinstance(value, Tensor)]
+    for name in ("tokenizer", "model", "scales"):
+        wrong = [key for key, value in contents.get(name, {}).items() if not isinstance(value, Tensor)]
         if wrong:
             raise ValueError(f"{path}: {name} holds {wrong[0]!r}, which is not a tensor")
 

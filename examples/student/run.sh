@@ -48,6 +48,8 @@ nmtkit train "$work/data-bin" --arch "${ARCH:-student_tiny}" --criterion kd_cros
     --teacher-probabilities "$work/data-bin/teacher" --save-dir "$work/run" "$@"
 nmtkit average-checkpoints "$work/run" --last "${AVERAGE:-8}" --output "$work/student.pt"
 nmtkit shortlist "$work/data-bin" --path "$work/student.pt" --entries "${ENTRIES:-100}"
+rm -f "$work/student-int8.pt" # of an earlier run
+nmtkit export --format checkpoint --quantization int8 "$work/student.pt" "$work/student-int8.pt"
 compare() { # MODEL FLAGS…
     echo "$* on the test set:"
     local model=$1
@@ -55,7 +57,9 @@ compare() { # MODEL FLAGS…
     nmtkit score --data "$work/data-bin" --sys "$work/test.txt"
 }
 compare "$teacher"
-compare "$work/student.pt"
-compare "$work/student.pt" --shortlist
-compare "$work/student.pt" --shortlist --beam 1
-ls -lL "$teacher" "$work/student.pt"
+for student in "$work/student.pt" "$work/student-int8.pt"; do
+    compare "$student"
+    compare "$student" --shortlist
+    compare "$student" --shortlist --beam 1
+done
+ls -lL "$teacher" "$work/student.pt" "$work/student-int8.pt"

@@ -18,12 +18,13 @@ from nmtkit.plugins import load_plugins
     required=True,
     help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers, "
     "or for M2M100ForConditionalGeneration if the model has several languages; marian: a folder for Marian, or "
-    "pymarian; safetensors: a folder of standard files; checkpoint: converts a safetensors folder to a checkpoint.",
+    "pymarian; safetensors: a folder of standard files; checkpoint: a checkpoint without training state, of a "
+    "checkpoint or of a safetensors folder.",
 )
 @click.option(
     "--quantization",
     type=click.Choice(["float32", "int8"]),
-    help="Data type of CTranslate2 weights.  [default: float32]",
+    help="Data type of the weights, with --format ctranslate2 or checkpoint.  [default: float32]",
 )
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
@@ -43,9 +44,11 @@ def command(
     nmtkit export --format marian averaged.pt en-de-marian
     nmtkit export --format safetensors averaged.pt averaged
     nmtkit export --format checkpoint averaged averaged.pt
+    nmtkit export --format checkpoint --quantization int8 averaged.pt small.pt
     """  # fmt: skip
-    if quantization is not None and format != "ctranslate2":
-        raise ValueError("--quantization needs --format ctranslate2")
+    if quantization is not None and format not in ("ctranslate2", "checkpoint"):
+        raise ValueError("--quantization needs --format ctranslate2 or checkpoint")
+    from nmtkit import checkpoint
     from nmtkit.formats import ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
@@ -58,4 +61,5 @@ def command(
     elif format == "safetensors":
         safetensors.save(source, destination)
     else:
-        safetensors.load(source, destination)
+        contents = safetensors.load(source) if source.is_dir() else checkpoint.load(source)
+        checkpoint.export(contents, destination, quantization == "int8")

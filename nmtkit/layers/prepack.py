@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.layers import is_unmodified, multiplies_in_bf16
+from nmtkit.layers import int8, is_unmodified, multiplies_in_bf16
 
 Precision = Literal["fp32", "bf16", "int8"]
 
@@ -299,21 +299,20 @@ class Int8Linear(InferenceLinear):
     """`nn.Linear` in 8 bits. Weights have one scale per output. Inputs have one scale per row, so rows are independent.
 
     Inputs are rounded once, to round(127 x / largest absolute value of the row + 128). They are unsigned, because the
-    instruction of the processor needs unsigned inputs. Weights become integers up to `limit`. Sums of integers are
-    exact, so FBGEMM and oneDNN return the same results. FBGEMM quantises the inputs itself, and takes half the time of
-    oneDNN for few rows. For many rows, oneDNN takes as little as half the time of FBGEMM.
+    instruction of the processor needs unsigned inputs. Weights become integers up to `limit` (int8.py). Sums of
+    integers are exact, so FBGEMM and oneDNN return the same results. FBGEMM quantises the inputs itself, and takes half
+    the time of oneDNN for few rows. For many rows, oneDNN takes as little as half the time of FBGEMM.
     """
 
     dtype = torch.int8
 
     def __init__(self, linear: nn.Linear, limit: int | None = None) -> None:
         super().__init__(linear)
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(1).clamp_min(1e-30) / (largest_int8_weight() if limit is None else limit)
+        quantized, scale = int8.quantize(linear.weight, largest_int8_weight() if limit is None else limit)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.few_rows = fbgemm_rows(self.in_features, self.out_features)
         self.unpacked: tuple[Tensor, Tensor] | None = None  # kept for `select`: weights in int8, and their scales
-        self.pack((weight / scale[:, None]).round().to(torch.int8), scale, torch.backends.mkldnn.is_available())
+        self.pack(quantized, scale, torch.backends.mkldnn.is_available())
 
     def pack(self, quantized: Tensor, scale: Tensor, with_onednn: bool) -> None:
         """Packs int8 weights [outputs, inputs] with scales [outputs] for FBGEMM and, if `with_onednn`, for oneDNN."""

@@ -67,12 +67,12 @@ class Shortlist:
         return len(self.offsets) - 1
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the entry `shortlist` of a checkpoint."""
-        dtype = np.uint16 if self.target_size <= 1 << 16 else np.int32
+        """Returns the entry `shortlist` of a checkpoint, in the smallest unsigned types that hold the values."""
+        lengths, pieces = np.diff(self.offsets), np.min_scalar_type(self.target_size - 1)
         return {
-            "lengths": torch.from_numpy(np.diff(self.offsets).astype(np.int32)),
-            "targets": torch.from_numpy(self.targets.astype(dtype)),
-            "frequent": torch.from_numpy(self.frequent.astype(dtype)),
+            "lengths": torch.from_numpy(lengths.astype(np.min_scalar_type(lengths.max(initial=0)))),
+            "targets": torch.from_numpy(self.targets.astype(pieces)),
+            "frequent": torch.from_numpy(self.frequent.astype(pieces)),
         }
 
     @staticmethod

@@ -163,9 +163,15 @@ def average(paths: list[Path]) -> Checkpoint:
     The sums are computed in fp32. The shortlist comes from the first file that has a shortlist. Files are mapped one at
     a time, so that the memory holds only the sums and parts of a single file.
 
-    Raises OSError, or ValueError for a damaged file, for weights that are not finite, and for a file whose model
-    differs from the model of the first file.
+    Raises OSError, or ValueError for a damaged file, for weights that are not finite or in 8 bits, and for a file whose
+    model differs from the model of the first file.
     """
+    for path in paths:
+        if "scales" in checkpoint.read(path, mmap=True):
+            raise ValueError(
+                f"{path} has 8-bit weights, which are not averaged; average checkpoints of the run, then store the "
+                "average in 8 bits: nmtkit export --format checkpoint --quantization int8"
+            )
     first = checkpoint.load(paths[0], mmap=True)
     owner = checkpoint.tied_to(first["model"])
     sums: dict[str, Tensor] = {}  # tied weights are summed only once

@@ -50,6 +50,7 @@ def of_checkpoint(path: Path) -> Description:
             "architecture": contents["architecture"],
             "updates": contents["update"],
             "bytes": path.stat().st_size,
+            "weights": "8 bits, with a scale for each row" if "scales" in contents else "fp32",
             "training state": "kept: training can continue" if training else "none: only for translation",
         },
         "Parameters": parameters(contents["model"]),

@@ -166,7 +166,7 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
     the same tokenizer and equal weights.
     """
     path = Path(os.path.realpath(base))
-    contents = checkpoint.read(path)
+    contents = checkpoint.dequantized(checkpoint.read(path), path)
     if "adapters" in contents:
         raise ValueError(
             f"{base} holds adapters; merge them first: nmtkit average-checkpoints {base} --output merged.pt"

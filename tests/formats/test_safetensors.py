@@ -14,10 +14,9 @@ from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import languages_of
 
 
-def export(*arguments: object) -> str:
+def export(*arguments: object) -> None:
     result = CliRunner().invoke(main, ["export", *map(str, arguments)])
     assert result.exit_code == 0, result.output
-    return result.stderr
 
 
 def test_safetensors_and_back_is_the_same_checkpoint(tmp_path):
@@ -40,19 +39,23 @@ def test_safetensors_and_back_is_the_same_checkpoint(tmp_path):
     assert Tokenizer.from_state(before["tokenizer"]).fingerprint == Tokenizer.from_state(after["tokenizer"]).fingerprint
 
 
-def test_a_model_keeps_its_languages_and_a_lost_shortlist_is_told(tmp_path) -> None:
+def test_a_model_keeps_its_languages_and_its_shortlist(tmp_path) -> None:
     pytest.importorskip("safetensors")
     model = save_transformer(tmp_path / "model.pt")
     run = {"languages": ["en", "ru"], "settings": {"run": {"save_dir": "run"}}, "machine": {"cores": 2}}
     checkpoint.save(model, checkpoint.load(model) | {"run": run})
-    assert "shortlist" not in export("--format", "safetensors", model, tmp_path / "folder")
+    export("--format", "safetensors", model, tmp_path / "folder")
+    assert not (tmp_path / "folder/shortlist.safetensors").exists()
     export("--format", "checkpoint", tmp_path / "folder", tmp_path / "back.pt")
     assert checkpoint.load(tmp_path / "back.pt")["run"] == run
     # languages choose plural forms and the tokenizer of BLEU
     assert languages_of(tmp_path / "back.pt") == ("en", "ru")
-    checkpoint.save(model, checkpoint.load(model) | {"shortlist": {"targets": torch.zeros(1)}})
-    told = export("--format", "safetensors", model, tmp_path / "other")
-    assert "the shortlist is not exported; add it again with nmtkit shortlist" in " ".join(told.split())
+    lists = {"lengths": torch.tensor([1, 2]).to(torch.uint8), "targets": torch.tensor([5, 7, 400]).to(torch.uint16)}
+    checkpoint.save(model, checkpoint.load(model) | {"shortlist": lists})
+    export("--format", "safetensors", model, tmp_path / "other")
+    export("--format", "checkpoint", tmp_path / "other", tmp_path / "again.pt")
+    again = checkpoint.load(tmp_path / "again.pt")["shortlist"]
+    assert {name: part.tolist() for name, part in again.items()} == {"lengths": [1, 2], "targets": [5, 7, 400]}
 
 
 def test_a_damaged_folder_is_refused(tmp_path) -> None:

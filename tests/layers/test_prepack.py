@@ -30,7 +30,8 @@ from nmtkit.layers.prepack import (
 
 def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Returns the product of whole numbers in float64."""
-    scale = linear.weight.abs().amax(1) / largest_int8_weight()
+    mantissa, exponent = torch.frexp(linear.weight.abs().amax(1) / largest_int8_weight())
+    scale = torch.ldexp((mantissa * 2**17).round(), exponent - 17)  # 17 significant bits
     weight = (linear.weight / scale[:, None]).round().double()
     largest = x.abs().amax(1, keepdim=True)
     whole = (x * (127 / largest)).round().double()

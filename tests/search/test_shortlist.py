@@ -214,6 +214,7 @@ def test_lists_coverage_and_state() -> None:
     sizes = len(allowed([5], Constraints())), len(allowed([20, 21], Constraints()))
     assert (coverage.pieces, coverage.sentences, coverage.size) == (4 / 5, 1 / 2, sum(sizes) / 2)
     again = Shortlist.from_state(SHORTLIST.state(), SIZE, SIZE)
+    assert {part.dtype for part in SHORTLIST.state().values()} == {torch.uint8}  # 60 pieces
     assert (again.allowed(sentences) == SHORTLIST.allowed(sentences)).all()
     assert (SHORTLIST.union(Shortlist.whole(SIZE, SIZE)).allowed(sentences)).all()
 
