@@ -48,6 +48,7 @@ def to_checkpoint(
         "plugins": plugins,
         "model": model.state_dict(),
         "update": update,
+        **({} if model.shortlist is None else {"shortlist": model.shortlist}),
     }
 
 

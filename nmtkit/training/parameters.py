@@ -3,6 +3,7 @@
 Settings select parameters by patterns of names, such as `encoder.*`, like the patterns of file names in a shell.
 """
 
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -22,6 +23,8 @@ from nmtkit.training.optimizers import ParameterGroups
 from nmtkit.training.run_config import RunConfig
 
 Side = Literal["source", "target"]
+
+log = logging.getLogger("nmtkit")
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
@@ -116,7 +119,9 @@ def start_from(
 
     Pieces in the vocabulary of the checkpoint get their embeddings from the checkpoint. Other pieces start from means
     of old embeddings (see `new_pieces.py`). If `relative` is given, tokens of new languages start from the token of
-    this language. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used.
+    this language. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used. The
+    model also gets the shortlist of the checkpoint, unless the vocabularies differ.
+
     Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a model with
     different shapes.
     """
@@ -130,6 +135,13 @@ def start_from(
     sides = vocabulary_axes(architecture, config, models.vocabulary_of(tokenizer))
     if relative is not None:
         check_relative(tokenizer, old_tokenizer, relative)
+    if tokenizer.fingerprint == old_tokenizer.fingerprint:
+        model.shortlist = contents.get("shortlist")
+    elif "shortlist" in contents:
+        log.warning(
+            "the shortlist of %s is left out, because the vocabularies differ; add one with nmtkit shortlist",
+            path,
+        )
     pieces, old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
     kept = {side: set(old_pieces[side]) for side in old_pieces}
     if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies

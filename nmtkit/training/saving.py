@@ -67,6 +67,7 @@ class RunSaver:
         }
         if self.trainer.adapters:
             contents["adapters"] = self.trainer.adapters
+            contents.pop("shortlist", None)  # `checkpoint.load` reads the shortlist of the base
         with distributed.long_operation():
             return self.folder.save(contents)
 
@@ -79,6 +80,7 @@ class RunSaver:
         check_resumable(contents, requirements, path)
         same_objective = self._keeps_objective(Objective(*state["objective"]))
         self.trainer.load_weights(contents["model"])
+        self.trainer.model.shortlist = contents.get("shortlist")
         self.trainer.load_state_dict(state, contents["update"])
         self.progress.load_state(state, same_objective)
         run = self.callbacks.run

@@ -165,6 +165,33 @@ def test_adapters_have_the_shortlist_of_their_base_unless_they_have_their_own(ad
     assert checkpoint.load(tmp_path / "adapters.pt")["shortlist"]["targets"].tolist() == [4]
 
 
+def test_a_run_keeps_the_shortlist_of_its_start_if_the_vocabulary_is_the_same(
+    base: Path, mirror_data: Path, domain_data: Path, tmp_path: Path
+) -> None:
+    lists = {"lengths": torch.tensor([1]), "targets": torch.tensor([3]), "frequent": torch.tensor([5])}
+    start = tmp_path / "start.pt"
+    checkpoint.save(start, checkpoint.read(base) | {"shortlist": lists})
+
+    def shortlist_of(folder: str) -> Any:
+        kept = checkpoint.read(tmp_path / folder / "last.pt").get("shortlist")
+        return kept and {name: part.tolist() for name, part in kept.items()}
+
+    expected = {"lengths": [1], "targets": [3], "frequent": [5]}
+    train(domain_data, tmp_path / "run", "--finetune-from", start, "--max-update", 1)
+    assert shortlist_of("run") == expected
+    train(domain_data, tmp_path / "run", "--finetune-from", start, "--max-update", 2)  # resumes
+    assert checkpoint.read(tmp_path / "run/last.pt")["update"] == 2 and shortlist_of("run") == expected
+    train(domain_data, tmp_path / "few", "--finetune-from", start, "--max-update", 1, "--adapter-rank", 2)
+    assert shortlist_of("few") is None  # the base has it
+    assert checkpoint.load(tmp_path / "few/last.pt")["shortlist"]["targets"].tolist() == [3]
+    smaller = ["-s", "xx", "-t", "yy", "--trainpref", mirror_data.parent / "valid", "--vocab-size", "300"]
+    smaller += ["--validpref", mirror_data.parent / "test"]
+    main(["preprocess", *map(str, smaller), "--destdir", str(tmp_path / "bin")], standalone_mode=False)
+    said = train(tmp_path / "bin", tmp_path / "other", "--finetune-from", start, "--max-update", 1)
+    assert f"the shortlist of {start} is left out, because the vocabularies differ" in said.replace("\n", " ")
+    assert shortlist_of("other") is None
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "huggingface"])
 def test_an_export_of_adapters_is_that_of_the_merged_model(adapted: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("safetensors")
