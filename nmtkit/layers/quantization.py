@@ -1,59 +1,86 @@
-"""Training with the rounding of int8 inference (quantisation-aware training, Jacob et al. 2018, section 3).
+"""Training with the rounding of 8-bit weights (quantisation-aware training, Jacob et al. 2018, section 3).
 
-The forward pass of a layer rounds weights and inputs as `prepack.Int8Linear` does. Gradients pass through the rounding
-unchanged (the straight-through estimator, Bengio et al. 2013).
+The forward pass rounds the weights of linear layers and embeddings with the functions of checkpoints with 8-bit weights
+(`int8.py`). Layers that int8 inference computes in 8 bits also round their inputs, as `prepack.Int8Linear` does.
+Gradients pass through the rounding unchanged (the straight-through estimator, Bengio et al. 2013).
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.layers import is_unmodified
+from nmtkit.layers import int8, is_unmodified
 from nmtkit.layers.prepack import MAX_FP16_WEIGHTS, MIN_INT8_INPUTS, MIN_INT8_OUTPUTS, largest_int8_weight
 
 # T rows
 
 
 class RoundedLinear(nn.Linear):
-    """An `nn.Linear` that rounds its inputs to 8 bits with a scale per row, and its weights with a scale per output."""
+    """An `nn.Linear` that rounds its weights to 8 bits with a scale per output.
 
-    limit = 127  # largest absolute value of a weight in int8
+    If int8 inference computes the layer in 8 bits (`is_int8`), the layer also rounds its inputs, with a scale per row.
+    """
+
+    limit = int8.LIMIT  # largest absolute value of a weight in int8
+    rounds_inputs = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(rounded(x, 127), rounded(self.weight, self.limit), self.bias)
+        x = rounded_inputs(x) if self.rounds_inputs else x
+        return F.linear(x, rounded_weight(self.weight, self.limit), self.bias)
 
 
-def rounded(x: Tensor, limit: int) -> Tensor:
-    """Rounds each row of x to multiples of (largest absolute value in the row) / `limit`. The gradient is 1."""
+class RoundedEmbedding(nn.Embedding):
+    """An `nn.Embedding` that rounds each vector to 8 bits."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return rounded_weight(super().forward(ids), int8.LIMIT)
+
+
+def rounded_inputs(x: Tensor) -> Tensor:
+    """Rounds each row of x to multiples of (largest absolute value in the row) / 127. The gradient is 1."""
     with torch.no_grad():
-        scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-30)
-        change = ((x.float() / scale * limit).round() * (scale / limit)).to(x.dtype) - x
+        scale = x.abs().amax(-1, keepdim=True).float().clamp_min(int8.SMALLEST)
+        change = ((x.float() / scale * 127).round() * (scale / 127)).to(x.dtype) - x
     return x + change
 
 
-def is_int8(linear: nn.Linear) -> bool:
-    """Returns whether int8 inference rounds a layer on some processors.
+def rounded_weight(weight: Tensor, limit: int) -> Tensor:
+    """Rounds each row of a weight like `int8.quantize`. The gradient is 1."""
+    with torch.no_grad():
+        change = int8.dequantize(*int8.quantize(weight, limit)).to(weight.dtype) - weight
+    return weight + change
 
-    Layers with many inputs or outputs are rounded on all processors. Other layers with more than MAX_FP16_WEIGHTS
-    weights are rounded only on processors without bf16 products.
+
+def is_int8(linear: nn.Linear) -> bool:
+    """Returns whether int8 inference computes a layer in 8 bits on some processors.
+
+    All processors do so for layers with many inputs or outputs. Processors without bf16 products also do so for other
+    layers, if they have more than MAX_FP16_WEIGHTS weights.
     """
     wide = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
     return wide or linear.weight.numel() > MAX_FP16_WEIGHTS
 
 
-def quantize_aware(model: nn.Module) -> int:
-    """Makes the layers of a model round as in int8 inference, in place. Returns the number of these layers.
+def quantize_aware(model: nn.Module) -> tuple[int, int]:
+    """Makes the linear layers and embeddings of a model round, in place.
 
-    Names and values of parameters stay the same. Raises ValueError if int8 inference rounds no layer.
+    Names and values of parameters stay the same. Returns the number of layers and embeddings that round their weights,
+    and the number of layers that also round their inputs. Raises ValueError if nothing is rounded.
     """
-    layers = [module for module in model.modules() if is_unmodified(module, nn.Linear)]
-    chosen = [layer for layer in layers if isinstance(layer, nn.Linear) and is_int8(layer)]
-    if not chosen:
+    weights = inputs = 0
+    for module in model.modules():
+        if is_unmodified(module, nn.Linear) and isinstance(module, nn.Linear) and int8.is_quantizable(module.weight):
+            in_8_bits = is_int8(module)
+            module.__class__ = RoundedLinear
+            module.rounds_inputs = in_8_bits  # type: ignore[assignment]
+            module.limit = largest_int8_weight() if in_8_bits else int8.LIMIT  # type: ignore[assignment]
+            weights, inputs = weights + 1, inputs + in_8_bits
+        elif is_unmodified(module, nn.Embedding) and int8.is_quantizable(module.weight):  # type: ignore[arg-type]
+            module.__class__ = RoundedEmbedding
+            weights += 1
+    if not weights:
         raise ValueError(
-            f"--quantize-aware has no effect: int8 inference rounds layers with {MIN_INT8_INPUTS} inputs, "
-            f"{MIN_INT8_OUTPUTS:,} outputs or more than {MAX_FP16_WEIGHTS:,} weights, and this model has none"
+            f"--quantize-aware has no effect: this model has no linear layer and no embedding with at least "
+            f"{int8.MIN_WIDTH} weights in a row"
         )
-    for layer in chosen:
-        layer.__class__ = RoundedLinear
-        layer.limit = largest_int8_weight()  # type: ignore[assignment]
-    return len(chosen)
+    return weights, inputs

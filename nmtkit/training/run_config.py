@@ -118,8 +118,8 @@ class RunConfig(Config):
 
     quantize_aware: bool = option(
         False,
-        "Round weights and inputs of layers in the forward pass like generate --precision int8, so that the model "
-        "adapts to the rounding; for the last updates of a training, with --finetune-from.",
+        "Round weights in the forward pass like 8-bit checkpoints, and inputs of layers like generate --precision "
+        "int8, so that the model adapts to the rounding; for the last updates of a training, with --finetune-from.",
     )
 
     reset_optimizer: bool = option(

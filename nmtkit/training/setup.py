@@ -241,7 +241,7 @@ def build_trainer(
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.quantize_aware:
-        log.info("%d layers are trained with the rounding of int8", quantize_aware(model))
+        log.info("%d layers and embeddings round weights to 8 bits, %d of them also inputs", *quantize_aware(model))
     if job.run.compile and criterion.name == "guided_alignment":
         raise ValueError(
             "--compile has no effect on --criterion guided_alignment, which does not call the compiled forward pass"
