@@ -159,7 +159,8 @@ def clean_shards(
         return prepare(folder, job, bulk.shard_lines)
 
     plan = open_plan(folder, settings, files, ".pairs", bulk.shard_lines, this_command(), shards)
-    job = CleaningJob(folder.absolute(), plugins)
+    modules = [str(Path(name).absolute()) if name.endswith(".py") else name for name in plugins]
+    job = CleaningJob(folder.absolute(), modules)
     if bulk.executor == "ray":
         start = lambda plan, shards: cluster.run(job.load, plan, shards)  # noqa: E731
     else:

@@ -131,7 +131,7 @@ def scorer_of(config: CleanConfig) -> "PairScorer | None":
         for path in (config.forward, config.backward):
             if not path.is_file():
                 raise FileNotFoundError(f"no such checkpoint: {path}")
-        return DualCrossEntropy(config.forward, config.backward)
+        return DualCrossEntropy(config.forward.absolute(), config.backward.absolute())
     assert config.output is not None
     folder = Path(f"{config.output}.models")
     return SelfTrained(folder, (config.source_lang, config.target_lang), config.self_train_updates)

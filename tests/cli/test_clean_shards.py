@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
 from nmtkit.bulk.local import ShardWriter
 from nmtkit.bulk.plan import read_plan
 from nmtkit.cli import main
+from nmtkit.cli.clean import scorer_of
 from nmtkit.corpora import cleaning, scored_blocks
+from nmtkit.corpora.clean_config import CleanConfig
 from nmtkit.corpora.clean_shards import CleaningJob
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.writer import CorpusWriter
@@ -180,6 +183,18 @@ def test_models_score_kept_pairs_in_the_shards(tmp_path: Path, monkeypatch: pyte
     assert in_shards > 1400 > in_merge > 100  # the merge scores only the examples of the logistic regression
     for name in FILES:
         assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_the_saved_models_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("f.pt", "b.pt")):
+        save_tiny_transformer(Path(name), tiny_tokenizer(), seed=seed)
+    config = CleanConfig(source_lang="en", target_lang="de", forward=Path("f.pt"), backward=Path("b.pt"))
+    saved = pickle.dumps(scorer_of(config))
+    monkeypatch.chdir("/")
+    scorer = pickle.loads(saved)
+    scorer.fit([], [])
+    assert len(scorer.score(["the dog"], ["a cat"])) == 1
 
 
 PLUGIN = """
