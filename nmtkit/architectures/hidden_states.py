@@ -1,4 +1,4 @@
-"""Hidden states of a model: the input of the first layer and the output of each layer, of encoder and decoder."""
+"""Hidden states of an encoder or a decoder: the input of the first layer, and the output of each layer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ def encoder_states(model: Architecture, source: Packed) -> list[Tensor]:
 
     The first tensor is the input of the first layer (embeddings and positions). The others are the outputs of the
     layers. The last tensor is the memory: the output of the last layer after the final normalisation, if the model has
-    one. Gradients flow to the states unless they are disabled.
+    one. Gradients reach the parameters through the states, unless gradients are disabled.
 
     Raises ValueError for an architecture whose encoder is not a list of layers from [S, D] to [S, D].
     """

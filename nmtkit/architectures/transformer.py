@@ -402,8 +402,8 @@ class Transformer(Architecture):
         """Whether search may replay a recorded CUDA graph instead of calling the methods of the model.
 
         False if a subclass overrides a decoding method, or if a user has registered a hook: a replayed graph calls
-        neither. Hooks of torch itself are allowed. The hooks of FSDP gather parameters, and the parameters are complete
-        before a search begins. The graph records the operations in the hooks of weight normalisation.
+        neither. Hooks of torch itself do no harm: the hooks of FSDP have gathered the parameters before a search
+        begins, and the graph records the operations in the hooks of weight normalisation.
         """
         own = type(self)
         if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):

@@ -10,7 +10,7 @@ from nmtkit.bulk.plan import CHUNK, Plan, Shard
 
 
 def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
-    """Writes the outputs of all shards to `out`. Returns the number of input lines and the sums of the counts.
+    """Writes the outputs of all shards to `out`. Returns the number of input lines, and the sum of each recorded count.
 
     Raises ValueError if shards are missing, or if the output of a shard differs from its record.
     """

@@ -100,7 +100,9 @@ def message_of(error: BaseException) -> str | None:
 
 
 def tidied(text: str) -> str:
-    """Returns the help text as a sentence, without the ranges of click, and with `[default: …]` on one line.
+    """Returns the help text as a sentence, with `[default: …]` on one line. Removes ranges such as [x>=1].
+
+    Click adds these ranges to the help of numbers.
 
     The first letter becomes a capital unless the first word is a value or a name, such as bleu or sacreBLEU.
     """

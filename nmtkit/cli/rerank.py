@@ -32,13 +32,15 @@ class RerankConfig(Config):
     weight_lm: float = option(0.3, "weight of log p(y) of --lm", min=0, max=100)
     feature: tuple[str, ...] = option(
         (),
-        "numbers in the hypotheses of FILE, such as the estimate of a quality model, and their weights; they are added "
-        "after the length penalty",
+        "numeric fields of the hypotheses in FILE, such as the estimate of a quality model, with a weight for each "
+        "field; the weighted numbers are added after the length penalty",
         metavar="NAME=WEIGHT,…",
     )
     lenpen: float = option(0.6, "length penalty of the sum, as in generate", min=-10, max=10)
     tune: Path | None = option(
-        None, "references: choose all weights and the length penalty by a random search", metavar="FILE"
+        None,
+        "reference translations, for which a random search chooses all weights and the length penalty",
+        metavar="FILE",
     )
     metric: Literal["bleu", "chrf"] = option("bleu", "metric that --tune maximises")
     trials: int = option(300, "number of weights that --tune tries", min=1, max=1_000_000)
@@ -83,7 +85,7 @@ command.params += flags(RerankConfig)
 
 
 def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
-    """Parses items such as estimate=0.5. Raises ValueError for an item without a finite weight or a repeated name."""
+    """Parses items such as estimate=0.5. Raises ValueError for a repeated name, and for a weight that is not finite."""
     weights: dict[str, float] = {}
     for item in items:
         name, _, text = item.partition("=")

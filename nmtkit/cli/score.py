@@ -101,8 +101,8 @@ class ScoreConfig(Config):
     )
     languages: tuple[str, ...] = option(
         (),
-        "languages among which off-target identifies the language of a line; none: all languages, or the languages of "
-        "--data if it has several directions",
+        "languages that off-target distinguishes; default: all languages, or the languages of --data if the dataset "
+        "has several directions",
         metavar="CODE,…",
     )
     tokenize: str = option(
@@ -151,7 +151,7 @@ class ScoreConfig(Config):
     "[default: standard input]",
 )
 @click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first (--path); repeatable."
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in of --path first; repeatable."
 )
 def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any) -> None:
     """Score translations with sacreBLEU, and test whether systems differ.

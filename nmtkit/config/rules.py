@@ -12,8 +12,8 @@ from nmtkit.config.fields import flag_of
 class FlagRule:
     """A rule for a flag: `flag` needs one of `needs`, and cannot be combined with any of `excludes`.
 
-    A name is a flag as users type it, with a value if that matters ("--format jsonl"), or a fact about the command
-    ("several --sys").
+    Each of these strings is a flag as users type it, with a value if the value matters ("--format jsonl"), or a fact
+    about the command ("several --sys").
     """
 
     flag: str

@@ -61,7 +61,7 @@ def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_pr
 
 
 def noise(targets: Sequence[str], seed: int) -> list[str]:
-    """Returns a wrong target for each target. Six errors that are typical of crawled text take turns.
+    """Returns a wrong target for each target. The wrong targets contain six errors that are typical of crawled text.
 
     The errors are: a different target of similar length, a lost beginning or end, reordered parts, words of other
     targets, an appended half of a different target, and halves of two different targets. If at most half of the targets

@@ -36,7 +36,7 @@ def fix_encoding() -> Callable[[str], str]:
 
 @cache
 def _kinds() -> npt.NDArray[np.uint8]:
-    """Returns the sum of the flags of each code point. A flag means that a pattern may match at the character."""
+    """Returns a bit mask for each code point: which mending patterns may match at this character."""
     kinds = np.zeros(CODE_POINTS, np.uint8)
     for code in range(0x10000):
         sign = chr(code)

@@ -8,7 +8,7 @@ from nmtkit.criterions.interface import Criterion
 from nmtkit.layers.packed import Batch
 
 SMALL = 1e-4  # losses and counts below this value are not compared
-MEAN = 0.2  # a value that grows by less than this share for twice the batch is a mean
+MEAN = 0.2  # if a batch of twice the size increases a value by less than this share, the value is a mean
 
 
 def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Batch) -> None:

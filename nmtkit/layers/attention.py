@@ -30,7 +30,7 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
     "varlen": varlen_attention,
     "sdpa": sdpa_attention,
 }
-# splits a stacked projection into heads, like `HeadSplit`: queries, keys and values, or keys and values
+# splits a stacked projection into heads like `HeadSplit`: (queries, keys, values) or (keys, values)
 Split = Callable[[Tensor], tuple[Tensor, ...]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128
@@ -91,9 +91,9 @@ def backend(
 
     On a CPU, batched products (forward and backward) are faster than the kernel of torch up to about 256 tokens. At 16
     tokens, they are 12 times as fast in bf16 and twice as fast in fp32. At 1,024 tokens, they take 1.5 times as long as
-    the kernel, and more memory. For windows, blocks take the same time per token at any length. With a window of 32,
-    blocks are as fast as batched products at 128 tokens. At 1,024 tokens, they take 1/7 (fp32) or 1/12 (bf16) of the
-    time of the kernel.
+    the kernel, and more memory. With a window, `sliding_window` computes attention in blocks, in the same time per
+    token at any length. With a window of 32, blocks are as fast as batched products at 128 tokens. At 1,024 tokens,
+    blocks take 1/7 (fp32) or 1/12 (bf16) of the time of the kernel.
 
     Flash attention supports 16-bit inputs and head widths up to 256, but not dropout. It needs an Ampere GPU or later.
     """

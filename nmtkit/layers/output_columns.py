@@ -1,4 +1,4 @@
-"""Output projections for a search: to a part of the vocabulary, or with logits in fp32."""
+"""Output projections of a search. They compute logits of a part of the vocabulary, or logits in fp32."""
 
 from collections.abc import Callable
 from typing import cast

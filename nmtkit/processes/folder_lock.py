@@ -120,7 +120,7 @@ def described(holder: dict[str, Any] | None) -> str:
 
 
 def holder_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the `read_holder` facts of the process that has locked a folder, or None. Does not change the folder."""
+    """Returns the facts of `read_holder` about the process that has locked a folder. Without a lock, returns None."""
     path = folder / NAME
     holder = read_holder(path)
     if holder is None:

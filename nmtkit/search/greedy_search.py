@@ -31,7 +31,7 @@ class GreedySearch(BeamSearch):
         open_rows = dict(enumerate(self.sentence.tolist()))  # row -> sentence; finished sentences may stay as padding
         outputs: list[list[int]] = [[] for _ in open_rows]  # the tokens of each sentence
         length = 0
-        # B 1 positions: space for `history`, whose tokens are written only if a constraint reads them
+        # memory of `history`, shape [B, 1, positions]; tokens are written only if a constraint reads the history
         space = torch.zeros(len(outputs), 1, int(self.constraint_processor.max_length.max()) + 1, dtype=torch.int64)
         while True:
             self.history = space.narrow(2, 0, length)

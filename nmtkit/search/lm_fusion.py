@@ -36,7 +36,7 @@ class LMFusion(SecondModel):
     def __init__(self, config: LMFusionConfig, tokenizer: Tokenizer) -> None:
         if config.lm is None:
             raise ValueError("--logits-processors lm_fusion needs --lm FILE, the checkpoint of a language model")
-        advice = "preprocess the text of the language model with --tokenizer-from and the translation model"
+        advice = "preprocess the text of the language model with --tokenizer-from CHECKPOINT of the translation model"
         super().__init__(config.lm, "--lm", tokenizer, advice)
         if self.model.reads_source:
             raise ValueError(

@@ -16,7 +16,7 @@ from nmtkit.testing.runs import dataset
 
 # B sentences, R hypotheses of each, N = B x R rows, V target vocabulary
 
-LENGTHS = (4, 1, 7)  # number of random source pieces in each sentence, whose text is split into pieces again
+LENGTHS = (4, 1, 7)  # number of random pieces from which the text of each source sentence is made
 BEAMS = 3
 STEPS = 12
 FIRST = 3  # smaller ids are <unk>, bos and eos

@@ -81,7 +81,7 @@ def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
 
 
 def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], bool]) -> "Protected":
-    """Cuts the `spans` that the model does not know out of a sentence. `known` says whether the model knows a text.
+    """Cuts `spans` out of a sentence, except the spans that the model knows: `known` says whether it knows a text.
 
     Letters and signs that touch a span are cut out together with the span, such as the s in {name}s.
     """

@@ -166,7 +166,7 @@ def estimate(
     updates_per_epoch: int | None = None,
     sentence_tokens: int = SENTENCE_TOKENS,
 ) -> Estimate:
-    """Returns the cost of a planned run, without memory for the parameters of the model."""
+    """Returns the cost of a planned run. The function allocates no memory for the parameters of the model."""
     model = fake_model(plan.job, vocabulary)
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
@@ -273,8 +273,8 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
     ceiling = product_ceiling(device, plan.precision)
     lines = [
         f"{f'timed over {updates} updates':<26}{target / seconds:>10,.0f} target tokens/s of one process",
-        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of the speed of large {plan.precision} "
-        f"products on this device, {ceiling / 1e12:,.2f} TFLOP/s",
+        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of {ceiling / 1e12:,.2f} "
+        f"TFLOP/s, the speed of large {plan.precision} products on this device",
     ]
     if device.type == "cuda":
         lines.append(f"{'peak memory':<26}{torch.cuda.max_memory_allocated(device) / 1e9:>10,.2f} GB")

@@ -133,8 +133,8 @@ class NonfiniteGuard:
                 last = self.save_dir / "last.pt"
                 good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
                 raise DivergedError(
-                    f"{self.in_a_row} updates in a row, up to {metrics.number}, had gradients that are not finite. "
-                    f"{good} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
+                    f"{self.in_a_row} updates in a row, the last of them update {metrics.number}, had gradients that "
+                    f"are not finite. {good} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
                 )
         return [metrics for metrics, finite in zip(updates, flags, strict=True) if finite]
 

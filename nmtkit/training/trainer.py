@@ -107,7 +107,7 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         of_rank = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        # transforms change the number of tokens, and only the rank of a micro-batch transforms its pairs
+        # transforms change the number of tokens, and a rank transforms only its own pairs: add the numbers of all ranks
         if self.transforms_pairs:
             tokens = int(distributed.all_reduce(torch.tensor(of_rank)))
         sums: dict[str, Tensor] = {}
@@ -139,7 +139,7 @@ class Trainer:
             loss, counts = self.engine.loss(batch)
         distributed.advance()
         weight = 0.0 if dummy else self.loss_scale.value / tokens
-        # A non-finite loss can have finite gradients. The factor makes them NaN, so that every rank skips the update.
+        # A non-finite loss can have finite gradients. `loss * 0` is then NaN, and every rank skips the update.
         (loss * (weight + loss.detach() * 0)).backward()
         for name, value in {} if dummy else {"loss": loss.detach(), **counts}.items():
             sums[name] = sums[name] + value if name in sums else value
@@ -249,9 +249,10 @@ class Trainer:
         """Restores the training state after update `done`. Call `load_weights` first.
 
         The resumed run may add or remove --ema-decay. With --reset-optimizer, the run may train different parameters.
-        With a saved moving average, a parameter that was trained before and is trained now gets its saved training
-        weight. Any other parameter keeps the weight that `load_weights` has loaded. Raises ValueError if the optimizer
-        state is for different parameters.
+        A checkpoint of a run with --ema-decay has two weights for each trained parameter: the moving average and the
+        weight of the optimizer. A parameter that was trained before and is trained now gets the weight of the
+        optimizer. Any other parameter keeps the weight that `load_weights` has loaded. Raises ValueError if the
+        optimizer state is for different parameters.
         """
         if not self.job.run.reset_optimizer:
             self._load_optimizer(state["optimizer"])

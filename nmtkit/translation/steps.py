@@ -239,8 +239,8 @@ class Protection(Step):
 
     Such a part is a protected span. Before the model, the step removes the spans that the vocabulary cannot write.
     After the model, the step puts every span into the translation. `patterns` are regular expressions for spans. With
-    `unknown_words`, matches of PATTERNS and words and emoji outside the vocabulary are spans too. With `casing`, the
-    step determines whether the text outside the spans is in capitals.
+    `unknown_words`, there are two more kinds of spans: matches of PATTERNS, and words or emoji outside the vocabulary.
+    With `casing`, the step determines whether the text outside the spans is in capitals.
 
     Raises ValueError for a pattern that is not a regular expression.
     """
