@@ -5,27 +5,39 @@
     python benchmarks/clean_quality.py debian/en-it.train.tsv.gz --languages en it --columns 4 5 --new-column 3 \\
         --other debian/en-da.train.tsv.gz
     python benchmarks/clean_quality.py multi30k/train.en.gz multi30k/train.de.gz --languages en de \\
-        --other debian/en-da.train.tsv.gz --self-train --keep corpora
-
-`--keep` writes the text before noise (`clean.en`, `clean.de`), with noise (`noisy`) and after cleaning (`cleaned`), so
-that models of the three texts can be compared.
+        --other debian/en-da.train.tsv.gz --self-train --keep corpora \\
+        --test multi30k/test_2016_flickr.en.gz multi30k/test_2016_flickr.de.gz
 
 The noise has 15 classes and touches 46 % of the pairs, in equal parts. Pairs of the class `mendable` count as good:
 they should be kept, and their text should be mended. All other classes are bad. Pairs whose sides are equal in the
-corpus are left out before. `--other` has lines of a third language.
+corpus are left out before. `--other` has lines of a third language. The pace of a command counts the CPU time of the
+whole command, with start and fitting.
+
+`--opusfilter` also measures OpusFilter with its default limits: 11 filters, one of them Lingua, after the removal of
+pairs that are equal except for case and punctuation.
+
+`--keep` writes three texts into a folder: `noisy`, `cleaned` (by the last of the settings) and `clean`, which has the
+good pairs of `noisy` as they were before the noise. `--test` trains the same small Transformer on each text, and
+reports BLEU. Finished trainings of the folder are used again.
 """
 
 import argparse
+import json
+import pickle
 import random
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from nmtkit.cli.clean import filter_presets, scorer_of
+from harness import command, nmtkit
+
+from nmtkit.cli.clean import filter_presets
 from nmtkit.corpora.clean_config import DEFAULT_FILTERS, CleanConfig
-from nmtkit.corpora.cleaning import Sample, clean, fit
+from nmtkit.corpora.cleaning import Sample, fit
 from nmtkit.corpora.corpus import Corpus, Pairs, locate
 from nmtkit.corpora.filters import FILTERS, FilterContext
 from nmtkit.corpora.pairs import pairs
@@ -33,13 +45,19 @@ from nmtkit.corpora.scored_blocks import Worker
 from nmtkit.corpora.writer import CorpusWriter
 
 Pair = tuple[str, str]
-TOUCHED = 0.46
+Preset = Literal["curated", "crawl"]
+FINE = ("good", "mendable")
 MENUS = (
     ("Home | News | About us | Contact | Login", "Start | Aktuell | Über uns | Kontakt | Login"),
     ("© 2019 Example Inc. All rights reserved.", "© 2019 Example Inc. All rights reserved."),
     ('<div class="nav"><a href="/index">Home</a></div>', '<div class="nav"><a href="/index">Start</a></div>'),
     ("Sign in » Register » Basket » Help", "Anmelden » Registrieren » Korb » Hilfe"),
 )
+TRAINING = [
+    *("--arch", "transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "3", "--batch-tokens", "2048"),
+    *("--lr-scheduler", "polynomial", "--lr", "0.003", "--threads", "1"),
+    *("--metrics", "none", "--save-interval", "none", "--validate-interval", "none"),
+]
 
 
 class Noise:
@@ -128,14 +146,23 @@ def _is_cp1252(text: str) -> bool:
     return True
 
 
-def noisy(good: list[Pair], foreign: list[str], seed: int) -> list[tuple[str, Pair]]:
-    """Returns pairs with their class. Duplicates come after the pair that they repeat."""
+@dataclass(frozen=True)
+class Row:
+    """A pair of the noisy corpus: its class, its text, and the good pair of which it was made."""
+
+    name: str
+    pair: Pair
+    original: Pair
+
+
+def noisy(good: list[Pair], foreign: list[str], seed: int, touched: float) -> list[Row]:
+    """Returns the pairs after noise. Duplicates come after the pair that they repeat."""
     noise = Noise(good, foreign, seed)
     classes = noise.classes()
-    result: list[tuple[str, Pair]] = []
+    result: list[Row] = []
     clean_pairs: list[Pair] = []
     for source, target in good:
-        name = noise.random.choice(list(classes)) if noise.random.random() < TOUCHED else "good"
+        name = noise.random.choice(list(classes)) if noise.random.random() < touched else "good"
         if name in ("duplicate", "near_duplicate"):
             if not clean_pairs:
                 continue
@@ -145,8 +172,24 @@ def noisy(good: list[Pair], foreign: list[str], seed: int) -> list[tuple[str, Pa
             name = "good"
         if name == "good":
             clean_pairs.append(pair)
-        result.append((name, pair))
+        result.append(Row(name, pair, (source, target)))
     return result
+
+
+def write(
+    path: str, languages: tuple[str, str], rows: list[Pair], extras: list[dict[str, object]] | None = None
+) -> None:
+    with CorpusWriter(path, languages) as writer:
+        writer.write(Pairs([row[0] for row in rows], [row[1] for row in rows], extras or [{}] * len(rows)))
+
+
+@dataclass
+class Result:
+    """The pairs that a system keeps: their number by class, and the pace of the whole command and of the scoring."""
+
+    kept: Counter[str]
+    pace: float  # pairs per second of CPU time
+    scoring: float = 0
 
 
 def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
@@ -158,8 +201,6 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
     for part in pairs(corpus):
         sample.add(part)
     fit(filters, sample.pairs(), True)
-    import pickle
-
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(list(filters.values()), True)
         seconds, count = 0.0, 0
@@ -175,15 +216,89 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
     return count / seconds
 
 
-def keep(folder: Path, languages: tuple[str, str], good: list[Pair], rows: list[tuple[str, Pair]], out: Path) -> None:
-    """Writes the corpora `clean`, `noisy` and `cleaned` into a folder, as two files each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, kept in (("clean", good), ("noisy", [pair for _, pair in rows])):
-        with CorpusWriter(str(folder / name), languages) as writer:
-            writer.write(Pairs([pair[0] for pair in kept], [pair[1] for pair in kept], [{}] * len(kept)))
-    with CorpusWriter(str(folder / "cleaned"), languages) as writer:
-        for part in pairs(locate(str(out), *languages)):
-            writer.write(Pairs(part.sources, part.targets, [{}] * len(part)))
+def column(path: Path, languages: tuple[str, str], name: str) -> list[str]:
+    return [str(others[name]) for part in pairs(locate(str(path), *languages)) for others in part.extras]
+
+
+def run_clean(
+    folder: Path,
+    languages: tuple[str, str],
+    filters: tuple[str, ...],
+    preset: Preset,
+    flags: list[str],
+    count: int,
+) -> tuple[Result, Counter[tuple[str, str]]]:
+    """Cleans the corpus `noisy.jsonl` of a folder to `out.jsonl`. Also returns the count of each class and reason."""
+    files = {name: folder / f"{name}.jsonl" for name in ("noisy", "out", "dropped")}
+    source, target = languages
+    finished = nmtkit(
+        "clean", "-s", source, "-t", target, str(files["noisy"]), "--output", str(files["out"]), "--dropped",
+        str(files["dropped"]), "--filters", ",".join(filters), "--preset", preset, "--workers", "1", *flags,
+        OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    result = Result(Counter(column(files["out"], languages, "class")), count / finished.core_seconds)
+    if not flags:
+        config = CleanConfig(source_lang=source, target_lang=target, output="", filters=filters, preset=preset)
+        result.scoring = rate(locate(str(files["noisy"]), *languages), config, filters)
+    reasons = [column(files["dropped"], languages, name) for name in ("class", "reason")]
+    return result, Counter(zip(*reasons, strict=True))
+
+
+def run_opusfilter(executable: str, folder: Path, languages: tuple[str, str], rows: list[Row]) -> Result:
+    """Filters the rows with OpusFilter, in one process."""
+    write(str(folder / "in"), languages, [row.pair for row in rows])
+    names = {name: [f"{name}.{language}" for language in languages] for name in ("in", "unique", "out")}
+    filters = [
+        *("LengthFilter", "LengthRatioFilter", "LongWordFilter", "HtmlTagFilter", "AlphabetRatioFilter"),
+        {"CharacterScoreFilter": {"scripts": ["Latin", "Latin"]}}, {"LinguaFilter": {"languages": languages}},
+        *("TerminalPunctuationFilter", "NonZeroNumeralsFilter", "SimilarityFilter", "RepetitionFilter"),
+    ]  # fmt: skip
+    unique = {"inputs": names["in"], "outputs": names["unique"], "lowercase": True, "letters_only": True}
+    filtered = {
+        "inputs": names["unique"], "outputs": names["out"],
+        "filters": [each if isinstance(each, dict) else {each: {}} for each in filters],
+    }  # fmt: skip
+    steps = [{"type": "remove_duplicates", "parameters": unique}, {"type": "filter", "parameters": filtered}]
+    config = {"common": {"output_directory": str(folder), "default_n_jobs": 1}, "steps": steps}
+    (folder / "opusfilter.yaml").write_text(json.dumps(config))  # JSON is YAML
+    finished = command([executable, str(folder / "opusfilter.yaml")], OMP_NUM_THREADS="1")
+    sides = [(folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in names["out"]]
+    kept = list(zip(*sides, strict=True))
+    counts: Counter[str] = Counter()
+    for row in rows:  # the kept pairs are in the order of the rows, and of equal pairs the first is kept
+        if sum(counts.values()) < len(kept) and kept[sum(counts.values())] == tuple(map(str.rstrip, row.pair)):
+            counts[row.name] += 1
+    assert sum(counts.values()) == len(kept), "a kept pair of OpusFilter is not a pair of the text"
+    return Result(counts, len(rows) / finished.core_seconds)
+
+
+def texts(corpus: Corpus) -> list[Pair]:
+    return [pair for part in pairs(corpus) for pair in zip(part.sources, part.targets, strict=True)]
+
+
+def train(folder: Path, languages: tuple[str, str], test: Corpus, updates: int) -> None:
+    """Trains a model on each of the texts `noisy`, `cleaned` and `clean` of a folder. Prints their BLEU."""
+    write(str(folder / "test"), languages, texts(test))
+    source, target = (str(folder / f"test.{language}") for language in languages)
+    bleu = {}
+    print(f"\n| text | pairs | BLEU after {updates:,} updates |\n|---|---:|---:|")
+    for name in ("noisy", "cleaned", "clean"):
+        data, run = folder / f"data-{name}", folder / f"run-{name}-{updates}"
+        if not data.exists():
+            nmtkit("preprocess", "-s", languages[0], "-t", languages[1], "--trainpref", str(folder / name),
+                   "--destdir", str(data), "--vocab-size", "4000", "--workers", "1")  # fmt: skip
+        if not (run / "last.pt").exists():
+            steps = ["--max-update", str(updates), "--warmup-updates", str(max(1, updates // 4))]
+            nmtkit("train", str(data), *TRAINING, *steps, "--save-dir", str(run))
+        output, score = run / "test.txt", run / "score.json"
+        nmtkit("generate", "--path", str(run / "last.pt"), "--input", source, "--output", str(output), "--threads", "1")
+        nmtkit("score", "--sys", str(output), "--ref", target, "--metric", "bleu", "--format", "json", stdout=score)
+        bleu[name] = json.loads(score.read_text())[0]["score"]
+        count = len((folder / f"{name}.{languages[0]}").read_bytes().split(b"\n")) - 1
+        print(f"| {name} | {count:,} | {bleu[name]:.2f} |", flush=True)
+    lost = bleu["clean"] - bleu["noisy"]
+    if lost > 0:
+        print(f"{(bleu['cleaned'] - bleu['noisy']) / lost:.0%} of the lost {lost:.2f} BLEU come back")
 
 
 def main() -> None:
@@ -194,14 +309,20 @@ def main() -> None:
     parser.add_argument("--new-column", help="use only rows with 0 in this column")
     parser.add_argument("--other", required=True, help="a .tsv whose fifth column is in a third language")
     parser.add_argument("--pairs", type=int, default=29_000)
+    parser.add_argument("--touched", type=float, default=0.46, help="share of the pairs that noise touches")
     parser.add_argument("--preset", default="curated")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--self-train", action="store_true", help="also score pairs by two small models")
+    parser.add_argument("--opusfilter", metavar="COMMAND", help="the command opusfilter of its environment")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the three texts into this folder")
+    parser.add_argument("--test", nargs=2, type=Path, metavar="FILE", help="train on the texts of --keep, and score")
+    parser.add_argument("--updates", type=int, default=700, help="of the trainings of --test")
     arguments = parser.parse_args()
-    source_lang, target_lang = arguments.languages = tuple(arguments.languages)
+    if arguments.test and not arguments.keep:
+        parser.error("--test needs --keep")
+    languages = source_lang, target_lang = arguments.languages[0], arguments.languages[1]
     if len(arguments.corpus) == 2:
-        corpus = Corpus(*map(Path, arguments.corpus))
+        corpus = Corpus(Path(arguments.corpus[0]), Path(arguments.corpus[1]))
     else:
         corpus = locate(arguments.corpus[0], source_lang, target_lang, tuple(arguments.columns))
     good: list[Pair] = []
@@ -216,50 +337,42 @@ def main() -> None:
     good = good[: arguments.pairs]
     foreign = [line for part in pairs(locate(arguments.other, "en", "da", ("4", "5"))) for line in part.targets
                if 4 <= len(line.split()) <= 40][:5000]  # fmt: skip
-    rows = noisy(good, foreign, arguments.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        with CorpusWriter(str(path / "noisy.jsonl"), (source_lang, target_lang)) as writer:
-            writer.write(Pairs([pair[0] for _, pair in rows], [pair[1] for _, pair in rows],
-                               [{"class": name} for name, _ in rows]))  # fmt: skip
+    rows = noisy(good, foreign, arguments.seed, arguments.touched)
+    totals = Counter(row.name for row in rows)
+    results: dict[str, Result] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(str(folder / "noisy.jsonl"), languages, [row.pair for row in rows], [{"class": row.name} for row in rows])
         rules = tuple(name for name in DEFAULT_FILTERS if name != "alignment")
-        tables = []
-        titles = ["rules and language", "and alignment", *(["and models"] if arguments.self_train else [])]
-        for title in titles:
-            names = rules if title == titles[0] else DEFAULT_FILTERS
-            config = CleanConfig(source_lang=source_lang, target_lang=target_lang, output=str(path / "out.jsonl"),
-                                 dropped=str(path / "dropped.jsonl"), filters=names, preset=arguments.preset,
-                                 self_train=title == "and models", workers=1)  # fmt: skip
-            presets = filter_presets(names, arguments.preset)
-            clean(config, [str(path / "noisy.jsonl")], presets, scorer=scorer_of(config))
-            kept, lost = (
-                [others for part in pairs(locate(str(path / name), source_lang, target_lang)) for others in part.extras]
-                for name in ("out.jsonl", "dropped.jsonl")
-            )
-            noisy_corpus = locate(str(path / "noisy.jsonl"), source_lang, target_lang)
-            if arguments.keep is not None and title == titles[-1]:
-                keep(arguments.keep, arguments.languages, good, rows, path / "out.jsonl")
-            tables.append(
-                (
-                    Counter(each["class"] for each in kept),
-                    0 if config.uses_models else rate(noisy_corpus, config, names),
-                )
-            )
-            reasons = Counter((each["class"], each["reason"]) for each in lost)
-    totals = Counter(name for name, _ in rows)
-    print(f"| class | pairs | kept by {' | '.join(titles)} | first reasons |")
-    print("|---" * (len(titles) + 3) + "|")
+        settings: dict[str, tuple[tuple[str, ...], list[str]]] = {
+            "rules and language": (rules, []), "and alignment": (DEFAULT_FILTERS, []),
+            **({"and models": (DEFAULT_FILTERS, ["--self-train"])} if arguments.self_train else {}),
+        }  # fmt: skip
+        if arguments.opusfilter:
+            (folder / "opusfilter").mkdir(exist_ok=True)
+            results["OpusFilter"] = run_opusfilter(arguments.opusfilter, folder / "opusfilter", languages, rows)
+        for title, (filters, flags) in settings.items():
+            results[title], reasons = run_clean(folder, languages, filters, arguments.preset, flags, len(rows))
+        if arguments.keep:
+            write(str(folder / "noisy"), languages, [row.pair for row in rows])
+            write(str(folder / "clean"), languages, [row.original for row in rows if row.name in FINE])
+            write(str(folder / "cleaned"), languages, texts(locate(str(folder / "out.jsonl"), *languages)))
+    print(f"| class | pairs | kept by {' | '.join(results)} | first reasons |")
+    print("|---" * (len(results) + 3) + "|")
     for name in ("good", *Noise(good, foreign, 1).classes()):
         found = sorted(((count, reason) for (cls, reason), count in reasons.items() if cls == name), reverse=True)[:3]
-        cells = [f"{counts[name] / max(1, totals[name]):.1%}" for counts, _ in tables]
+        cells = [f"{result.kept[name] / max(1, totals[name]):.1%}" for result in results.values()]
         print(f"| {name} | {totals[name]:,} | {' | '.join(cells)} | {', '.join(f'{r} {c:,}' for c, r in found)} |")
-    fine = ("good", "mendable")
-    for title, (counts, pace) in zip(titles, tables, strict=True):
-        kept_good = sum(counts[name] for name in fine) / sum(totals[name] for name in fine)
-        bad = sum(count for name, count in totals.items() if name not in fine)
-        kept_bad = sum(count for name, count in counts.items() if name not in fine)
-        speed = f", {pace:,.0f} pairs per second of CPU time" if pace else ""
-        print(f"{title}: {kept_good:.2%} of the good kept, {1 - kept_bad / bad:.1%} of the bad dropped{speed}")
+    for title, result in results.items():
+        kept_good = sum(result.kept[name] for name in FINE) / sum(totals[name] for name in FINE)
+        bad = sum(count for name, count in totals.items() if name not in FINE)
+        kept_bad = sum(count for name, count in result.kept.items() if name not in FINE)
+        scoring = f", {result.scoring:,.0f} without start and fitting" if result.scoring else ""
+        print(f"{title}: {kept_good:.2%} of the good kept, {1 - kept_bad / bad:.1%} of the bad dropped, "
+              f"{result.pace:,.0f} pairs per second of CPU time{scoring}")  # fmt: skip
+    if arguments.test:
+        train(arguments.keep, languages, Corpus(arguments.test[0], arguments.test[1]), arguments.updates)
 
 
 if __name__ == "__main__":
