@@ -50,7 +50,6 @@ def of_checkpoint(path: Path) -> Description:
             "architecture": contents["architecture"],
             "updates": contents["update"],
             "bytes": path.stat().st_size,
-            "weights": "8 bits, with a scale for each row" if "scales" in contents else "fp32",
             "training state": "kept: training can continue" if training else "none: only for translation",
         },
         "Parameters": parameters(contents["model"]),
@@ -59,6 +58,8 @@ def of_checkpoint(path: Path) -> Description:
     }
     if contents["plugins"]:
         sections["Checkpoint"]["plug-ins"] = list(contents["plugins"])
+    if "scales" in contents:
+        sections["Checkpoint"]["weights"] = "8 bits, with a scale for each row"
     if contents.get("averaged"):
         sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
     if contents.get("shortlist"):
