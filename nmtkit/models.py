@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,32 @@ def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
         return Tokenizer.from_state(contents["tokenizer"])
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{path} has no valid tokenizer: {error}") from error
+
+
+def reads_source(contents: checkpoint.Checkpoint) -> bool:
+    """Returns whether the model of a checkpoint reads a source. A language model has no encoder."""
+    return contents["config"].get("encoder_layers") != 0
+
+
+def check_translation_models(paths: Sequence[Path], models: Sequence[Architecture]) -> None:
+    """Raises ValueError if one of the models, loaded from `paths`, is a language model."""
+    for path, model in zip(paths, models, strict=True):
+        if not model.reads_source:
+            raise language_model_error(path)
+
+
+def language_model_error(path: Path) -> ValueError:
+    """Returns the error for the checkpoint of a language model in the place of a translation model."""
+    return ValueError(
+        f"{path} is a language model, which reads no source; give a translation model. A language model is for nmtkit "
+        "score --path, nmtkit rerank --lm, and nmtkit generate --logits-processors lm_fusion --lm"
+    )
+
+
+def check_language_model(path: Path, model: Architecture) -> None:
+    """Raises ValueError if the model of `path`, a checkpoint that the flag --lm names, is a translation model."""
+    if model.reads_source:
+        raise ValueError(f"--lm {path} is not a language model; train one with nmtkit train DATA --arch transformer_lm")
 
 
 def directions_of(contents: checkpoint.Checkpoint) -> frozenset[tuple[str, str]]:

@@ -23,7 +23,7 @@ TARGETS = ["a cat sleeps !", "women on the street . the dog"]
 
 def test_the_score_is_the_formula_of_the_paper(tmp_path: Path) -> None:
     paths = [save_tiny_transformer(tmp_path / f"{seed}.pt", tiny_tokenizer(), seed=seed) for seed in (1, 2)]
-    scorer = DualCrossEntropy(*paths)
+    scorer = DualCrossEntropy(paths[0], paths[1], ("en", "de"))
     scorer.fit(SOURCES, TARGETS)
     forward, backward = (nmtkit.load(path) for path in paths)
     expected = []

@@ -11,16 +11,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit import checkpoint
 from nmtkit.api.commands import preprocess
 from nmtkit.api.model import Model, load
 from nmtkit.api.training import train
 from nmtkit.files import atomic_write
+from nmtkit.models import language_model_error, reads_source, tokenizer_of
 
 SETTINGS = {
     "arch": "transformer_tiny", "encoder_layers": 2, "decoder_layers": 2, "d_ff": 512, "dropout": 0.1,
     "lr_scheduler": "polynomial", "lr": 0.003, "warmup_updates": 100, "batch_tokens": 1500, "keep_last": 1,
     "save_interval": None,
 }  # fmt: skip
+Codes = tuple[str | None, str | None]  # source and target language of a model; None for a model without tokens
+
 VOCABULARY = 8000  # entries of the joint vocabulary
 
 
@@ -32,8 +36,13 @@ class DualCrossEntropy:
     translation. A large difference shows that one side says more than the other side.
     """
 
-    def __init__(self, forward: Path, backward: Path) -> None:
+    def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
+        """`languages` are the source and the target language, for models of several languages.
+
+        Raises ValueError for a language model, and for a model of several languages without these languages.
+        """
         self._paths = forward, backward
+        self._codes = codes_of(forward, languages), codes_of(backward, languages[::-1])
         self._models: list[Model] = []
 
     def fit(self, sources: list[str], targets: list[str]) -> None:
@@ -42,16 +51,41 @@ class DualCrossEntropy:
 
     def score(self, sources: list[str], targets: list[str]) -> npt.NDArray[np.float32]:
         forward, backward = self._models
-        a, b = cross_entropies(forward, sources, targets), cross_entropies(backward, targets, sources)
+        a = cross_entropies(forward, sources, targets, self._codes[0])
+        b = cross_entropies(backward, targets, sources, self._codes[1])
         return np.exp(-(np.abs(a - b) + (a + b) / 2)).astype(np.float32)
 
 
-def cross_entropies(model: Model, sources: Sequence[str], targets: Sequence[str]) -> npt.NDArray[np.float64]:
+def codes_of(path: Path, languages: tuple[str, str]) -> Codes:
+    """Returns the codes that a checkpoint needs for texts in the source and target language `languages`.
+
+    Both codes are None for a model without language tokens. Raises ValueError for a language model, and if the model
+    does not have one of the languages.
+    """
+    contents = checkpoint.load(path, mmap=True)
+    if not reads_source(contents):
+        raise language_model_error(path)
+    tokenizer = tokenizer_of(contents, path)
+    if not tokenizer.languages:
+        return None, None
+    codes = None if tokenizer.has_target_languages_only else languages[0], languages[1]
+    unknown = [code for code in codes if code is not None and code not in tokenizer.languages]
+    if unknown:
+        raise ValueError(
+            f"{path} is a model of several languages without {' and '.join(unknown)}; give codes of the model with "
+            f"--source-lang and --target-lang: {', '.join(sorted(tokenizer.languages))}"
+        )
+    return codes
+
+
+def cross_entropies(
+    model: Model, sources: Sequence[str], targets: Sequence[str], codes: Codes = (None, None)
+) -> npt.NDArray[np.float64]:
     """Returns the mean negative log probability of the pieces and eos of each target, in nats.
 
-    Values above 30 become 30.
+    `codes` are the languages of both sides, for a model of several languages. Values above 30 become 30.
     """
-    pieces = model.score(sources, targets, per_piece=True)
+    pieces = model.score(sources, targets, per_piece=True, source_lang=codes[0], target_lang=codes[1])
     return np.minimum([-float(np.mean(each)) for each in pieces], 30)
 
 
@@ -65,6 +99,7 @@ class SelfTrained(DualCrossEntropy):
 
     def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:
         self._folder, self._languages, self._updates = folder, languages, updates
+        self._codes: tuple[Codes, Codes] = ((None, None), (None, None))
         self._models: list[Model] = []
 
     def fit(self, sources: list[str], targets: list[str]) -> None:

@@ -47,7 +47,7 @@ def command(
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
     from nmtkit.files import atomic_write, check_outputs
-    from nmtkit.models import from_checkpoint
+    from nmtkit.models import check_translation_models, from_checkpoint
     from nmtkit.pages.attention import page
     from nmtkit.plugins import load_plugins
     from nmtkit.translation.attention import attend
@@ -55,6 +55,7 @@ def command(
     check_outputs({"--output": output}, [path, *map(Path, plugins)])
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)
+    check_translation_models([path], [model])
     attention = attend(model, tokenizer, sentence, target, beam, source_lang, target_lang)
     with atomic_write(output) as file:
         file.write(page(attention, f"Attention in {path.name}").encode(errors="backslashreplace"))

@@ -9,7 +9,7 @@ import click
 
 from nmtkit.bulk.options import BULK_RULES, BulkOptions
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
-from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
 from nmtkit.cli.preprocess import show_table
 from nmtkit.config import COMMAND_LINE, check_flags, check_no_collisions, derive, field_types, split_settings
 from nmtkit.corpora.clean_config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
@@ -20,7 +20,9 @@ from nmtkit.plugins import load_plugins
 if TYPE_CHECKING:
     from nmtkit.corpora.cleaning import Progress
     from nmtkit.corpora.decision import CleanReport
+    from nmtkit.corpora.filters import Filter
     from nmtkit.corpora.late_scores import PairScorer
+    from nmtkit.registry import Registry
 
 
 class CleanCommand(Command):
@@ -37,17 +39,24 @@ class CleanCommand(Command):
             for name, preset in filter_presets(names, known.params["preset"] or "curated").items():
                 options += flags(preset, f"Filter {name}")
         full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *options])
-        return full.make_context(info_name, args, parent, **extra)
+        with naming_components(filter_registry):
+            return full.make_context(info_name, args, parent, **extra)
+
+
+def filter_registry() -> "list[Registry[Filter]]":
+    """Imports the filters of the package. Returns the registry of filters, as a list."""
+    from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
+    from nmtkit.corpora.filters import FILTERS
+
+    return [FILTERS]
 
 
 def filter_presets(names: Sequence[str], preset: str) -> dict[str, Any]:
     """Returns the config of each named filter, with the limits of the preset. Raises ValueError for an unknown name."""
-    from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
-    from nmtkit.corpora.filters import FILTERS
-
+    (registry,) = filter_registry()
     configs = {}
     for name in names:
-        config = FILTERS[name].preset
+        config = registry[name].preset
         changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
         configs[name] = derive(config, changes, f"preset {preset}")
     check_no_collisions(
@@ -127,14 +136,14 @@ def scorer_of(config: CleanConfig) -> "PairScorer | None":
         return None
     from nmtkit.api.dual_cross_entropy import DualCrossEntropy, SelfTrained
 
+    languages = config.source_lang, config.target_lang
     if config.forward is not None and config.backward is not None:
         for path in (config.forward, config.backward):
             if not path.is_file():
                 raise FileNotFoundError(f"no such checkpoint: {path}")
-        return DualCrossEntropy(config.forward.absolute(), config.backward.absolute())
+        return DualCrossEntropy(config.forward.absolute(), config.backward.absolute(), languages)
     assert config.output is not None
-    folder = Path(f"{config.output}.models")
-    return SelfTrained(folder, (config.source_lang, config.target_lang), config.self_train_updates)
+    return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
 
 
 def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:

@@ -1,9 +1,10 @@
 """Makes click options from the fields of configs, and lists the flags that the user typed."""
 
+import contextlib
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -11,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from nmtkit.config import convert, field_types, flag_of, present
+from nmtkit.registry import Registry
 
 
 def flags(config: Any, section: str = "Options") -> list[click.Option]:
@@ -46,6 +48,30 @@ def given_flags() -> set[str]:
         for parameter in context.command.params
         if parameter.name is not None and given.get(parameter.name) not in (None, False, ())
     }
+
+
+@contextlib.contextmanager
+def naming_components(registries: Callable[[], Iterable[Registry[Any]]]) -> Iterator[None]:
+    """If a flag is unknown, but components of the registries have the flag, the error names these components.
+
+    The registries are imported only then.
+    """
+    try:
+        yield
+    except click.NoSuchOption as error:
+        if needs := flags_needed_by(error.option_name, registries()):
+            raise click.UsageError(f"{error.option_name} does nothing without {needs}", error.ctx) from None
+        raise
+
+
+def flags_needed_by(unknown: str, registries: Iterable[Registry[Any]]) -> str:
+    """Returns the components that have the flag `unknown`, as text: "--optimizer adam or --optimizer adamw"."""
+    return " or ".join(
+        f"{registry.flag} {name}"
+        for registry in registries
+        for name, entry in registry.entries.items()
+        if any(unknown in (*option.opts, *option.secondary_opts) for option in flags(entry.preset))
+    )
 
 
 def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:

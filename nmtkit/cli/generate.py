@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nmtkit.bulk.options import BulkOptions
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
-from nmtkit.cli.flags import flags, on_command_line
+from nmtkit.cli.flags import flags, naming_components, on_command_line
 from nmtkit.cli.generate_config import (
     GenerateConfig,
     GenerateJob,
@@ -27,6 +27,10 @@ from nmtkit.search.options import SearchOptions
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
+if TYPE_CHECKING:
+    from nmtkit.registry import Registry
+    from nmtkit.search.logits_processors import LogitsProcessor
+
 
 class GenerateCommand(Command):
     """A command that searches. Its flags include the flags of the chosen --logits-processors."""
@@ -42,15 +46,22 @@ class GenerateCommand(Command):
                 for name, preset in processor_presets(names).items():
                     processors += flags(preset, f"Logits processor {name}")
         full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *processors])
-        return full.make_context(info_name, args, parent, **extra)
+        with naming_components(processor_registry):
+            return full.make_context(info_name, args, parent, **extra)
+
+
+def processor_registry() -> "list[Registry[LogitsProcessor]]":
+    """Returns the registry of logits processors, as a list."""
+    with imports():
+        from nmtkit.search.logits_processors import LOGITS_PROCESSORS
+    return [LOGITS_PROCESSORS]
 
 
 def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and for a processor
     whose flag is also a flag of `nmtkit generate` or of another processor."""
-    with imports():
-        from nmtkit.search.logits_processors import LOGITS_PROCESSORS
-    presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
+    (registry,) = processor_registry()
+    presets = {name: registry[name].preset for name in names}
     parts = (GenerateConfig, BulkOptions, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
     defaults = {f"nmtkit generate ({part.__name__})": part() for part in parts}
     check_no_collisions(defaults | {f"logits processor {name}": preset for name, preset in presets.items()})

@@ -99,10 +99,13 @@ class Generation:
             )
 
     def load(self, paths: Sequence[Path]) -> "Translator":
+        from nmtkit.models import check_translation_models
         from nmtkit.translation.translator import Translator
 
-        devices, settings = self.job.devices, dataclasses.asdict(self.job.options)
-        return Translator.load(paths, self.device, devices.precision, devices.engine, self.config.workers, **settings)
+        devices, settings, workers = self.job.devices, dataclasses.asdict(self.job.options), self.config.workers
+        translator = Translator.load(paths, self.device, devices.precision, devices.engine, workers, **settings)
+        check_translation_models(paths, translator.models)
+        return translator
 
     def translations(self) -> Iterator["Translation"] | None:
         """Returns the translations in order. Ranks other than 0 translate for rank 0, and then return None."""

@@ -102,6 +102,7 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
 
 
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) -> None:
+    from nmtkit.models import check_language_model
     from nmtkit.scoring.metrics import Settings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
     from nmtkit.translation.likelihood import is_language_model
@@ -115,8 +116,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) ->
     lists = read_nbest(lines, name)
     device = rank_device(DeviceOptions().named_device, 1)
     backward, lm = (None if file is None else Translator.load(file, device) for file in (config.backward, config.lm))
-    if lm is not None and not is_language_model(lm):
-        raise ValueError(f"--lm {config.lm} is not a language model; train one with nmtkit train --arch transformer_lm")
+    if config.lm is not None and lm is not None:
+        check_language_model(config.lm, lm.models[0])
     if backward is not None and is_language_model(backward):
         raise ValueError(f"--backward {config.backward} is a language model; give it as --lm")
     references = None if config.tune is None else read_lines(config.tune)

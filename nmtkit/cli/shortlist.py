@@ -88,10 +88,12 @@ def command(
         from nmtkit import checkpoint
         from nmtkit.data.binarized import Dataset
         from nmtkit.formats import lexical_shortlist
-        from nmtkit.models import tokenizer_of
+        from nmtkit.models import language_model_error, reads_source, tokenizer_of
         from nmtkit.search import shortlist
 
     contents = checkpoint.read(path)
+    if not reads_source(contents):
+        raise language_model_error(path)
     tokenizer = tokenizer_of(contents, path)
     dataset = None if data is None else Dataset.open(data)
     if dataset is not None and dataset.tokenizer.fingerprint != tokenizer.fingerprint:

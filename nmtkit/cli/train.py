@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from nmtkit.cli.command import Command, errors_in_one_line, message_of, parsed_known_flags, stderr
-from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.plugins import plugins_for
 from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, kind_of
@@ -62,16 +62,6 @@ def component_flags(template: JobTemplate) -> list[click.Option]:
     ]
 
 
-def flags_needed_by(unknown: str) -> str:
-    """Returns the components that have the flag `unknown`, as text: "--optimizer adam or --optimizer adamw"."""
-    return " or ".join(
-        f"{kind.flag} {name}"
-        for kind in REGISTRIES.values()
-        for name, entry in kind.entries.items()
-        if any(unknown in (*option.opts, *option.secondary_opts) for option in flags(entry.preset))
-    )
-
-
 class TrainCommand(Command):
     """The train command. Its flags depend on the chosen components, so click parses the arguments twice.
 
@@ -91,12 +81,8 @@ class TrainCommand(Command):
         full = Command(
             name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(template)]
         )
-        try:
+        with naming_components(REGISTRIES.values):
             context = full.make_context(info_name, args, parent, **extra)
-        except click.NoSuchOption as error:
-            if needs := flags_needed_by(error.option_name):
-                raise click.UsageError(f"{error.option_name} does nothing without {needs}", error.ctx) from None
-            raise
         context.obj = template, arguments
         return context
 

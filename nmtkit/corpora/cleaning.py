@@ -177,8 +177,8 @@ def score_corpora(
         fit(filters, sample.pairs(), config.mend)
     table, mended, done = ScratchTable(scratch), Counter[str](), 0
     with Workers(config.worker_count(), partial(Worker, active, config.mend)) as workers:
-        for _, (scores, keys) in workers.imap((Worker.score, block.path) for block in blocks):
-            table.append(scores if earlier is None else earlier.next(len(keys)), keys)
+        for _, (scores, keys, sums) in workers.imap((Worker.score, block.path) for block in blocks):
+            table.append(scores if earlier is None else earlier.next(sums), keys)
             done += len(keys)
             on_progress(done)
         for counts in workers.broadcast((Worker.mended,)):

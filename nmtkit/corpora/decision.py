@@ -14,7 +14,7 @@ from nmtkit.corpora.corpus import Corpus, Pairs
 from nmtkit.corpora.filters import Limits
 from nmtkit.corpora.late_scores import MODEL, PROBABILITY
 from nmtkit.corpora.scored_blocks import Scored
-from nmtkit.corpora.scores import ScoreWriter
+from nmtkit.corpora.scores import ScoreWriter, checksums
 from nmtkit.corpora.similarity import SimilarTexts
 from nmtkit.corpora.texts import Mask, Side
 from nmtkit.corpora.writer import CorpusWriter
@@ -172,7 +172,9 @@ class Decision:
                 dropped.write(self._with_reasons(block, first))
             if scores is not None:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
-                scores.write(place.corpus, block.first, values, [self._reason(code) for code in first.tolist()])
+                sums = checksums(block.sources, block.targets)
+                reasons = [self._reason(code) for code in first.tolist()]
+                scores.write(place.corpus, block.first, sums, values, reasons)
             self._examples(block, rows)
             row += len(block)
             counts[place.corpus] += len(block), (first < 0).sum()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.filters import Filter
 from nmtkit.corpora.mending import Mender
+from nmtkit.corpora.scores import checksums
 from nmtkit.corpora.texts import Keys, Scores, TextBlock
 
 
@@ -74,14 +75,17 @@ class Worker:
         self._filters = filters
         self._mender = Mender() if mends else None
 
-    def score(self, path: Path) -> tuple[npt.NDArray[np.float32], Keys]:
-        """Mends the block in a file. Returns the scores [pairs, filters] and the keys of the two sides [pairs, 2]."""
+    def score(self, path: Path) -> tuple[npt.NDArray[np.float32], Keys, npt.NDArray[np.uint32]]:
+        """Mends the block in a file.
+
+        Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the checksums of the pairs.
+        """
         with path.open("rb") as file:
             block: Pairs = pickle.load(file)
         block, matrix, keys = self.score_pairs(block)
         with path.open("wb") as file:
             pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
-        return matrix, keys
+        return matrix, keys, checksums(block.sources, block.targets)
 
     def score_pairs(self, block: Pairs) -> tuple[Pairs, npt.NDArray[np.float32], Keys]:
         """Returns the mended block, its scores [pairs, filters], and the keys of the two sides [pairs, 2]."""

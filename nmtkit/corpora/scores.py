@@ -1,5 +1,6 @@
 """Files with the scores and the reason of each pair: Parquet, or tab-separated text, which may be compressed."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,8 @@ from nmtkit.corpora.corpus import format_of
 from nmtkit.corpora.lines import line_windows
 from nmtkit.files import atomic_write
 
-FIRST_COLUMNS = ("corpus", "line")  # index of the corpus from 0, and number of the pair in the corpus from 1
+# index of the corpus from 0, number of the pair in the corpus from 1, and `checksums` of the pair
+FIRST_COLUMNS = ("corpus", "line", "checksum")
 
 
 def check_name(path: Path, flag: str) -> str:
@@ -22,6 +24,12 @@ def check_name(path: Path, flag: str) -> str:
     if format not in ("parquet", "tsv"):
         raise ValueError(f"{flag} {path}: a file of scores ends in .parquet or .tsv")
     return format
+
+
+def checksums(sources: Sequence[str], targets: Sequence[str]) -> npt.NDArray[np.uint32]:
+    """Returns the CRC-32 of each mended pair in UTF-8: the source, a tab, and the target."""
+    pairs = zip(sources, targets, strict=True)
+    return np.array([zlib.crc32(f"{x}\t{y}".encode(errors="backslashreplace")) for x, y in pairs], np.uint32)
 
 
 def _arrow() -> Any:
@@ -60,15 +68,21 @@ class ScoreWriter:
         self._stack.__exit__(*error)
 
     def write(
-        self, corpus: int, first: int, scores: dict[str, npt.NDArray[np.float32]], reasons: Sequence[str | None]
+        self,
+        corpus: int,
+        first: int,
+        checksums: npt.NDArray[np.uint32],
+        scores: dict[str, npt.NDArray[np.float32]],
+        reasons: Sequence[str | None],
     ) -> None:
         """Appends the rows of a block whose first pair has the number `first`. A kept pair has the reason None."""
         if self._format == "tsv":
-            self._write_text(corpus, first, scores, reasons)
+            self._write_text(corpus, first, checksums, scores, reasons)
             return
         arrow = _arrow()
         columns = {"corpus": arrow.array([corpus] * len(reasons), arrow.int32()),
                    "line": arrow.array(range(first, first + len(reasons)), arrow.int64()),
+                   "checksum": arrow.array(np.ascontiguousarray(checksums)),
                    **{name: arrow.array(np.ascontiguousarray(column)) for name, column in scores.items()},
                    "reason": arrow.array(reasons, arrow.string())}  # fmt: skip
         table = arrow.table(columns)
@@ -77,7 +91,12 @@ class ScoreWriter:
         self._parquet.write_table(table)
 
     def _write_text(
-        self, corpus: int, first: int, scores: dict[str, npt.NDArray[np.float32]], reasons: Sequence[str | None]
+        self,
+        corpus: int,
+        first: int,
+        checksums: npt.NDArray[np.uint32],
+        scores: dict[str, npt.NDArray[np.float32]],
+        reasons: Sequence[str | None],
     ) -> None:
         if not self._heading:
             self._file.write(("\t".join((*FIRST_COLUMNS, *scores, "reason")) + "\n").encode())
@@ -86,22 +105,30 @@ class ScoreWriter:
             zip(*(column.tolist() for column in scores.values()), strict=True) if scores else iter([()] * len(reasons))
         )
         lines = [
-            "\t".join((str(corpus), str(first + index), *(f"{value:.9g}" for value in row), reason or "")) + "\n"
-            for index, (row, reason) in enumerate(zip(rows, reasons, strict=True))
+            "\t".join((str(corpus), str(line), str(checksum), *(f"{value:.9g}" for value in row), reason or "")) + "\n"
+            for line, (checksum, row, reason) in enumerate(zip(checksums.tolist(), rows, reasons, strict=True), first)
         ]
         self._file.write("".join(lines).encode())
 
 
 class ScoreReader:
-    """Reads the scores of an earlier run in order. Raises ValueError if the file lacks the scores of a filter."""
+    """Reads the scores of an earlier run in order.
+
+    Raises ValueError if the file lacks the scores of a filter, or belongs to other pairs.
+    """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self.path, self._names = path, list(names)
         self._batches = self._text() if check_name(path, "--from-scores") == "tsv" else self._table()
-        self._rest = np.empty((0, len(names)), np.float32)
+        self._rest = np.empty((0, 1 + len(names)))  # checksums and scores
         self._read = 0
+        self._different: int | None = None  # number of the first row that belongs to a different pair
 
     def _check(self, present: Sequence[str]) -> None:
+        if "checksum" not in present:
+            raise ValueError(
+                f"{self.path} has no column checksum, so it may belong to other corpora; clean again with --scores"
+            )
         missing = [name for name in self._names if name not in present]
         if missing:
             raise ValueError(
@@ -109,32 +136,34 @@ class ScoreReader:
                 "again without --from-scores"
             )
 
-    def _table(self) -> Iterator[npt.NDArray[np.float32]]:
+    def _table(self) -> Iterator[npt.NDArray[np.float64]]:
         arrow = _arrow()
         try:
             with arrow.parquet.ParquetFile(self.path) as file:
                 self._check(file.schema_arrow.names)
-                for batch in file.iter_batches(batch_size=1 << 15, columns=self._names):
-                    yield np.column_stack([batch.column(name).to_numpy() for name in self._names]).astype(np.float32)
+                columns = ["checksum", *self._names]
+                for batch in file.iter_batches(batch_size=1 << 15, columns=columns):
+                    yield np.column_stack([batch.column(name).to_numpy().astype(np.float64) for name in columns])
         except arrow.ArrowException as error:
             raise ValueError(f"{self.path} is damaged or is not Parquet: {error}") from None
 
-    def _text(self) -> Iterator[npt.NDArray[np.float32]]:
+    def _text(self) -> Iterator[npt.NDArray[np.float64]]:
         heading: list[int] | None = None
         for lines in line_windows(self.path, 1 << 13):
             rows = [line.split("\t") for line in lines]
             if heading is None:
                 self._check(rows[0])
-                heading = [rows[0].index(name) for name in self._names]
+                heading = [rows[0].index(name) for name in ("checksum", *self._names)]
                 del rows[0]
             try:
                 values = [[float(row[index]) for index in heading] for row in rows]
             except (ValueError, IndexError):
                 raise ValueError(f"{self.path} is not a file that --scores has written: a score is missing") from None
-            yield np.array(values, np.float32).reshape(len(rows), len(heading))
+            yield np.array(values, np.float64).reshape(len(rows), len(heading))
 
-    def next(self, count: int) -> npt.NDArray[np.float32]:
-        """Returns the scores of the next `count` pairs [pairs, filters]."""
+    def next(self, checksums: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+        """Returns the scores of the next pairs [pairs, filters], which have the given checksums."""
+        count = len(checksums)
         while len(self._rest) < count:
             batch = next(self._batches, None)
             if batch is None:
@@ -144,14 +173,22 @@ class ScoreReader:
                 )
             self._rest = np.concatenate((self._rest, batch))
         result, self._rest = self._rest[:count], self._rest[count:]
+        different = np.flatnonzero(result[:, 0] != checksums)
+        if self._different is None and len(different):
+            self._different = self._read + int(different[0]) + 1
         self._read += count
-        return result
+        return result[:, 1:].astype(np.float32)
 
     def finish(self) -> None:
-        """Raises ValueError if the file has more rows than the corpora have pairs."""
+        """Raises ValueError if the file has more rows than the corpora have pairs, or rows of different pairs."""
         more = len(self._rest) + sum(len(batch) for batch in self._batches)
         if more:
             raise ValueError(
                 f"{self.path} has {self._read + more:,} rows, but the corpora have {self._read:,} pairs; give the "
                 "corpora of the run that wrote the scores"
+            )
+        if self._different is not None:
+            raise ValueError(
+                f"row {self._different:,} of {self.path} belongs to a different pair; give the corpora of the run that "
+                "wrote the scores, in the same order and with the same --mend"
             )

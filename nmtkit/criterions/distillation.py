@@ -19,7 +19,7 @@ from nmtkit.data.binarized import Split
 from nmtkit.data.teacher_file import TeacherFile
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.packed import IGNORE_INDEX, Batch
-from nmtkit.models import from_checkpoint
+from nmtkit.models import check_translation_models, from_checkpoint
 
 # T tokens, D model width, V vocabulary, C candidates: the most probable pieces of the teacher
 
@@ -160,8 +160,12 @@ def losses(output: nn.Module, features: Tensor, target: Tensor, ids: Tensor, pro
 
 
 def load_teacher(path: Path, tokenizer: Tokenizer) -> Architecture:
-    """Returns the model of a checkpoint, with fixed parameters. Raises ValueError if the tokenizer is different."""
+    """Returns the model of a checkpoint, with fixed parameters.
+
+    Raises ValueError if the tokenizer is different, or if the model is a language model.
+    """
     model, other = from_checkpoint(path)
+    check_translation_models([path], [model])
     if other.fingerprint != tokenizer.fingerprint:
         raise ValueError(
             f"{path} has a different tokenizer than the dataset; make the dataset with preprocess "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nmtkit.config import Config, option
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.models import check_language_model
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.search.second_model import SecondModel
 
@@ -38,10 +39,7 @@ class LMFusion(SecondModel):
             raise ValueError("--logits-processors lm_fusion needs --lm FILE, the checkpoint of a language model")
         advice = "preprocess the text of the language model with --tokenizer-from CHECKPOINT of the translation model"
         super().__init__(config.lm, "--lm", tokenizer, advice)
-        if self.model.reads_source:
-            raise ValueError(
-                f"--lm {config.lm} is not a language model; train one with nmtkit train DATA --arch transformer_lm"
-            )
+        check_language_model(config.lm, self.model)
         self.weight = config.lm_weight
 
     def combine(self, log_probs: Tensor, second: Tensor) -> Tensor:

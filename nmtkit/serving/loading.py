@@ -14,7 +14,7 @@ from nmtkit import checkpoint
 from nmtkit.config import changed_flags, derive
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Packed
-from nmtkit.models import directions_of, languages_of, tokenizer_of
+from nmtkit.models import check_translation_models, directions_of, languages_of, tokenizer_of
 from nmtkit.plugins import load_plugins
 from nmtkit.search import ctranslate2
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS
@@ -167,6 +167,7 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
         new = paths not in loaded
         if new:
             loaded[paths] = Translator.load(paths, device, "fp32" if with_engine else precision, **options)
+            check_translation_models(paths, loaded[paths].models)
         for name, settings in job.processors.items():
             loaded[paths].processor_configs[name] = derive(LOGITS_PROCESSORS[name].preset, settings, "serve")
         search = with_languages(job.search, loaded[paths].tokenizer, pair)

@@ -14,7 +14,7 @@ from nmtkit.config import to_dict, to_toml
 from nmtkit.data.binarized import Dataset, Side
 from nmtkit.data.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.models import tokenizer_of
+from nmtkit.models import reads_source, tokenizer_of
 from nmtkit.training.run_config import RunConfig
 
 Section = dict[str, Any]
@@ -129,7 +129,7 @@ def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) 
     known = [language if language in tokenizer.languages else None for language in trained]
     generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
     result = {"translate": shlex.join(generate) + " < source.txt"}
-    if contents["config"].get("encoder_layers") == 0:
+    if not reads_source(contents):
         score = ["nmtkit", "score", "--path", str(path), *plugins]
         result = {"perplexity of a text": shlex.join(score) + " < text.txt"}
     if "adapters" in contents:

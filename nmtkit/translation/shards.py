@@ -12,6 +12,7 @@ import torch
 
 from nmtkit.bulk.plan import Shard
 from nmtkit.corpora.lines import LineDecoder
+from nmtkit.models import check_translation_models
 from nmtkit.plugins import load_plugins
 from nmtkit.search.options import SearchOptions
 from nmtkit.text.sentences import has_several
@@ -50,6 +51,7 @@ class TranslationJob:
             self.models, self.device, self.devices.precision, self.devices.engine, self.processes,
             **dataclasses.asdict(self.translator),
         )  # fmt: skip
+        check_translation_models(self.models, translator.models)
         translator.processor_configs = dict(self.processors)
         return ShardTranslator(self, translator)
 

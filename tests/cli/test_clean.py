@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import types
+import zlib
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,30 @@ def test_scores_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> N
     assert not (tmp_path / "o.tsv").exists()
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "tsv"])
+def test_scores_of_an_equally_long_corpus_are_refused(suffix: str, folder: Path, tmp_path: Path) -> None:
+    scores, output = tmp_path / f"scores.{suffix}", tmp_path / "o.tsv"
+    write(tmp_path / "one.tsv", GOOD)
+    write(tmp_path / "two.tsv", [*GOOD[:2], (GOOD[2][0], GOOD[2][1] + "!"), *GOOD[3:]])
+    succeeds(tmp_path / "one.tsv", "--output", output, "--filters", "empty,length", "--scores", scores)
+    kept = output.read_bytes()
+    result = clean(tmp_path / "two.tsv", "--output", output, "--filters", "empty,length", "--from-scores", scores)
+    message = " ".join(result.stderr.split())
+    assert result.exit_code == 2 and f"row 3 of {scores} belongs to a different pair" in message, result.output
+    assert output.read_bytes() == kept
+    old = tmp_path / "old.tsv"
+    old.write_text("corpus\tline\tempty\treason\n0\t1\t0\t\n")
+    result = clean(tmp_path / "one.tsv", "--output", output, "--filters", "empty", "--from-scores", old)
+    assert result.exit_code == 2 and "old.tsv has no column checksum" in " ".join(result.stderr.split())
+
+
+def test_the_checksum_of_a_pair_is_the_crc_of_its_mended_text(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [("caf\u00c3\u00a9 &amp; bar", "x")])
+    succeeds(tmp_path / "c.tsv", "--output", tmp_path / "o.tsv", "--filters", "empty", "--scores", tmp_path / "s.tsv")
+    heading, row = ((tmp_path / "s.tsv").read_text().splitlines()[i].split("\t") for i in (0, 1))
+    assert row[heading.index("checksum")] == str(zlib.crc32("caf\u00e9 & bar\tx".encode()))
+
+
 def test_the_report_has_counts_histograms_and_examples(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     for text in ("Home | News | About us", "length_ratio", "Overlap", "<svg", "kept, next to the limit"):
@@ -252,7 +277,7 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
     [
         (["--filters", "lenght"], "unknown filter 'lenght'; did you mean 'length'?"),
         (["--filters", "empty,empty"], "--filters repeats empty"),
-        (["--filters", "empty", "--max-characters", "9"], "No such option"),
+        (["--filters", "empty", "--max-characters", "9"], "--max-characters does nothing without --filters length"),
         (["--from-scores", "s.txt"], "a file of scores ends in .parquet or .tsv"),
         (["--from-scores", "s.tsv", "--sample", "100"], "--from-scores and --sample cannot be combined"),
         (["--dropped", "{folder}/o.tsv"], "would overwrite a file that --output"),

@@ -128,6 +128,12 @@ def test_a_wrong_language_model_is_refused(folder: Path, arguments: list[str], m
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
+def test_a_language_model_without_its_processor_is_an_error(folder: Path) -> None:
+    result = generate(folder, "--lm", str(folder / "lm.pt"))
+    message = "--lm does nothing without --logits-processors lm_fusion"
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+
+
 def test_the_contract_of_processors_holds(folder: Path) -> None:
     _, tokenizer = from_checkpoint(folder / "lm.pt")
     check_logits_processor("lm_fusion", tokenizer, lm=str(folder / "lm.pt"), lm_weight=0.3)
