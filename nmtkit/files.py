@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+# Words for frequent errors of the operating system; other errors keep the words of the system.
+REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder, not a file"}
+REASONS |= {errno.ENOTDIR: "a part of the path is a file, not a folder", errno.EACCES: "permission denied"}
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -25,6 +28,19 @@ class _RecordingFile(io.FileIO):
         except OSError as error:
             self.error = error
             raise
+
+
+def explained(error: OSError) -> str:
+    """Returns the message of an error, for an error of the operating system as "PATH: no such file or folder"."""
+    if error.errno is None or error.filename is None:
+        return str(error)
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
+    return f"{path}: {reason_of(error)}"
+
+
+def reason_of(error: OSError) -> str:
+    """Returns the reason of an error of the operating system in words, without its number and its path."""
+    return REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
 @contextmanager
@@ -47,7 +63,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             yield file
         except Exception as error:
             if raw.error is not None:
-                raise OSError(f"cannot write {path}: {raw.error}") from error
+                raise OSError(f"cannot write {path}: {reason_of(raw.error)}") from error
             raise
         with _naming(path):
             file.flush()
@@ -67,7 +83,9 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
+        if not path.parent.is_dir():
+            raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; make it first") from error
+        raise OSError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:

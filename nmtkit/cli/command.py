@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
+from nmtkit.files import explained
 from nmtkit.plugins import plugin_message
 
 stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
@@ -96,7 +97,9 @@ def message_of(error: BaseException) -> str | None:
         return "out of memory: the model or a batch is too large for this machine"
     if message := plugin_message(error):
         return message
-    return str(error) if isinstance(error, ValueError | OSError | ImportError) else None
+    if isinstance(error, OSError):
+        return explained(error)
+    return str(error) if isinstance(error, ValueError | ImportError) else None
 
 
 def tidied(text: str) -> str:

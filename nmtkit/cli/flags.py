@@ -99,7 +99,7 @@ def _shown(value: Any) -> str:
         return {None: "none", True: "on", False: "off"}[value]
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value) or "none"
-    return str(value)
+    return str(value) or "none"
 
 
 def metavar(hint: Any) -> str:

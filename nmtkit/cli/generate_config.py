@@ -36,8 +36,8 @@ class GenerateConfig(Config):
     )
     pivot: str | None = option(
         None,
-        "translate in two steps, through this language: source to pivot, then pivot to target; scores and --nbest "
-        "belong to the second step",
+        "translate in two steps, through this language: source to pivot, then pivot to target; scores, --nbest and "
+        "--logits-processors belong to the second step",
         metavar="CODE",
     )
     pivot_path: Path | None = option(

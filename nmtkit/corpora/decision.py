@@ -173,8 +173,8 @@ class Decision:
             if scores is not None:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
-                reasons = [self._reason(code) for code in first.tolist()]
-                scores.write(place.corpus, block.first, sums, values, reasons)
+                codes = first.tolist()
+                scores.write(place.corpus, block.first, sums, values, [self._reason(code) for code in codes])
             self._examples(block, rows)
             row += len(block)
             counts[place.corpus] += len(block), (first < 0).sum()

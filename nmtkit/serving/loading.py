@@ -201,7 +201,10 @@ def through_pivot(models: Models, pivot: str) -> Models:
         direct = models.get((source, target))
         if source != target and (direct is None or not is_trained(direct, (source, target))):
             second = models[pivot, target]
-            result[source, target] = dataclasses.replace(second, first=models[source, pivot])
+            first = models[source, pivot]
+            # logits processors belong to the target language, so they belong to the second step
+            first = dataclasses.replace(first, search=dataclasses.replace(first.search, logits_processors=()))
+            result[source, target] = dataclasses.replace(second, first=first)
     if not result:
         raise ValueError(
             f"--pivot {pivot} has no effect: it needs models into {pivot} and out of {pivot}, and a pair of other "

@@ -165,6 +165,7 @@ class JobTemplate:
     plugins: tuple[str, ...]
     origin: str  # name of the file, for error messages
     data: Path | None = None  # dataset that the file names
+    chooses_metrics: bool = True  # whether the file or the command line names the metrics
 
     @staticmethod
     def read(
@@ -191,6 +192,7 @@ class JobTemplate:
         listed = tuple(str(folder / name) if name.endswith(".py") else name for name in listed)
         loaded = tuple(dict.fromkeys((*listed, *plugins)))
         load_plugins(loaded)
+        chooses_metrics = "metrics" in run or (names or {}).get("metrics") is not None
         components: dict[str, Component] = {}
         for kind in REGISTRIES:
             components |= _components(kind, (names or {}).get(kind), run, tables, origin, folder)
@@ -209,6 +211,7 @@ class JobTemplate:
             plugins=loaded,
             origin=origin,
             data=None if data is None else folder / data,
+            chooses_metrics=chooses_metrics,
         )
 
     def job(self, flags: Mapping[str, Any], data: Path | None = None) -> JobConfig:
@@ -229,7 +232,7 @@ class JobTemplate:
             for (table, component), changes in zip(self.components.items(), parts, strict=True)
         }
         if not getattr(components["architecture"].config, "reads_source", True):
-            components = _without_translations(components)
+            components = _without_translations(components, self.chooses_metrics)
         return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
 
 
@@ -239,13 +242,13 @@ def _architecture_of(path: Path) -> Component:
     return Component(name=name, config=derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}"))
 
 
-def _without_translations(components: dict[str, Component]) -> dict[str, Component]:
+def _without_translations(components: dict[str, Component], chosen: bool) -> dict[str, Component]:
     """Returns the components without the default metrics, because a language model does not translate.
 
-    Raises ValueError if other metrics score translations.
+    Raises ValueError if the metrics are `chosen` and one of them scores translations.
     """
     metrics = {table: component for table, component in components.items() if kind_of(table) == "metrics"}
-    if tuple(component.name for component in metrics.values()) == DEFAULTS["metrics"]:
+    if not chosen:
         return {table: component for table, component in components.items() if table not in metrics}
     for component in metrics.values():
         if METRICS[component.name].factory(component.config).translates:

@@ -167,7 +167,7 @@ def of_dataset(path: Path) -> Description:
     dataset = Dataset.open(path)
     manifests = [read_manifest(shard) for shard in shard_folders(path)]
     sections: dict[str, Section] = {
-        "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang, "shards": len(manifests)},
+        "Dataset": {**languages_of(dataset), "shards": len(manifests)},
         "Vocabulary": vocabulary(dataset.tokenizer),
     }
     if dataset.directions:
@@ -194,6 +194,13 @@ def of_dataset(path: Path) -> Description:
     return Description("dataset", path, sections, use)
 
 
+def languages_of(dataset: Dataset) -> Section:
+    """Returns the languages of a dataset: of both sides, or of all directions."""
+    if not dataset.directions:
+        return {"source": dataset.source_lang, "target": dataset.target_lang}
+    return {"languages": sorted({code for each in dataset.directions for code in (each.source, each.target)})}
+
+
 def longest(side: Side) -> int:
     """Returns the number of tokens of the longest sentence. Reads the lengths in parts, which fit into memory."""
     step = 1 << 20
@@ -207,7 +214,8 @@ def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
     corpora: dict[str, Section] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:
-            facts = corpora.setdefault(f"{corpus['source']}, {corpus['target']}", {})
+            files = ", ".join(dict.fromkeys((corpus["source"], corpus["target"])))
+            facts = corpora.setdefault(files, {})
             counts = {"pairs read": corpus["read"], "pairs written": corpus["written"]}
             counts |= {f"dropped: {reason}": count for reason, count in corpus["dropped"].items()}
             counts |= {f"kept, but {reason}": count for reason, count in corpus["kept"].items()}

@@ -48,13 +48,16 @@ class Profile(Callback):
             self._finish(run, self.config.profile_updates)
 
     def end(self, run: RunState, reason: str | None) -> None:
-        recorded = self.made - self.config.profile_warmup
+        recorded, wanted = self.made - self.config.profile_warmup, self.config.profile_updates
         if self.profiler is not None:
             self._finish(run, recorded)
-        elif recorded < 0:
+        if recorded < wanted:
             log.warning(
-                "no profile: the run made %d updates, and --profile-warmup is %d", self.made, self.config.profile_warmup
-            )
+                "%s: the run made %d updates, and --profile-warmup %d --profile-updates %d needs %d; lower the two "
+                "flags, or train longer",
+                f"the profile has only {recorded} of {wanted} updates" if recorded > 0 else "no profile",
+                self.made, self.config.profile_warmup, wanted, self.config.profile_warmup + wanted,
+            )  # fmt: skip
 
     def _finish(self, run: RunState, updates: int) -> None:
         profiler, self.profiler = self.profiler, None

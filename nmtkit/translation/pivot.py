@@ -13,16 +13,16 @@ from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.translator import WINDOW, Translator
 
-# Options that apply to both steps. The first step uses the defaults of all other options: it returns one translation,
-# without sampling and without <unk>.
+# Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,
+# without sampling, without <unk> and without logits processors, which belong to the target language.
 OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "shortlist")
 
 
 class PivotTranslator:
     """Translates in two steps. The best translation of `first` into the pivot language is the source of `second`.
 
-    Scores, n-best lists, samples, constraints and quality belong to the second step. Both steps apply the
-    options `text`, so that tags, protected text and capitals pass through the pivot language.
+    Scores, n-best lists, samples, constraints, logits processors and quality belong to the second step. Both steps
+    apply the options `text`, so that tags, protected text and capitals pass through the pivot language.
 
     Raises ValueError if the pivot language is also the source or the target language, if a model does not have the
     pivot language, and for options that refer to the source, such as alignments.
@@ -38,7 +38,7 @@ class PivotTranslator:
             languages = translator.tokenizer.languages
             if names_pivot and languages and pivot not in languages:
                 known = ", ".join(sorted(languages))
-                raise ValueError(f"--pivot {pivot}: the model does not have this language; known: {known}")
+                raise ValueError(f"--pivot {pivot}: {translator.name} does not have this language; known: {known}")
         self.first, self.second = first.sibling(), second.sibling()
         self.second.background = False  # two threads must not record CUDA graphs at the same time
         kept = {name: getattr(search, name) for name in OF_BOTH_STEPS}

@@ -74,6 +74,7 @@ class Translator:
         self.engine: CTranslate2Engine | None = None
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
+        self.name = "the checkpoint"  # name of the models in messages
         self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
         self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
 
@@ -106,17 +107,19 @@ class Translator:
                 )
         if trainable and (engine != "torch" or precision not in ("auto", "fp32")):
             raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
+        prepared = [model for model, _ in loaded]
+        if engine == "torch":
+            prepared = [prepare(model, device, precision, trainable) for model in prepared]
+        translator = Translator(prepared, tokenizer, TranslatorOptions(**options))
+        translator.name = " + ".join(map(str, paths))
         if engine == "ctranslate2":
-            translator = Translator([model for model, _ in loaded], tokenizer, TranslatorOptions(**options))
             translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
-            return translator
-        prepared = [prepare(model, device, precision, trainable) for model, _ in loaded]
-        return Translator(prepared, tokenizer, TranslatorOptions(**options))
+        return translator
 
     def sibling(self) -> "Translator":
         """Returns a translator with the same models, engine and logits processors, but separate slots on a GPU."""
         sibling = Translator(self.models, self.tokenizer, self.options)
-        sibling.engine, sibling.processor_configs = self.engine, self.processor_configs
+        sibling.name, sibling.engine, sibling.processor_configs = self.name, self.engine, self.processor_configs
         sibling.made_processors, sibling.noticed = self.made_processors, self.noticed
         return sibling
 
@@ -134,7 +137,7 @@ class Translator:
         if search.shortlist and self.device.type != "cpu":
             raise ValueError(f"--shortlist is for CPUs; leave out --shortlist on {self.device.type}")
         if search.shortlist and self.shortlist is None:
-            raise ValueError("the checkpoint has no shortlist; add one with nmtkit shortlist DATA --path FILE")
+            raise ValueError(f"{self.name} has no shortlist; add one with nmtkit shortlist DATA --path FILE")
         pipeline = Pipeline(
             self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines
         )

@@ -174,12 +174,13 @@ def test_average_and_inspect_know_a_language_model(run: Path, tmp_path: Path) ->
         (["score", "--path", "{lm}", "--metric", "bleu"], "--path"),
         (["export", "--format", "huggingface", "{lm}", "{folder}/out"], "is a language model, which"),
         (["train", "{data}", "--arch", "transformer_lm", "--metrics", "chrf"], "--metrics chrf scores translations"),
+        (["train", "{data}", "--arch", "transformer_lm", "--metrics", "bleu"], "--metrics bleu scores translations"),
         (
             ["train", "{data}", "--arch", "transformer_lm", "--encoder-layerdrop", "0.1"],
             "--encoder-layerdrop does nothing without an encoder",
         ),
     ],
-    ids=["source", "metric", "export", "metrics", "layerdrop"],
+    ids=["source", "metric", "export", "metrics", "default-metric", "layerdrop"],
 )
 def test_what_a_language_model_cannot_do_is_said(run: Path, arguments: list[str], message: str) -> None:
     places = {"lm": run / "last.pt", "text": run.parent / "valid.yy", "folder": run.parent}

@@ -76,6 +76,13 @@ def test_every_command_says_what_it_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(("place", "options"), TREE, ids=IDS)
+def test_no_default_is_shown_as_nothing(place: str, options: list[click.Option]) -> None:
+    for option in options:
+        record = option.get_help_record(click.Context(click.Command("any")))
+        assert record and "[default: ]" not in record[1], f"{place} {option.opts[0]}: {record and record[1]}"
+
+
+@pytest.mark.parametrize(("place", "options"), TREE, ids=IDS)
 def test_every_flag_has_a_help_text(place: str, options: list[click.Option]) -> None:
     for option in options:
         assert not option.hidden, f"{place} {option.opts[0]} is hidden"

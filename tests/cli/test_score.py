@@ -193,7 +193,7 @@ def test_the_references_kept_in_a_dataset_are_used(tmp_path):
             ["--ref", "ref", "--sys", "sys"],
             "ref:2: byte 1 of the line is not UTF-8",
         ),
-        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "No such file or directory: 'ref'"),
+        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file or folder"),
         ({"sys": b"a\n"}, ["--sys", "sys"], "either as --ref FILE or as --data FOLDER"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys is given twice"),

@@ -107,7 +107,8 @@ def test_mistakes_are_told(
 def test_generate_tells_that_a_checkpoint_has_no_shortlist(path: Path) -> None:
     result = run("generate", "--device", "cpu", "--path", path, "--shortlist", input="bado\n")
     assert result.exit_code == 2
-    assert "the checkpoint has no shortlist; add one with nmtkit shortlist DATA" in " ".join(result.stderr.split())
+    message = f"{path} has no shortlist; add one with nmtkit shortlist DATA"
+    assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

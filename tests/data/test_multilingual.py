@@ -16,6 +16,7 @@ from nmtkit.data.directions import Direction, epoch_weights, named_weights
 from nmtkit.data.preprocess import preprocess
 from nmtkit.data.spm_model import pieces_of, with_control_pieces
 from nmtkit.data.spm_training import sample_languages
+from nmtkit.training.inspection import inspect
 
 Triple = tuple[str, str, str]  # direction, source, target
 TOML = """
@@ -304,3 +305,14 @@ def test_extending_the_tokenizer_adds_the_new_languages_of_the_corpora(make: Mak
     assert pieces(range(texts)) == before(range(texts))
     train = expected(digit_rows(30, 9), "fr-en", "en-fr") + expected(digit_rows(60, 1), "en-de", "de-en")
     assert triples(dataset["train"]) == train
+
+
+def test_inspect_lists_the_languages_and_each_file_once(make: Make) -> None:
+    write_digits(Path("all"), digit_rows(20, 4), ("en", "de", "it"))
+    rows = [Path(f"all.{code}").read_text().splitlines() for code in ("en", "de")]
+    Path("pairs.tsv").write_text("en\tde\n" + "".join(f"{x}\t{y}\n" for x, y in zip(*rows, strict=True)))
+    dataset = make(f'{TOML}\n[[corpus]]\nlanguages = ["en", "de"]\ntrain = "pairs.tsv"\ncolumns = [1, 2]\n')
+    sections = inspect(dataset.folder).sections
+    assert sections["Dataset"] == {"languages": ["de", "en", "it"], "shards": 1}
+    files = [facts["files"] for title, facts in sections.items() if title.startswith("Training files")]
+    assert files == ["ende.en, ende.de", "iten.it, iten.en", "pairs.tsv"]

@@ -1,6 +1,7 @@
 """Shallow fusion with a language model: against exhaustive search, in every search, in Python and by the command."""
 
 import itertools
+import json
 import math
 import shutil
 from pathlib import Path
@@ -92,9 +93,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def generate(folder: Path, *arguments: str) -> Any:
+def generate(folder: Path, *arguments: str, input: str = "all human beings are born free\n") -> Any:
     base = ["generate", "--path", str(folder / "model.pt"), "--beam", "2", "--max-len-a", "0", "--max-len-b", "8"]
-    return CliRunner().invoke(main, [*base, *arguments], input="all human beings are born free\n")
+    return CliRunner().invoke(main, [*base, *arguments], input=input)
 
 
 def test_the_command_and_python_search_with_the_language_model(folder: Path) -> None:
@@ -132,6 +133,17 @@ def test_a_language_model_without_its_processor_is_an_error(folder: Path) -> Non
     result = generate(folder, "--lm", str(folder / "lm.pt"))
     message = "--lm does nothing without --logits-processors lm_fusion"
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+
+
+def test_processors_belong_to_the_second_step_of_a_pivot(folder: Path) -> None:
+    model, lm = str(folder / "model.pt"), ["--logits-processors", "lm_fusion", "--lm", str(folder / "lm.pt")]
+    lm += ["--lm-weight", "2"]
+    steps = generate(folder, "--pivot", "en", "--pivot-path", model, "--format", "jsonl", *lm)
+    assert steps.exit_code == 0, steps.output
+    record = json.loads(steps.stdout)
+    first = generate(folder).stdout.rstrip("\n")
+    assert record["pivot"] == first != generate(folder, *lm).stdout.rstrip("\n")
+    assert record["hypotheses"][0]["text"] + "\n" == generate(folder, *lm, input=first + "\n").stdout
 
 
 def test_the_contract_of_processors_holds(folder: Path) -> None:

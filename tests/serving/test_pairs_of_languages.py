@@ -1,11 +1,18 @@
 """Names, lists and detection of languages with the codes of models of many languages."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 pytest.importorskip("starlette")
 
+from nmtkit.search.options import SearchOptions
 from nmtkit.serving.detection import Detector
 from nmtkit.serving.languages import described, name_of
+from nmtkit.serving.loading import ServedModel, through_pivot
+from nmtkit.translation.options import TextOptions
+from nmtkit.translation.translator import Translator
 
 ITALIAN = "Tutti gli esseri umani nascono liberi ed eguali in dignità e diritti."
 
@@ -30,3 +37,13 @@ def test_a_language_is_detected_under_the_code_of_the_model(codes: tuple[str, st
     pytest.importorskip("py3langid")
     best, other = Detector(codes).detect([ITALIAN])
     assert best[0] == codes[1] and best[1] > 90 and other[0] == codes[0]
+
+
+def test_logits_processors_belong_to_the_second_step_of_a_pivot() -> None:
+    search = SearchOptions(beam=3, logits_processors=("lm_fusion",))
+    translator = cast(Translator, SimpleNamespace(directions=frozenset()))
+    models = {pair: ServedModel(translator, search, TextOptions()) for pair in (("it", "en"), ("en", "de"))}
+    both = through_pivot(models, "en")["it", "de"]
+    assert both.search == search and both.first is not None
+    assert both.first.search == SearchOptions(beam=3)
+    assert models["it", "en"].search == search, "the direct translation into en has the processors"

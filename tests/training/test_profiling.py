@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.training.profiling import write_page
+from nmtkit.training.callbacks import RunState
+from nmtkit.training.profiling import Profile, ProfileConfig, write_page
 
 
 def train(data: Path, folder: Path, *flags: str) -> Any:
@@ -34,10 +35,28 @@ def test_a_run_writes_a_page_and_a_trace_of_its_updates(
     assert any("Backward" in str(event.get("name")) for event in events)
 
 
-def test_a_run_that_is_too_short_is_told(mirror_data: Path, tmp_path: Path) -> None:
-    result = train(mirror_data, tmp_path / "run", "--profile-warmup", "60")
-    assert "the run made 6 updates, and --profile-warmup is 60" in " ".join(result.stderr.split())
-    assert not (tmp_path / "run/profile.html").exists()
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (3, "no profile: the run made 3 updates"),
+        (4, "no profile: the run made 4 updates"),
+        (6, "the profile has only 2 of 3 updates: the run made 6 updates"),
+        (7, None),
+    ],
+    ids=["in the warm-up", "at its end", "in the window", "after the window"],
+)
+def test_a_run_that_is_too_short_is_told(
+    made: int, message: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback, run = Profile(ProfileConfig(profile_warmup=4, profile_updates=3)), SimpleNamespace(save_dir=tmp_path)
+    for number in range(1, made + 1):
+        run.update = number
+        callback.update(cast(RunState, run))
+    callback.end(cast(RunState, run), "max_update")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    advice = ", and --profile-warmup 4 --profile-updates 3 needs 7; lower the two flags, or train longer"
+    assert warnings == ([] if message is None else [message + advice])
+    assert (tmp_path / "profile.html").exists() == (made > 4)
 
 
 def test_operations_are_sorted_by_self_time_with_shares(tmp_path: Path) -> None:

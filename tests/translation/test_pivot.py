@@ -117,12 +117,13 @@ def test_sentences_are_split_by_the_rules_of_each_language(path: Path) -> None:
     [
         (["--pivot", "it"], "--pivot it equals --source-lang: the pivot is a third language"),
         (["--pivot", "de"], "--pivot de equals --target-lang"),
-        (["--pivot", "xx"], "--pivot xx: the model does not have this language; known: de, en, it"),
+        (["--pivot", "xx"], "model.pt does not have this language; known: de, en, it"),
+        (["--pivot", "en", "--shortlist", "--device", "cpu"], "model.pt has no shortlist; add one with nmtkit"),
         (["--pivot-path", "other.pt"], "--pivot-path does nothing without --pivot"),
         (["--pivot", "en", "--alignment", "hard", "--format", "jsonl"], "--pivot and --alignment cannot be combined"),
         (["--pivot", "en", "--source-tag", "<x>"], "--pivot and --source-tag cannot be combined"),
     ],
-    ids=["source", "target", "unknown", "path-alone", "alignment", "tag"],
+    ids=["source", "target", "unknown", "shortlist", "path-alone", "alignment", "tag"],
 )
 def test_a_pivot_that_cannot_be_is_refused(path: Path, flags: list[str], message: str) -> None:
     code, _, err = run(

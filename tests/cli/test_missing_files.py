@@ -1,0 +1,79 @@
+"""A file that is missing or cannot be written is named in words, without the numbers of the operating system."""
+
+from pathlib import Path
+
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+from click.testing import CliRunner
+
+from nmtkit.cli import main
+
+MISSING = "no such file or folder"
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "score --sys": (["score", "--sys", "nope", "--ref", "text"], f"nope: {MISSING}"),
+    "score --ref": (["score", "--sys", "text", "--ref", "nope"], f"nope: {MISSING}"),
+    "score a folder": (["score", "--sys", "folder", "--ref", "text"], "folder: it is a folder, not a file"),
+    "score below a file": (
+        ["score", "--sys", "text/x", "--ref", "text"],
+        "text/x: a part of the path is a file",
+    ),
+    "rerank": (["rerank", "nope"], f"nope: {MISSING}"),
+    "clean --from-scores": (
+        ["clean", "-s", "en", "-t", "de", "c.tsv", "--output", "o.tsv", "--from-scores", "nope.tsv"],
+        "--from-scores nope.tsv: no such file",
+    ),
+    "clean --from-scores, Parquet": (
+        ["clean", "-s", "en", "-t", "de", "c.tsv", "--output", "o.tsv", "--from-scores", "nope.parquet"],
+        "--from-scores nope.parquet: no such file",
+    ),
+    "clean --output": (
+        ["clean", "-s", "en", "-t", "de", "c.tsv", "--output", "nope/o.tsv"],
+        "cannot write nope/o.tsv: the folder nope does not exist; make it first",
+    ),
+    "generate --path": (["generate", "--path", "nope.pt"], "checkpoint nope.pt: no such file"),
+    "generate --input": (["generate", "--path", "model.pt", "--input", "nope"], f"nope: {MISSING}"),
+    "generate --prefix": (
+        ["generate", "--path", "model.pt", "--input", "text", "--prefix", "nope"],
+        f"nope: {MISSING}",
+    ),
+    "generate --output": (
+        ["generate", "--path", "model.pt", "--input", "text", "--output", "nope/x"],
+        "cannot write nope/x: the folder nope does not exist; make it first",
+    ),
+    "attention --output": (
+        ["attention", "--path", "model.pt", "sate", "--output", "nope/x.html"],
+        "cannot write nope/x.html: the folder nope does not exist; make it first",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "folder").mkdir()
+    (folder / "text").write_text("sate\n")
+    (folder / "c.tsv").write_text("a dog\tein Hund\n")
+    save_tiny_transformer(folder / "model.pt", tiny_tokenizer())
+    return folder
+
+
+@pytest.mark.parametrize(("arguments", "message"), COMMANDS.values(), ids=COMMANDS)
+def test_a_missing_file_is_named_in_words(
+    arguments: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "nope.parquet" in arguments:
+        pytest.importorskip("pyarrow")
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(main, [*arguments, *(["--workers", "1"] if arguments[0] == "clean" else [])])
+    assert result.exit_code == 2, result.output
+    error = " ".join(result.stderr.split()).partition("nmtkit: error: ")[2]
+    assert error.startswith(message) and "Errno" not in error, error
+
+
+def test_a_merge_into_a_missing_folder_is_named_in_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    generate = ["generate", "--path", "model.pt", "--max-len-a", "0", "--max-len-b", "2", "--input", "text"]
+    assert CliRunner().invoke(main, [*generate, "--output-dir", "shards"]).exit_code == 0
+    result = CliRunner().invoke(main, ["merge", "shards", "--output", "/nonexistent/x"])
+    message = "cannot write /nonexistent/x: the folder /nonexistent does not exist; make it first"
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
