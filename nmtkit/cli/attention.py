@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.flags import plugin_option
 
 
 @click.command(cls=Command)
@@ -27,9 +28,7 @@ from nmtkit.cli.command import Command, stderr
 )
 @click.option("--source-lang", metavar="CODE", help="Language of SENTENCE, for a multilingual model.")
 @click.option("--target-lang", metavar="CODE", help="Language of the translation, for a multilingual model.")
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(
     sentence: str,
     path: Path,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
-from nmtkit.cli.flags import flags, on_command_line
+from nmtkit.cli.flags import flags, on_command_line, plugin_option
 from nmtkit.config import split_settings
 from nmtkit.plugins import load_plugins
 
@@ -48,9 +48,7 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
 
 @click.command(cls=CheckCommand)
 @click.argument("names", nargs=-1, metavar="[NAME]…")
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 @click.option(
     "--tokenizer-from",
     multiple=True,

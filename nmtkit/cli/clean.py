@@ -9,7 +9,7 @@ import click
 
 from nmtkit.bulk.options import BULK_RULES, BulkOptions
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
-from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
+from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line, plugin_option
 from nmtkit.cli.preprocess import show_table
 from nmtkit.config import COMMAND_LINE, check_flags, check_no_collisions, derive, field_types, split_settings
 from nmtkit.corpora.clean_config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
@@ -68,9 +68,7 @@ def filter_presets(names: Sequence[str], preset: str) -> dict[str, Any]:
 
 @click.command(cls=CleanCommand)
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS…")
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any) -> None:
     """Mend parallel text, and drop pairs that are not translations. Each dropped pair has one reason.
 

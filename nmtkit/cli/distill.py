@@ -6,6 +6,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.flags import plugin_option
 
 
 @click.command(cls=Command)
@@ -44,9 +45,7 @@ from nmtkit.cli.command import Command, stderr
 )
 @click.option("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cpu]")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(
     data: Path,
     paths: tuple[Path, ...],

@@ -6,6 +6,7 @@ from typing import Literal
 import click
 
 from nmtkit.cli.command import Command
+from nmtkit.cli.flags import plugin_option
 from nmtkit.plugins import load_plugins
 
 
@@ -26,9 +27,7 @@ from nmtkit.plugins import load_plugins
     type=click.Choice(["float32", "int8"]),
     help="Data type of the weights, with --format ctranslate2 or checkpoint.  [default: float32]",
 )
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(
     source: Path,
     destination: Path,

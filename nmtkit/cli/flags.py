@@ -14,6 +14,11 @@ from click.core import ParameterSource
 from nmtkit.config import convert, field_types, flag_of, present
 from nmtkit.registry import Registry
 
+# The flag of commands that open a checkpoint or use registered components.
+plugin_option = click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
+
 
 def flags(config: Any, section: str = "Options") -> list[click.Option]:
     """Returns one click option for each field of `config`, which is a config or a config class.

@@ -10,7 +10,7 @@ import click
 from nmtkit.bulk.options import BulkOptions
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
-from nmtkit.cli.flags import flags, naming_components, on_command_line
+from nmtkit.cli.flags import flags, naming_components, on_command_line, plugin_option
 from nmtkit.cli.generate_config import (
     GenerateConfig,
     GenerateJob,
@@ -96,9 +96,7 @@ def chosen_processors(names: Sequence[str], typed: dict[str, Any]) -> dict[str, 
     help="Text file, which may be compressed, or corpus (.tsv, .tmx, .jsonl, .parquet, .zip), repeatable; or one "
     "document.  [default: standard input, or DATA]",
 )
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(
     data: Path | None, paths: tuple[Path, ...], inputs: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any
 ) -> None:

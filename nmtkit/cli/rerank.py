@@ -10,7 +10,7 @@ from typing import Any, Literal
 import click
 
 from nmtkit.cli.command import Command, standard_input, stderr
-from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.plugins import load_plugins
 
@@ -59,9 +59,7 @@ class RerankConfig(Config):
 
 @click.command(cls=Command)
 @click.argument("nbest", type=Path, required=False, metavar="[FILE]")
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     """Choose the best translations of n-best lists by noisy-channel reranking. FILE is the output of generate.
 

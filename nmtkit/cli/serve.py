@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.cli.generate import GenerateCommand, chosen_processors, derived
 from nmtkit.config import changed_flags, check_flags, flag_of
 from nmtkit.search.options import SearchOptions
@@ -23,9 +23,7 @@ from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOpt
     metavar="[SRC-TGT=]FILE",
     help="Checkpoint. Repeat the flag for more language pairs; several checkpoints of one pair are an ensemble.",
 )
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
-)
+@plugin_option
 def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> None:
     """Translate over HTTP, with the interface of LibreTranslate.
 

@@ -22,7 +22,7 @@ from nmtkit.files import write_folder
 from nmtkit.formats import huggingface_m2m_export
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.huggingface import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE
-from nmtkit.formats.huggingface_tensors import layer_tensors, write_json
+from nmtkit.formats.huggingface_tensors import common_settings, layer_tensors, write_json
 from nmtkit.formats.model_card import model_card
 from nmtkit.formats.weights import check_safetensors, save_safetensors
 
@@ -70,28 +70,15 @@ def save(source: Path, destination: Path) -> None:
 
 def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the contents of config.json. The decoder starts from <s>, which is also the padding token."""
-    sides: dict[str, int] = {}
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "vocab_size": tokenizer.source_size,
         "decoder_vocab_size": tokenizer.target_size,
         "share_encoder_decoder_embeddings": tokenizer.joint and config.share_embeddings,
-        "tie_word_embeddings": True,
-        "d_model": config.d_model,
-        **sides,
-        "activation_function": config.activation,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.activation_dropout,
-        "max_position_embeddings": config.max_positions,
-        "scale_embedding": config.scale_embeddings,
+        **common_settings(config),
         "normalize_before": False,
         "static_position_embeddings": True,
-        "is_encoder_decoder": True,
-        "dtype": "float32",
         **special_ids(),
     }
 

@@ -18,7 +18,7 @@ from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.huggingface import CONFIG_FILE, GENERATION_FILE, M2M_100, SPM_FILE, TOKENIZER_FILE, VOCAB_FILE
-from nmtkit.formats.huggingface_tensors import layer_tensors, write_json
+from nmtkit.formats.huggingface_tensors import common_settings, layer_tensors, write_json
 from nmtkit.formats.model_card import model_card
 from nmtkit.formats.weights import save_safetensors
 
@@ -110,24 +110,12 @@ def to_transformers(model: Transformer, table: list[int]) -> dict[str, Tensor]:
 
 def settings_of(config: TransformerConfig, size: int) -> dict[str, Any]:
     """Returns the contents of config.json."""
-    sides: dict[str, Any] = {}
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
-        sides[f"{side}_layerdrop"] = 0.0
     return {
         "architectures": [PROGRAM],
         "model_type": "m2m_100",
         "vocab_size": size,
-        "d_model": config.d_model,
-        **sides,
-        "activation_function": config.activation,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.activation_dropout,
-        "max_position_embeddings": config.max_positions,
-        "scale_embedding": config.scale_embeddings,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": True,
-        "dtype": "float32",
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+        **common_settings(config),
         **IDS,
     }

@@ -1,4 +1,4 @@
-"""Converts the layer weights of a Transformer to the names of Hugging Face transformers, and writes JSON files."""
+"""Weights, settings and JSON files in the form of Hugging Face transformers, for the exports of a Transformer."""
 
 import json
 from collections.abc import Mapping
@@ -38,3 +38,23 @@ def layer_tensors(state: Mapping[str, Tensor], config: TransformerConfig, axes: 
 
 def write_json(path: Path, contents: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def common_settings(config: TransformerConfig) -> dict[str, Any]:
+    """Returns the entries of config.json that MarianMTModel and M2M100ForConditionalGeneration share."""
+    sides: dict[str, int] = {}
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
+    return {
+        "tie_word_embeddings": True,
+        "d_model": config.d_model,
+        **sides,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": config.scale_embeddings,
+        "is_encoder_decoder": True,
+        "dtype": "float32",
+    }
