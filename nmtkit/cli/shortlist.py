@@ -2,12 +2,18 @@
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
 from nmtkit.files import check_outputs
+
+if TYPE_CHECKING:
+    from nmtkit.data.binarized import Split
+    from nmtkit.data.tokenizer import Tokenizer
+    from nmtkit.search.shortlist import Array, Shortlist
 
 DEFAULT = 100
 BINARY = ".bin"
@@ -111,12 +117,7 @@ def command(
         found = shortlist.learned_entries(train.source.gather(rows), train.target.gather(rows), tokenizer, number)
     if found.frequent is None:
         number = DEFAULT if frequent is None else frequent
-        if train is None:  # a vocabulary has its pieces in order of frequency
-            first = len(shortlist.SPECIAL)
-            most = np.arange(first, min(first + number, tokenizer.target_size))
-        else:
-            most = shortlist.most_frequent(train.target.gather(rows), number)
-        found = dataclasses.replace(found, frequent=most)
+        found = dataclasses.replace(found, frequent=frequent_pieces(train, tokenizer, number))
     elif entries is not None or frequent is not None:
         raise ValueError(f"{lexicon} is a binary file, whose lists are complete: leave out --entries and --frequent")
     if write_lexicon is not None:
@@ -130,10 +131,29 @@ def command(
         f"{len(lists.frequent):,} target pieces for all sentences", markup=False,
     )  # fmt: skip
     if measured is not None:
-        rows = np.arange(len(measured))
-        coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
-        stderr.print(
-            f"{subset}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
-            f"{coverage.sentences:.1%} of the references; the list of a sentence has {coverage.size:,.0f} of "
-            f"{tokenizer.target_size:,} pieces on average", markup=False,
-        )  # fmt: skip
+        show_coverage(lists, measured)
+
+
+def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) -> "Array":
+    """Returns the ids of the most frequent target pieces of the training pairs, or else of the vocabulary."""
+    import numpy as np
+
+    from nmtkit.search import shortlist
+
+    if train is not None:
+        return shortlist.most_frequent(train.target.gather(np.arange(len(train))), number)
+    first = len(shortlist.SPECIAL)  # a vocabulary has its pieces in order of frequency
+    return np.arange(first, min(first + number, tokenizer.target_size))
+
+
+def show_coverage(lists: "Shortlist", measured: "Split") -> None:
+    """Prints the share of the pieces of references that the lists have."""
+    import numpy as np
+
+    rows = np.arange(len(measured))
+    coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
+    stderr.print(
+        f"{measured.name}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
+        f"{coverage.sentences:.1%} of the references; the list of a sentence has {coverage.size:,.0f} of "
+        f"{lists.target_size:,} pieces on average", markup=False,
+    )  # fmt: skip
