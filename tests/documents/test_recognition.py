@@ -43,7 +43,7 @@ BINARY = [
 @pytest.mark.parametrize(("data", "kind"), BINARY)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_is_not_text_is_refused_in_every_format(format, data, kind):
-    with pytest.raises(ValueError, match=f"^x.html is {kind}, not text; extract its text first"):
+    with pytest.raises(ValueError, match=f"^x.html is {kind}, not text; extract its text, or convert"):
         read_document(data, format, "x.html")
 
 

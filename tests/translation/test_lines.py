@@ -98,7 +98,7 @@ def test_markup_goes_around_words_with_invisible_characters(path):
 
 
 def test_settings_that_do_not_go_together_are_refused(path):
-    with pytest.raises(ValueError, match="which protect_spans changes"):
+    with pytest.raises(ValueError, match="but protect_spans changes this text"):
         nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)
     with pytest.raises(ValueError, match="not a regular expression"):
         nmtkit.load(path).translate("a dog", protect="(")
