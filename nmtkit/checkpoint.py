@@ -115,7 +115,10 @@ def export(contents: Checkpoint, path: Path, in_8_bits: bool) -> None:
 
 
 def quantized(contents: Checkpoint) -> Checkpoint:
-    """Returns the contents with all matrices in 8 bits. Vectors stay in fp32, and tied weights stay tied."""
+    """Returns a checkpoint whose weight matrices are stored as 8-bit integers, with an fp32 scale for each row.
+
+    Vectors, such as biases, stay in fp32. A weight that several modules share is stored once.
+    """
     model, scales = dict(contents["model"]), {}
     for name, first in tied_to(model).items():
         if first != name:
@@ -126,7 +129,10 @@ def quantized(contents: Checkpoint) -> Checkpoint:
 
 
 def dequantized(contents: Checkpoint, path: Path) -> Checkpoint:
-    """Returns the contents with all weights in fp32. Raises ValueError with `path` for scales that do not match."""
+    """Returns a checkpoint with all weights in fp32: the inverse of `quantized`.
+
+    Raises ValueError, with `path`, if the scales of a matrix do not match its integers.
+    """
     if "scales" not in contents:
         return contents
     scales, model = contents["scales"], dict(contents["model"])

@@ -31,7 +31,7 @@ class _RecordingFile(io.FileIO):
 
 
 def explained(error: OSError) -> str:
-    """Returns the message of an error, for an error of the operating system as "PATH: no such file or folder"."""
+    """Returns the text of an error for users. If the operating system names a file, the text is "PATH: REASON"."""
     if error.errno is None or error.filename is None:
         return str(error)
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
@@ -39,7 +39,7 @@ def explained(error: OSError) -> str:
 
 
 def reason_of(error: OSError) -> str:
-    """Returns the reason of an error of the operating system in words, without its number and its path."""
+    """Returns the reason of an error of the operating system in words, such as "no such file or folder"."""
     return REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 

@@ -51,7 +51,7 @@ class GenerateCommand(Command):
 
 
 def processor_registry() -> "list[Registry[LogitsProcessor]]":
-    """Returns the registry of logits processors, as a list."""
+    """Returns a list with the registry of logits processors, in the form that `naming_components` takes."""
     with imports():
         from nmtkit.search.logits_processors import LOGITS_PROCESSORS
     return [LOGITS_PROCESSORS]

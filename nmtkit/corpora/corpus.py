@@ -83,7 +83,10 @@ def as_columns(given: Sequence[str]) -> Columns | None:
 
 
 def format_of(path: Path) -> str | None:
-    """Returns the format of a file that has both sides. The suffix decides. Returns None for any other file."""
+    """Returns the format of a file that holds source and target text, such as "tmx", by the suffix of its name.
+
+    Returns None for a name without such a suffix, for example a file of plain lines.
+    """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         format = FORMATS.get(suffixes[-2]) if len(suffixes) > 1 else None

@@ -22,7 +22,10 @@ _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8})*")
 
 
 def subtags(code: str) -> list[str]:
-    """Returns the parts of a code in lower case. A three-letter language code becomes the two-letter code, if any."""
+    """Splits a language code at hyphens and underscores, in lower case: "deu_AT" becomes ["de", "at"].
+
+    A language code of three letters becomes the code of two letters if ISO 639 has one.
+    """
     first, *rest = code.lower().replace("_", "-").split("-")
     return [SHORT_CODES.get(first, first), *rest]
 

@@ -24,8 +24,9 @@ Pairs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """The weights of directions. A weight is the mean number of times that an epoch contains a pair of the direction.
+    """The weights of the directions of a multilingual dataset, such as en-de, and the random choice of pairs by weight.
 
+    The weight of a direction is the mean number of times that an epoch contains each of its pairs.
     With the weight 2.3, an epoch contains each pair twice, and a random 30 % of the pairs a third time. Each epoch
     draws these 30 % anew.
     """

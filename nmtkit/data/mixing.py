@@ -29,7 +29,10 @@ class CorpusRows:
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns the number of rows in the last, incomplete pass of an epoch over a corpus of `rows` rows."""
+        """Returns the number of extra rows in an epoch: the fraction of `weight` times `rows`, rounded.
+
+        With the weight 2.3, an epoch has all rows twice, and this number of rows, 30 %, a third time.
+        """
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
     def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:

@@ -54,7 +54,11 @@ class SecondModel(LogitsProcessor):
 
     @abstractmethod
     def combine(self, log_probs: Tensor, second: Tensor) -> Tensor:
-        """Returns the new log probabilities [N, V]. Both arguments are fp32 [N, V] and may be overwritten."""
+        """Returns the log probabilities [N, V] by which the search ranks the next tokens.
+
+        `log_probs` comes from the search, and `second` from the second model. Both are log probabilities in fp32
+        [N, V], and this method may overwrite both.
+        """
 
     def input_source(self, source: Packed) -> Packed:
         """Returns the source that the second model reads."""

@@ -326,10 +326,11 @@ class Service:
         return JSONResponse(await self.detected(texts))
 
     async def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
-        """Detects the language of `texts`. Returns served languages and confidences in percent, most likely first.
+        """Detects the common language of `texts`. Returns the languages that the server translates, most likely first.
 
-        Texts without letters get the first source language with confidence 0, as in LibreTranslate. Raises Refusal
-        501 if no detector is installed.
+        Each language has a confidence from 0 to 100. If no language is found, as in texts without letters, the answer
+        is the source language of the first pair, with confidence 0, as in LibreTranslate. Raises Refusal 501 if no
+        detector is installed.
         """
         detector = self.detector
         if detector is None:

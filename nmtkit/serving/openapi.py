@@ -72,7 +72,10 @@ def _schema(type: Any, definitions: Json) -> Json:
 
 
 def page(contents: Json, base_url: str) -> str:
-    """Returns the OpenAPI document as a web page. The page shows curl commands for the server at `base_url`."""
+    """Returns a web page (HTML) that documents the service: a section and a curl command for each path.
+
+    `contents` is the OpenAPI document of the service. The commands use the address `base_url`.
+    """
     routes = [
         {
             "path": path,

@@ -99,7 +99,7 @@ class SmallSearch:
         return self
 
     def open_rows(self, step: int) -> Tensor:
-        """Returns the rows that have no eos among their tokens up to step `step`."""
+        """Returns the indices of the rows whose hypothesis has not ended: no token up to step `step` is eos."""
         return (~(torch.stack(self.tokens[: step + 1]) == EOS).any(0)).nonzero().flatten()
 
 

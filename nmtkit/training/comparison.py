@@ -119,7 +119,7 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the duration of a run in seconds, without the breaks between a stop and the next resume."""
+    """Returns the seconds of training in the log of a run. The time between a stop and a resume does not count."""
     total, first, last = 0.0, None, None
     for record in records:
         if record["kind"] in ("start", "resume"):

@@ -38,7 +38,10 @@ class LRScheduler(ABC):
         """Called after each validation with its score. Lower is better. All ranks get the same score."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the state on which `lr` depends, in plain types and without the config."""
+        """Returns the values that a resumed run needs besides the config, such as the number of reductions so far.
+
+        The values are saved in checkpoints, so they must be plain numbers, strings, lists or dicts.
+        """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027  # stateless schedules have nothing to load

@@ -48,7 +48,11 @@ class LossModule(nn.Module):
 
 
 def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Communication hook of DistributedDataParallel: sums gradients over the processes. The default hook averages."""
+    """Communication hook of DistributedDataParallel: sums the gradients of all processes.
+
+    Losses are already divided by the target tokens of the whole update. The default hook would divide the gradients
+    by the number of processes again.
+    """
     distributed.advance()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
