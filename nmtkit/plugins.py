@@ -100,7 +100,7 @@ def plugin_module(name: str) -> str:
 
 
 def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns the plug-in that defines `entry`, or all plug-ins if none defines `entry`. Returns [] if nmtkit does."""
+    """Returns the plug-in that defines `entry`, or all plug-ins if no plug-in does, or [] if nmtkit defines `entry`."""
     if entry.module.split(".")[0] == "nmtkit":
         return []
     names = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
@@ -145,8 +145,9 @@ def is_own(factory: Callable[..., Any]) -> bool:
 def plugin_message(error: BaseException) -> str | None:
     """Returns a message with file, line and code if the code of a plug-in caused `error`, otherwise None.
 
-    Frames of other packages are ignored. The plug-in caused the error if the innermost remaining frame is a frame of
-    the plug-in, or if the error occurred while the plug-in was imported.
+    The plug-in caused the error if the traceback has a frame of the plug-in, or if a file of the plug-in has a syntax
+    error. One case is different: if the plug-in calls nmtkit, and this call raises a ValueError, OSError or
+    ImportError, the result is None, unless the plug-in is being imported.
     """
     if isinstance(error, PluginError):
         return str(error)
@@ -163,7 +164,7 @@ def plugin_message(error: BaseException) -> str | None:
         return None  # a mistake of the user; the message of the error already explains the mistake
     inner = [
         frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
-    ]  # frames in other modules of the user
+    ]  # frames of the user's other modules, which the plug-in called
     return _described(error, [frames[plugin_frames[-1]], *inner])
 
 

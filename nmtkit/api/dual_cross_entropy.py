@@ -23,7 +23,7 @@ SETTINGS = {
     "lr_scheduler": "polynomial", "lr": 0.003, "warmup_updates": 100, "batch_tokens": 1500, "keep_last": 1,
     "save_interval": None,
 }  # fmt: skip
-Codes = tuple[str | None, str | None]  # source and target language of a model; None for a model without tokens
+Codes = tuple[str | None, str | None]  # codes of source and target language; None if the model needs no code
 
 VOCABULARY = 8000  # entries of the joint vocabulary
 
@@ -37,9 +37,9 @@ class DualCrossEntropy:
     """
 
     def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
-        """`languages` are the source and the target language, for models of several languages.
+        """`languages` are the source and the target language. Only models of several languages use `languages`.
 
-        Raises ValueError for a language model, and for a model of several languages without these languages.
+        Raises ValueError for a language model, and if a model of several languages lacks one of the languages.
         """
         self._paths = forward, backward
         self._codes = codes_of(forward, languages), codes_of(backward, languages[::-1])
@@ -72,8 +72,8 @@ def codes_of(path: Path, languages: tuple[str, str]) -> Codes:
     unknown = [code for code in codes if code is not None and code not in tokenizer.languages]
     if unknown:
         raise ValueError(
-            f"{path} is a model of several languages without {' and '.join(unknown)}; give codes of the model with "
-            f"--source-lang and --target-lang: {', '.join(sorted(tokenizer.languages))}"
+            f"{path} is a model of several languages and does not know {' and '.join(unknown)}; give --source-lang "
+            f"and --target-lang as codes of this model: {', '.join(sorted(tokenizer.languages))}"
         )
     return codes
 

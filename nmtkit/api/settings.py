@@ -25,9 +25,9 @@ def configs(
 ) -> list[Any]:
     """Returns a config of each class, with the `settings` that are flags of the class.
 
-    An item of `classes` can also be a preset, a config that the settings change. Raises ValueError for wrong settings.
-    The message begins with `title`, the name of the caller. `elsewhere` is the name of another function and its
-    settings. If `settings` contains a setting of this other function, the message names the function.
+    An item of `classes` can also be a preset: a config whose fields the settings replace. Raises ValueError for wrong
+    settings. The message begins with `title`, the name of the caller. `elsewhere` is the name of another function and
+    the names of its settings. If `settings` contains a setting of this other function, the message names the function.
     """
     for name in settings:
         if name in elsewhere[1]:

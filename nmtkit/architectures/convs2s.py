@@ -26,7 +26,7 @@ HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values (section 3.4)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvS2SConfig(Config):
-    """The defaults are the WMT'14 models of section 4.2."""
+    """Settings of ConvS2S. The defaults give the WMT'14 models of section 4.2."""
 
     encoder_widths: tuple[int, ...] = option(
         (512,) * 9 + (1024,) * 4 + (2048,) * 2, "width of each encoder block", min=1, max=65_536
@@ -81,7 +81,8 @@ class Embedding(nn.Module):
     def forward(self, sentences: Packed, position: Tensor) -> Tensor:
         """Returns embeddings of tokens at `position` [T], from 0. Raises ValueError beyond the learned positions."""
         layout, limit = sentences.layout, self.positions.num_embeddings
-        # max_length may be only an upper bound; reading the lengths waits for the device
+        # max_length may be only an upper bound, so the exact lengths decide; they are read only if necessary, because
+        # reading them waits for the device
         if layout.max_length > limit and int(layout.lengths.max()) > limit:
             raise ValueError(
                 f"a sentence of {int(layout.lengths.max())} tokens is longer than the {limit} positions this model has "
@@ -94,7 +95,10 @@ class Embedding(nn.Module):
 
 
 def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
-    """Returns a layer whose output has the variance of its input before dropout of probability `dropout` (3.5)."""
+    """Returns a layer for an input with dropout. Its initial weights keep the variance of the input (section 3.5).
+
+    `dropout` is the probability of the dropout. The variance of the input is measured before the dropout.
+    """
     return WeightNormLinear(width, output, math.sqrt((1 - dropout) / width))
 
 
@@ -139,7 +143,7 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, embedded: Tensor, layout: Layout, state: IncrementalState) -> Tensor:
         query = (self.in_proj(h) + embedded) * HALF
-        # T 1 embedding; inverts the scaling of the attention kernels
+        # T 1 embedding; the factor cancels the scaling in the attention kernels
         query = query[:, None] * math.sqrt(query.shape[-1])
         if state.packed_memory is None:
             keys, values = state.memory.chunk(2, -1)

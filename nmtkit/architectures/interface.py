@@ -36,7 +36,7 @@ class Architecture(nn.Module, ABC):
     output_projection: nn.Module  # features [T, D] -> logits [T, V]; for an nn.Linear, projection and loss are fused
     max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
     max_target_positions: int | None = None
-    shortlist: dict[str, Tensor] | None = None  # entry of the checkpoint, the state of a `search.shortlist.Shortlist`
+    shortlist: dict[str, Tensor] | None = None  # state of a `search.shortlist.Shortlist`, from the checkpoint
     reads_source: bool = True  # False for a language model: the features depend only on the target
     directions: frozenset[tuple[str, str]] = frozenset()  # trained language pairs of a multilingual model, if recorded
 
@@ -57,7 +57,7 @@ class Architecture(nn.Module, ABC):
         """Returns features [T, D]. Each row depends only on the memory of its sentence and on earlier target tokens."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
-        """Returns the features [T, D] of the target tokens with teacher forcing, the input of `output_projection`."""
+        """Returns the features [T, D] of all target tokens, from which `output_projection` computes the logits."""
         return self.decode(self.encode(source), target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
@@ -133,10 +133,10 @@ class Architecture(nn.Module, ABC):
 
 
 def layer_index(layer: int | None, layers: int) -> int:
-    """Returns the index of decoder layer `layer`, counted from 1. None selects the layer that aligns words.
+    """Returns the index of a decoder layer, counted from 0. `layer` counts from 1.
 
-    This is the second-to-last layer (Garg et al. 2019, "Jointly Learning to Align and Translate"), or the last layer if
-    there are at most two.
+    None selects the layer that aligns words best. This layer is the second-to-last layer (Garg et al. 2019, "Jointly
+    Learning to Align and Translate"), or the last layer if there are at most two layers.
     """
     if layer is not None and layer > layers:
         raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")

@@ -63,7 +63,7 @@ def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
             raise ValueError(f"--columns does nothing for {path}, which is not .tsv, .jsonl or .parquet")
         if not path.is_file():  # a pipe cannot be read twice
             continue
-        if format is None and corpus_format(path) is not None:  # the source side of a corpus is read
+        if format is None and corpus_format(path) is not None:  # a corpus is not plain text
             continue
         with path.open("rb") as file:
             head = file.read(HEAD)
@@ -77,7 +77,7 @@ def warn_of_several_sentences(count: int, total: int, unit: str) -> None:
     """Warns if `count` of the lines or segments look like several sentences."""
     if count:
         logger.warning(
-            "%s of %s %s look like several sentences. A model that was trained on single sentences may omit some; "
+            "%s of %s %s look like several sentences. A model that was trained on single sentences may omit sentences; "
             "add --split-sentences with the language of the source, such as en", f"{count:,}", f"{total:,}", unit,
         )  # fmt: skip
 

@@ -21,15 +21,19 @@ from nmtkit.plugins import load_plugins
 @click.option(
     "--output",
     metavar="FILE|CORPUS",
-    help="Write to this file when it is complete. Shards of clean: the corpus of kept pairs, as in clean --output, "
-    "which is required.  [default: standard output]",
+    help="File to write; it appears when all lines are written. For shards of clean, this flag is required, and writes "
+    "the kept pairs, as clean --output does.  [default: standard output]",
 )
-@click.option("--dropped", metavar="CORPUS", help="Shards of clean: write the dropped pairs, as clean --dropped does.")
-@click.option("--scores", type=Path, metavar="FILE", help="Shards of clean: write all scores, as clean --scores does.")
-@click.option("--report", type=Path, metavar="FILE.html", help="Shards of clean: write the page of clean --report.")
+@click.option(
+    "--dropped", metavar="CORPUS", help="For shards of clean: write the dropped pairs, as clean --dropped does."
+)
+@click.option(
+    "--scores", type=Path, metavar="FILE", help="For shards of clean: write all scores, as clean --scores does."
+)
+@click.option("--report", type=Path, metavar="FILE.html", help="For shards of clean: write the page of clean --report.")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE",
-    help="Shards of clean: import the plug-in of a filter first; repeatable.",
+    help="For shards of clean: import the plug-in of a filter first; repeatable.",
 )  # fmt: skip
 def command(
     folder: Path,
@@ -71,7 +75,7 @@ def command(
 def merge_clean(
     plan: Plan, output: str, dropped: str | None, scores: Path | None, report: Path | None, plugins: tuple[str, ...]
 ) -> None:
-    """Decides about the pairs of all shards of `nmtkit clean`, and writes the kept pairs and the other files."""
+    """Decides which pairs of the shards of `nmtkit clean` to keep. Writes the kept pairs and the other files."""
     from nmtkit.corpora.clean_shards import merge_cleaned, read_job
 
     if (version := plan.fingerprint.get("version of nmtkit")) != nmtkit.__version__:

@@ -91,7 +91,7 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def check_no_collisions(configs: Mapping[str, Any]) -> None:
-    """Raises ValueError if two configs declare the same field, and so the same flag. The keys are titles of configs."""
+    """Raises ValueError if two configs declare the same field and so the same flag. `configs` has configs by title."""
     owner: dict[str, str] = {}  # field -> title
     for title, config in configs.items():
         for field in dataclasses.fields(config):

@@ -37,13 +37,13 @@ CLEAN_RULES = (
     FlagRule("--backward", needs=("--forward",)),
     FlagRule("--self-train-updates", needs=("--self-train",)),
     FlagRule("--min-model", needs=("--forward", "--self-train", "--from-scores")),
-    FlagRule("--from-scores", excludes=("--scores",), reason="the scores would be the same"),
+    FlagRule("--from-scores", excludes=("--scores",), reason="both files would have the same scores"),
     FlagRule(
         "--output-dir",
         excludes=("--dropped", "--scores", "--report"),
         reason="nmtkit merge has this flag, and writes the file from all shards",
     ),
-    FlagRule("--output-dir", excludes=("--from-scores",), reason="scores are read, which takes little time"),
+    FlagRule("--output-dir", excludes=("--from-scores",), reason="reading scores is fast and needs no shards"),
     FlagRule(
         "--output-dir",
         excludes=("--self-train", "--self-train-updates"),
@@ -117,21 +117,23 @@ class CleanConfig(Config):
     )  # fmt: skip
     duplicates: Literal["pair", "source", "target", "none"] = option(
         "pair",
-        "keep only one of the pairs with equal source and target (pair), equal source or equal target, ignoring case, "
-        "spaces and punctuation: the pair with the highest probability, model score or alignment score, else the first",
+        "drop duplicates: pairs with equal source and target (pair), pairs with equal source (source), or pairs with "
+        "equal target (target); case, spaces and punctuation are ignored; the pair with the highest probability stays; "
+        "without probabilities, the model score decides, then the alignment score; otherwise the first pair stays",
     )
     duplicate_similarity: float | None = option(
         None,
-        "drop also pairs whose similarity to a better kept pair is at least X; the similarity is the share of common "
-        "character 5-grams among the 5-grams of both pairs, estimated by MinHash, of the side or sides of --duplicates",
+        "drop also pairs whose similarity to a better kept pair is at least X; the similarity is the number of common "
+        "character 5-grams divided by the number of all 5-grams of the two pairs (Jaccard index, estimated by MinHash);"
+        " with --duplicates source or target, only this side is compared",
         min=0.5, max=1,
     )  # fmt: skip
     lid_model: Path | None = option(
-        None, "fastText model for the filters language and swapped, such as lid.176.ftz; none means py3langid",
+        None, "fastText model such as lid.176.ftz, for the filters named language and swapped; none means py3langid",
         metavar="FILE",
     )  # fmt: skip
     sample: int = option(100_000, "number of pairs from which the filters learn statistics", min=100, max=100_000_000)
-    seed: int = option(1, "seed of the sample", min=0, max=(1 << 63) - 1)
+    seed: int = option(1, "seed of the random sample of --sample", min=0, max=(1 << 63) - 1)
     workers: int | None = option(
         None, "number of scoring processes; none means one per core", min=1, max=1024, section="Running"
     )

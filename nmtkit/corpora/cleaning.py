@@ -81,9 +81,10 @@ def write_outputs(
     scorer: PairScorer | None,
     on_progress: Progress,
 ) -> CleanReport:
-    """Adds the late scores, decides about all pairs, and writes the outputs that `config` names.
+    """Decides which pairs to keep, and writes the outputs that `config` names.
 
     `score` returns the scores of all pairs. Its arguments are a folder for scratch files and the names of all scores.
+    If the scores are not read from a file, `late_scores` then adds the model scores and the probabilities.
     """
     assert config.output is not None
     languages = config.source_lang, config.target_lang
@@ -109,13 +110,13 @@ class Sample:
     def __init__(self, limit: int, seed: int) -> None:
         self._limit = limit
         self._generator = np.random.default_rng(seed)
-        self._numbers = np.empty(0)  # random numbers of the pairs of the sample, which are the smallest ones
+        self._numbers = np.empty(0)  # random number of each sampled pair; pairs with the smallest numbers are sampled
         self._threshold = 1.0
         self._sources: list[str] = []
         self._targets: list[str] = []
 
     def add(self, part: Pairs) -> None:
-        """Draws from the next pairs of the text. The division of the text into parts does not matter."""
+        """Adds the next pairs of the text as candidates. The sample does not depend on the sizes of the parts."""
         drawn = self._generator.random(len(part))
         rows = np.flatnonzero(drawn <= self._threshold).tolist()
         self._sources += [part.sources[row] for row in rows]

@@ -21,12 +21,12 @@ CALIBRATION = 10_000  # approximate number of pairs for the logistic regression
 STEM = 6  # number of characters that represent a word, because a sample has few inflected forms of a word
 # minimum number of pairs in a sample for statistics; maximum number of pairs to find the languages of a corpus
 MIN_SAMPLE, LID_SAMPLE = 1000, 10_000
-RIVALS = 8  # number of the most probable languages, which are always kept
+RIVALS = 8  # the identifier always keeps this number of the most probable languages of each side
 MIN_LETTERS = 12  # with fewer letters, the language of a line is not reliable
 
 
 class Languages(NamedTuple):
-    """Probabilities of languages for the lines of one side [lines], without the words that both sides have."""
+    """Arrays [lines] for one side: probabilities of languages, computed without the words that both sides share."""
 
     own: Scores  # probability of the language of this side
     opposite: Scores  # probability of the language of the opposite side
@@ -101,8 +101,8 @@ def _letters(side: Side) -> npt.NDArray[np.int64]:
 class LanguageConfig(Config):
     min_language: float = option(
         -0.4,
-        "drop pairs if, on a side, the probability of the language of the side minus the probability of the most "
-        "probable other language is below X",
+        "drop pairs if p - q is below X on a side; p is the probability of the language of this side, q is the highest "
+        "probability of another language",
         min=-1,
         max=1,
     )

@@ -37,10 +37,11 @@ def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
 
 
 class CorpusWriter:
-    """A context that writes pairs to a corpus. The files appear at the end of the context, or never after an error.
+    """A context that writes pairs to a corpus.
 
-    Tabs in a text of a .tsv, and control characters in a text of a .tmx, become spaces; a warning counts the changed
-    texts. Two files of lines and a .zip cannot contain other columns.
+    The files appear at the end of the context. After an error, no file appears. Tabs in a text of a .tsv, and control
+    characters in a text of a .tmx, become spaces; a warning counts the changed texts. Only the texts can be stored in
+    two files of lines and in a .zip; other columns are left out with a warning.
     """
 
     def __init__(self, name: str, languages: tuple[str, str]) -> None:
@@ -48,7 +49,7 @@ class CorpusWriter:
         self.format = format_of(self.paths[0]) if len(self.paths) == 1 else None
         self.languages = languages
         self.changed = 0  # number of texts with a replaced character
-        self._names: list[str] | None = None  # names of the other columns of the first block
+        self._names: list[str] | None = None  # names of the columns of the first block, except the texts
         self._stack = ExitStack()
         self._files: list[BinaryIO] = []
         self._parquet: Any = None

@@ -32,7 +32,7 @@ from nmtkit.search.options import SearchOptions
 class ExpectedRewardConfig(Config):
     reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score: GLEU, smoothed BLEU or chrF2.")
     candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
-    candidates_per_sentence: int = option(15, "Candidate translations of each sentence.", min=2, max=1000)
+    candidates_per_sentence: int = option(15, "Number of candidate translations for each sentence.", min=2, max=1000)
     candidate_extra: int = option(
         20, "Maximum number of pieces by which a candidate may be longer than its source.", min=0, max=10_000
     )
@@ -169,7 +169,10 @@ def _ngrams(text: str) -> Counter[tuple[str, ...]]:
 
 
 def sentence_bleu(candidate: str, reference: str) -> float:
-    """Returns the sentence BLEU of sacreBLEU with exponential smoothing, for the n-gram orders of the candidate."""
+    """Returns the sentence BLEU of sacreBLEU with exponential smoothing.
+
+    A candidate of fewer than four words is scored only on n-grams up to its length.
+    """
     return float(_metric("bleu").sentence_score(candidate, [reference]).score) / 100
 
 

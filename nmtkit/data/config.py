@@ -120,8 +120,8 @@ class PreprocessConfig(Config):
     )
     extend_tokenizer: int | None = option(
         None,
-        "add new languages to the tokenizer of --tokenizer-from, for train --finetune-from: the language tokens, and "
-        "up to N pieces from the text of these languages",
+        "add new languages to the tokenizer of --tokenizer-from: language tokens, and up to N pieces from the text of "
+        "these languages; then fine-tune with train --finetune-from",
         min=0,
         max=1_000_000,
     )
@@ -178,7 +178,7 @@ class PreprocessConfig(Config):
     target_language_token: str | None = option(
         None,
         "code of the target language, for a tokenizer of several languages; every target line begins with the token of "
-        "this language, but a token such as >>deu<< begins every source line instead",
+        "this language; a token of the form >>deu<< is put before every source line, and not before target lines",
         metavar="CODE",
     )
     valid_tags: tuple[str | None, ...] = option(
@@ -195,8 +195,8 @@ class PreprocessConfig(Config):
     )
     language_tokens: LanguageTokens | None = option(
         None,
-        "with --corpora: with both, each sentence begins with the token of its language, as in M2M-100; with "
-        "target-on-source, source sentences begin with the token of the target language; none means both",
+        "language tokens of a --corpora dataset; both: each sentence begins with the token of its language, as in "
+        "M2M-100; target-on-source: source sentences begin with the token of the target language; none means both",
     )
     spm_temperature: float = option(
         5.0,

@@ -2,8 +2,8 @@
 
 With an adapter, a layer computes x W^T + scale (x A^T) B^T (section 4.1). A has shape [rank, in], B has shape [out,
 rank], and scale = alpha / rank. Only A and B are trained. B is initialised with zeros, so training starts from the
-original model. Outside training, the layer uses the merged weight W + scale B A and takes the same time as without an
-adapter.
+original model. Outside training, the layer computes the merged weight W + scale B A in every call. After `merge`, the
+model takes the same time as without adapters.
 """
 
 import math
@@ -31,7 +31,7 @@ class AdaptedLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.adapter_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.adapter_b = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
-        # the same initial values as in loralib, the code of the authors
+        # the initial values are the same as in loralib, which is the code of the authors
         nn.init.kaiming_uniform_(self.adapter_a, a=math.sqrt(5))
         if rows := getattr(linear.weight, "stacked_rows", None):
             self.adapter_b.stacked_rows = rows  # type: ignore[attr-defined]

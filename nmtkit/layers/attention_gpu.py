@@ -1,4 +1,4 @@
-"""Attention over packed sentences with torch's fused kernels. `attention.backend` chooses between the two kernels."""
+"""Attention over packed sentences with two fused kernels of torch. `attention.backend` chooses the kernel."""
 
 import math
 from typing import Any

@@ -12,8 +12,8 @@ For 256 slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6
 2.4 GB: 0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products
 take no time, because they fill rows of a tile that would otherwise be empty.
 
-A step reads only the first `CacheLengths.target` positions, as many as the longest sentence in the search can have. So
-a larger capacity takes memory but no time.
+A step reads only the first `CacheLengths.target` positions. This number is the maximum length of the hypotheses in the
+slots. So a larger capacity takes memory but no time.
 """
 
 import math

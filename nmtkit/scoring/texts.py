@@ -131,9 +131,10 @@ def read_texts(
 ) -> Texts:
     """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 
-    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. References and sources may be the sides of a
-    corpus in one file, such as a .tsv, whose target language is `target_lang`, with the given `columns`. Raises
-    ValueError or OSError with the name of the file.
+    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. A file of references or sources may be a
+    corpus, such as a .tsv. References are the target side of the corpus, and sources are the source side. `target_lang`
+    is the target language of the corpus, and `columns` are its source and target column. Raises ValueError or OSError
+    with the name of the file.
     """
     if bool(reference_paths) == (data is not None):
         raise ValueError("give references either as --ref FILE or as --data FOLDER")

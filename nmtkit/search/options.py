@@ -116,7 +116,7 @@ class SearchOptions(Config):
     )
     source_lang: str | None = option(
         None,
-        "source language for a multilingual model: a code such as eng_Latn; an unknown code lists the known codes",
+        "source language for a multilingual model: a code such as eng_Latn; a wrong code gives an error with all codes",
         metavar="CODE",
     )
     target_lang: str | None = option(None, "target language for a multilingual model", metavar="CODE")

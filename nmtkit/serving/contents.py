@@ -43,7 +43,8 @@ class PlainText:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        # three parts for each line and line end: white space before, text, white space after
+        # Each line gives three parts: white space before the text, the text, and white space after the text. Each line
+        # end also gives three parts: the line end and two empty parts.
         self.parts: list[str] = []
         for part in _NEWLINE.split(text):
             line = part.strip()
@@ -56,7 +57,7 @@ class PlainText:
         return [self.parts[index] for index in self.indices]
 
     def rendered(self, lines: Sequence[Result]) -> Result:
-        """Returns the text with its lines replaced by `lines`. The result has an alignment if all `lines` have one."""
+        """Returns the text with its lines replaced by `lines`. The result has an alignment if every line has."""
         parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
             parts[index] = line["text"]

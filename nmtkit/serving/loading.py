@@ -126,8 +126,8 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
 def pairs_of(path: Path) -> list[Pair]:
     """Returns the language pairs of a checkpoint. A multilingual model has all pairs of different languages.
 
-    If the checkpoint records its trained directions, only languages of these directions count, and the trained pairs
-    come first. Raises ValueError for a checkpoint that does not name its languages.
+    If the checkpoint records its trained directions, the pairs contain only the source and target languages of these
+    directions, and the trained pairs come first. Raises ValueError for a checkpoint that does not name its languages.
     """
     contents = checkpoint.load(path, mmap=True)
     trained = directions_of(contents)
@@ -207,8 +207,8 @@ def through_pivot(models: Models, pivot: str) -> Models:
             result[source, target] = dataclasses.replace(second, first=first)
     if not result:
         raise ValueError(
-            f"--pivot {pivot} has no effect: it needs models into {pivot} and out of {pivot}, and a pair of other "
-            "languages without a trained model"
+            f"--pivot {pivot} has no effect: no pair can be translated through {pivot}; such a pair needs a model into "
+            f"{pivot} and a model out of {pivot}, and has no trained model of its own"
         )
     return result
 
@@ -234,8 +234,8 @@ def log_untrained(models: Models) -> None:
         models[pair].translator.noticed.add(pair)
     if pairs:
         logger.warning(
-            "%d of %d pairs were not in the training data (zero-shot): %s. Measure them, or use --pivot to translate "
-            "them through a language that the model knows well", len(pairs), len(models), described(pairs),
+            "%d of %d pairs were not in the training data (zero-shot): %s. Check the translations, or use --pivot to "
+            "translate through a language that the model knows well", len(pairs), len(models), described(pairs),
         )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
     fitting = largest_that_fits(lambda count: trial(trainer, loader, pairs[:count]), len(pairs))
     if fitting == 0:
         raise ValueError(
-            f"not even one sentence pair fits into the memory of {trainer.device} beside the model; choose a smaller "
-            "model, or --optimizer adafactor"
+            f"not even one sentence pair fits into the memory of {trainer.device} together with the model; choose a "
+            "smaller model, or --optimizer adafactor"
         )
     if fitting < len(pairs):
         raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} fits")
@@ -83,7 +83,7 @@ def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
 
 
 def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
-    """Halves `count` until `attempt(count)` does not run out of memory. Returns this count, or 0 if there is none."""
+    """Halves `count` until `attempt(count)` does not run out of memory. Returns this count, or 0 if no count works."""
     while count:
         try:
             attempt(count)

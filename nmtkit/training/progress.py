@@ -127,7 +127,7 @@ def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
-    """Returns the fields of a record as texts: first the fields of `order`, then the other fields by importance."""
+    """Returns the fields of a record as texts: the update, the fields of `order`, then the others by importance."""
     shown = []
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""

@@ -25,7 +25,7 @@ def fingerprint(dataset: Dataset) -> str:
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
     """Returns, by name, the facts that must not change when a run is resumed."""
     settings = job.tables()["architecture"]
-    # only with many directions, because old checkpoints, which have one direction, lack these facts
+    # Checked only for many directions: old checkpoints, which all have one direction, do not contain these facts.
     sampling = {
         "directions": [str(direction) for direction in dataset.directions],
         "sampling temperature": job.run.sampling_temperature,
@@ -85,7 +85,7 @@ def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _command() -> str:
     """Returns the command line that started this process, or the script that called `nmtkit.train`."""
     program = Path(sys.argv[0])
-    # also true for `python -m nmtkit`
+    # the second condition is true for `python -m nmtkit`
     is_command = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent
     return shlex.join(["nmtkit", *sys.argv[1:]] if is_command else ["python", *sys.argv])
 

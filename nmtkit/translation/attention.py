@@ -24,8 +24,8 @@ UNLIMITED = 1_000_000  # no practical limit on the pieces of a source, because a
 class Attention:
     """A sentence, its translation, and the weights of every head."""
 
-    source: list[str]  # S pieces, ending with eos
-    target: list[str]  # T pieces, ending with eos
+    source: list[str]  # S pieces; the last piece is "end", for eos
+    target: list[str]  # T pieces; the last piece is "end", for eos
     weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
 
     @property

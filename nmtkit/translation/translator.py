@@ -172,7 +172,8 @@ class Translator:
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
-        # quality reports do not affect the search, and the languages are tokens of each segment
+        # Searches that differ only in these options share the slots: quality reports do not affect the search, and the
+        # languages are tokens of each segment.
         search = replace(options, quality=False, source_lang=None, target_lang=None)
         if self.device.type == "cuda" and supports(self.models, search):
             if self.continuous is None or self.continuous.options != search:
@@ -217,7 +218,10 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots, without required phrases. Decodes a segment again if a required phrase is missing."""
+        """Searches in slots, which ignore required phrases.
+
+        If a result lacks a required phrase, searches again for this segment with `decode`.
+        """
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
@@ -254,7 +258,7 @@ class Translator:
         process. `first` is the id of the first request, counted from 0.
         """
         waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
-        under_way: dict[int, list[TextSegment]] = {}  # number of a batch that is being decoded -> its leaves
+        under_way: dict[int, list[TextSegment]] = {}  # number of an unfinished batch -> segments of the batch
 
         def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
             id = first
@@ -296,9 +300,10 @@ class Translator:
         assert not waiting
 
     def batches(self, segments: Sequence[TextSegment], processes: int) -> list[list[TextSegment]]:
-        """Returns the leaves of all segments in batches, in descending order of length.
+        """Returns batches of leaves, in descending order of length.
 
-        Because of this order, the slowest batch is not the last batch, and memory is allocated only once.
+        A leaf is a segment or a part of a segment that the model reads as a whole. Because of this order, the slowest
+        batch is not the last batch, and memory is allocated only once.
         """
         leaves = [leaf for segment in segments for leaf in segment.leaves()]
         leaves.sort(key=lambda leaf: -padded_tokens(leaf.input))

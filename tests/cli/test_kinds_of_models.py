@@ -92,5 +92,5 @@ def test_clean_needs_languages_that_a_multilingual_model_has(names: dict[str, st
     flags = ["--forward", names["many"], "--backward", names["many"], "--output", f"{names['folder']}/o.tsv"]
     result = CliRunner().invoke(main, ["clean", "-s", "eng", "-t", "de", names["text"], *flags])
     assert result.exit_code == 2
-    message = "many.pt is a model of several languages without eng; give codes of the model with --source-lang and"
+    message = "many.pt is a model of several languages and does not know eng; give --source-lang and --target-lang as"
     assert message in " ".join(result.stderr.split())
