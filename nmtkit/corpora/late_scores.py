@@ -8,7 +8,6 @@ sources with wrong targets, which `noise` makes.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.filters import Limits
 from nmtkit.corpora.model_filters import logistic_regression
+from nmtkit.corpora.noise import noise
 from nmtkit.corpora.scored_blocks import StoredBlock
 from nmtkit.corpora.texts import Scores, TextBlock
 
@@ -58,44 +58,6 @@ def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_pr
     if scorer is not None or min_probability is not None:
         limits[PROBABILITY] = Limits(min_probability or 0, unit="probability")
     return LateColumns(scorer, limits)
-
-
-def noise(targets: Sequence[str], seed: int) -> list[str]:
-    """Returns a wrong target for each target. The wrong targets contain six errors that are typical of crawled text.
-
-    The errors are: a different target of similar length, a lost beginning or end, reordered parts, words of other
-    targets, an appended half of a different target, and halves of two different targets. If at most half of the targets
-    have spaces, characters are used instead of words.
-    """
-    random = Random(seed)
-    glue = " " if sum(" " in target for target in targets) * 2 > len(targets) else ""
-    split = [target.split() if glue else list(target) for target in targets]
-    by_length = sorted(range(len(split)), key=lambda row: (len(split[row]), random.random()))
-    neighbour = {row: by_length[position - 1] for position, row in enumerate(by_length)}
-    vocabulary = [word for words in split for word in words]
-    result = []
-    for row, words in enumerate(split):
-        other, half = split[random.randrange(len(split))], max(1, len(words) // 2)
-        match row % 6:
-            case 0:
-                wrong = split[neighbour[row]]
-            case 1:
-                lost = max(1, int(len(words) * random.uniform(0.3, 0.6)))
-                wrong = words[lost:] if random.random() < 0.5 else words[:-lost]
-            case 2:
-                width = random.randint(1, 3)
-                parts = [words[start : start + width] for start in range(0, len(words), width)]
-                random.shuffle(parts)
-                wrong = [word for part in parts for word in part]
-            case 3:
-                share = random.uniform(0.25, 0.6)
-                wrong = [random.choice(vocabulary) if random.random() < share else word for word in words]
-            case 4:
-                wrong = [*words, *other[: max(1, len(other) // 2)]]
-            case _:
-                wrong = [*words[:half], *other[len(other) // 2 :]]
-        result.append(glue.join(wrong))
-    return result
 
 
 class PairProbability:

@@ -6,7 +6,7 @@ grows with the text and not with the product of the vocabulary sizes. For the ot
 target.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
 # number of links whose entries are kept between iterations (4 bytes each); other links are sorted again
 KEPT_LINKS = 1 << 28
-FLOOR = 1e-7  # probability of a pair of words without an entry, for scores
+FLOOR = 1e-7  # probability of a pair of words without an entry
 
 Ids = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
@@ -43,7 +43,7 @@ class Links(NamedTuple):
 
     first: int  # index of the first pair
     last: int  # index of the pair after the last
-    keys: Keys  # keys of all links, grouped by target word
+    keys: Keys  # keys of all links, grouped by target word; the first link of a target word is the link with NULL
     starts: Keys  # index of the first link of each target word
     widths: Keys  # number of links of each target word
 
@@ -133,26 +133,32 @@ class LexicalTable:
         rows = rows[np.arange(len(rows)) - first < k]
         return self.keys[rows] // max(self.targets, 1), self.keys[rows] % max(self.targets, 1), self.probabilities[rows]
 
-    def score(self, source: Sentences, target: Sentences) -> Floats:
-        """Returns the log probability of each pair per target word: [pairs].
+    def of_keys(self, keys: Keys) -> Floats:
+        """Returns the probability of each key, or `FLOOR` for a key without an entry."""
+        if not len(self.keys):
+            return np.full(len(keys), FLOOR)
+        entry = np.searchsorted(self.keys, keys)
+        has_entry = self.keys.take(entry, mode="clip") == keys
+        return np.where(has_entry, self.probabilities.take(entry, mode="clip"), FLOOR)
 
-        The probability of a target word is the mean of its probabilities given each source word and NULL; a pair of
-        words without an entry has the probability `FLOOR`. A pair without target words has the score log(`FLOOR`).
-        """
-        check(source, target, self.sources, self.targets)
-        scores = np.full(len(source.lengths), np.log(FLOOR))
-        for block in blocks(source, target, self.targets, self.sources):
-            distinct, index = _distinct_with_index(block.keys)
-            entry = np.searchsorted(self.keys, distinct)
-            known = np.append(self.keys, -1)[entry] == distinct
-            probabilities = np.where(known, np.append(self.probabilities, 0.0)[entry], FLOOR)[index]
-            means = np.add.reduceat(probabilities, block.starts) / block.widths
-            logs = np.log(np.maximum(means, FLOOR))
-            lengths = np.asarray(target.lengths[block.first : block.last]).astype(np.int64)
-            pair = np.repeat(np.arange(len(lengths)), lengths)
-            sums = np.bincount(pair, logs, len(lengths))
-            scores[block.first : block.last][lengths > 0] = (sums / np.maximum(lengths, 1))[lengths > 0]
-        return scores
+
+def word_probabilities(tables: Sequence[LexicalTable], source: Sentences, target: Sentences) -> Floats:
+    """Returns two probabilities of each target word from each table: [tables, 2, target words].
+
+    The first probability is the mean of the probabilities given each source word and NULL. The second probability is
+    p(target word | NULL). A pair of words without an entry has the probability `FLOOR`. All tables must have the same
+    vocabularies.
+    """
+    sources, targets = tables[0].sources, tables[0].targets
+    check(source, target, sources, targets)
+    parts = [np.empty((len(tables), 2, 0))]
+    for block in blocks(source, target, targets, sources):
+        distinct, index = _distinct_with_index(block.keys)
+        probabilities = [table.of_keys(distinct)[index] for table in tables]
+        # The first link of each target word is its link with NULL.
+        parts.append(np.array([(np.add.reduceat(p, block.starts) / block.widths, p[block.starts])
+                               for p in probabilities]))  # fmt: skip
+    return np.concatenate(parts, 2)
 
 
 def check(source: Sentences, target: Sentences, sources: int, targets: int) -> None:

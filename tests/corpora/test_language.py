@@ -1,12 +1,14 @@
 """Identification of whole blocks equals py3langid line by line."""
 
+import math
+
 import numpy as np
 import pytest
 
 from nmtkit.corpora import language_identification
 from nmtkit.corpora.filters import FilterContext
 from nmtkit.corpora.language_identification import BatchIdentifier, columns_of
-from nmtkit.corpora.model_filters import Alignment, AlignmentConfig, logistic_regression
+from nmtkit.corpora.model_filters import Alignment, AlignmentConfig, line_features, logistic_regression
 from nmtkit.corpora.texts import TextBlock
 from nmtkit.demo.run import read_corpus
 
@@ -51,6 +53,40 @@ def test_word_tables_find_pairs_that_are_not_translations() -> None:
     wrong = alignment.drops(alignment.score(TextBlock(sources, [*targets[1000:], *targets[:1000]])))
     assert right.mean() < 0.02
     assert wrong.mean() > 0.6
+
+
+def test_word_tables_find_half_of_a_line_without_source() -> None:
+    pairs = read_corpus()["train"][:4000]
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    alignment = Alignment(AlignmentConfig(), FilterContext("en", "de"))
+    alignment.fit(TextBlock(sources, targets))
+    overlong = [f"{target} {other}" for target, other in zip(targets, [*targets[900:], *targets[:900]], strict=True)]
+    assert alignment.drops(alignment.score(TextBlock(sources, overlong))).mean() > 0.9
+    assert alignment.drops(alignment.score(TextBlock(sources, targets))).mean() < 0.01
+
+
+def test_features_of_a_line_equal_the_formulas_word_by_word() -> None:
+    generator = np.random.default_rng(1)
+    lengths, source_lengths = np.array([4, 0, 1, 5, 0]), np.array([3, 2, 0, 7, 0])
+    nulls = 10 ** generator.uniform(-9, -1, 10)
+    means = nulls / 4 * 10 ** generator.uniform(0, 6, 10)
+    means[0], nulls[1] = 1e-9, 0.0
+    features = line_features(np.array([means, nulls]), source_lengths, lengths)
+    start = 0
+    for row, (length, sources) in enumerate(zip(lengths.tolist(), source_lengths.tolist(), strict=True)):
+        logs, evidence = [], []
+        for mean, null in zip(means[start : start + length], nulls[start : start + length], strict=True):
+            mean, null = max(mean, 1e-7), max(null, 1e-7)
+            logs.append(math.log(mean))
+            evidence.append(min(max(-math.log(null / (mean * (sources + 1))), 0), 12))
+        parts = [part for part in (evidence[: length // 2], evidence[length // 2 :]) if part]
+        expected = [
+            sum(logs) / max(length, 1),
+            sum(min(each, 3) for each in evidence) / max(length, 1),
+            min((sum(part) / len(part) for part in parts), default=0),
+        ]
+        np.testing.assert_allclose(features[:, row], expected)
+        start += length
 
 
 def test_logistic_regression_finds_the_weights_of_its_data() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.filters import Limits
-from nmtkit.corpora.late_scores import LateScorer, PairProbability, late_columns, noise
+from nmtkit.corpora.late_scores import LateScorer, PairProbability, late_columns
+from nmtkit.corpora.noise import noise
 from nmtkit.corpora.scored_blocks import StoredBlock
 
 
-def test_noise_makes_the_errors_of_its_docstring_in_turn() -> None:
+def test_noise_makes_all_errors_in_turn() -> None:
     targets = [f"a{row} b{row} c{row} d{row} e{row} f{row}" for row in range(60)]
     wrong = noise(targets, seed=1)
     words = [line.split() for line in targets]
@@ -34,6 +35,14 @@ def test_noise_makes_the_errors_of_its_docstring_in_turn() -> None:
                 assert found[:3] == words[row][:3] and len(found) == 6 and len(foreign) in (0, 3)
     assert sum(line == target for line, target in zip(wrong, targets, strict=True)) <= 4
     assert noise(targets, seed=1) == wrong
+
+
+def test_noise_makes_only_the_given_errors() -> None:
+    targets = [f"a{row} b{row} c{row} d{row}" for row in range(20)]
+    wrong = noise(targets, 1, ("appended", "reordered"))
+    assert all(line.startswith(target + " ") for line, target in zip(wrong[::2], targets[::2], strict=True))
+    reordered = zip(wrong[1::2], targets[1::2], strict=True)
+    assert all(sorted(line.split()) == sorted(target.split()) for line, target in reordered)
 
 
 def test_noise_of_text_without_spaces_exchanges_characters() -> None:

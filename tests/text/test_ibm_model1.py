@@ -1,4 +1,3 @@
-import math
 import random
 from collections import defaultdict
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from nmtkit.text import ibm_model1
-from nmtkit.text.ibm_model1 import FLOOR, LexicalTable
+from nmtkit.text.ibm_model1 import FLOOR, LexicalTable, word_probabilities
 
 
 @dataclass
@@ -93,29 +92,27 @@ def test_best_lists_the_most_probable_targets_of_each_source() -> None:
     assert [row[2] for row in rows] == pytest.approx([row[2] for row in expected])
 
 
-def test_score_is_the_mean_log_probability_of_the_target_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_table_gives_the_probabilities_of_each_word_given_the_line_and_given_null(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ibm_model1, "BLOCK_LINKS", 40)
     pairs, others = random_pairs(40, 7, 8), random_pairs(50, 7, 8)[30:]
-    reference = reference_table(pairs, 7, 3)
+    halves = pairs[::2], pairs[1::2]
     expected = []
-    for source, target in others:
-        logs = [
-            math.log(sum(reference.get((e, f), FLOOR) for e in [7, *source]) / (len(source) + 1)) for f in target
-        ] or [math.log(FLOOR)]
-        expected.append(sum(logs) / len(logs))
-    scores = trained(pairs, 7, 8, 3).score(flat([s for s, _ in others]), flat([t for _, t in others]))
-    assert scores.tolist() == pytest.approx(expected)
-
-
-def test_a_pair_of_unknown_words_has_the_floor_as_its_score() -> None:
-    table = trained([([0], [0])], 3, 3, 2)
-    assert table.score(flat([[2], [0]]), flat([[1], [0]])).tolist() == pytest.approx([math.log(FLOOR), 0.0])
+    for half in halves:
+        reference = reference_table(half, 7, 3)
+        words = [([reference.get((e, f), FLOOR) for e in [7, *source]]) for source, target in others for f in target]
+        expected.append([[sum(word) / len(word) for word in words], [word[0] for word in words]])
+    tables = [trained(half, 7, 8, 3) for half in halves]
+    found = word_probabilities(tables, flat([source for source, _ in others]), flat([target for _, target in others]))
+    np.testing.assert_allclose(found, expected)
 
 
 def test_without_pairs_the_table_is_empty() -> None:
     table = trained([], 3, 3, 2)
     assert len(table.keys) == 0 and [len(column) for column in table.best(4)] == [0, 0, 0]
-    assert table.score(flat([]), flat([])).tolist() == []
+    assert word_probabilities([table], flat([]), flat([])).shape == (1, 2, 0)
+    assert word_probabilities([table], flat([[1]]), flat([[2, 0]])).tolist() == [[[FLOOR] * 2] * 2]
 
 
 @pytest.mark.parametrize(

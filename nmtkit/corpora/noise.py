@@ -1,0 +1,51 @@
+"""Noise: wrong targets with errors that are typical of crawled text, as bad examples for a logistic regression."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Literal
+
+Error = Literal["misaligned", "truncated", "reordered", "replaced", "appended", "joined"]
+ERRORS: tuple[Error, ...] = (
+    "misaligned",  # a different target of similar length
+    "truncated",  # a lost beginning or end
+    "reordered",  # parts in a different order
+    "replaced",  # words of other targets instead of a quarter to 60 % of the words
+    "appended",  # half of a different target at the end
+    "joined",  # halves of two different targets
+)
+
+
+def noise(targets: Sequence[str], seed: int, errors: Sequence[Error] = ERRORS) -> list[str]:
+    """Returns a wrong target for each target. The targets get the `errors` in turn.
+
+    If at most half of the targets have spaces, characters are used instead of words.
+    """
+    random = Random(seed)
+    glue = " " if sum(" " in target for target in targets) * 2 > len(targets) else ""
+    split = [target.split() if glue else list(target) for target in targets]
+    by_length = sorted(range(len(split)), key=lambda row: (len(split[row]), random.random()))
+    neighbour = {row: by_length[position - 1] for position, row in enumerate(by_length)}
+    vocabulary = [word for words in split for word in words]
+    result = []
+    for row, words in enumerate(split):
+        other, half = split[random.randrange(len(split))], max(1, len(words) // 2)
+        match errors[row % len(errors)]:
+            case "misaligned":
+                wrong = split[neighbour[row]]
+            case "truncated":
+                lost = max(1, int(len(words) * random.uniform(0.3, 0.6)))
+                wrong = words[lost:] if random.random() < 0.5 else words[:-lost]
+            case "reordered":
+                width = random.randint(1, 3)
+                parts = [words[start : start + width] for start in range(0, len(words), width)]
+                random.shuffle(parts)
+                wrong = [word for part in parts for word in part]
+            case "replaced":
+                share = random.uniform(0.25, 0.6)
+                wrong = [random.choice(vocabulary) if random.random() < share else word for word in words]
+            case "appended":
+                wrong = [*words, *other[: max(1, len(other) // 2)]]
+            case "joined":
+                wrong = [*words[:half], *other[len(other) // 2 :]]
+        result.append(glue.join(wrong))
+    return result
