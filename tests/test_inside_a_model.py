@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer
+from builders import TINY_CONFIGS, save_tiny_transformer, save_transformer, tiny_model, tiny_tokenizer
 
 import nmtkit
 from nmtkit.architectures.hidden_states import decoder_states, encoder_states
@@ -125,6 +125,33 @@ def test_what_cannot_be_shown_is_said(path: Path, tmp_path: Path) -> None:
         model.encode("a", layers="some")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="logits needs a single model"):
         nmtkit.load([path, path], device="cpu").logits("a", "a")
+
+
+def test_the_encoder_of_a_multilingual_model_reads_the_language_token(tmp_path: Path) -> None:
+    model = nmtkit.load(save_transformer(tmp_path / "model.pt", languages=("en", "pl", "it")), trainable=True)
+    module, text = model.architectures[0], "the dog runs ."
+    plain = model.tokenizer.encode_source([text]).ids.tolist()
+    for code in ("en", "it"):
+        with torch.no_grad():
+            expected = module.encode(Packed.from_lists([[model.tokenizer.languages[code], *plain]])).values
+        torch.testing.assert_close(model.encode(text, source_lang=code), expected)
+        torch.testing.assert_close(model.encode([text], source_lang=code, layers="all")[-1][0], expected)
+        batch = model.batch(text, text, source_lang=code, target_lang="pl")
+        torch.testing.assert_close(module.encode(batch.source).values, expected)
+    with pytest.raises(ValueError, match="give source_lang, one of en, it, pl"):
+        model.encode(text)
+    with pytest.raises(ValueError, match="source_lang xx: the model does not have this language; known: en, it, pl"):
+        model.encode(text, source_lang="xx")
+    assert len(model.encode("", source_lang="en")) == 1
+
+
+def test_lists_that_are_empty_or_not_allowed_are_refused(model: nmtkit.Model) -> None:
+    with pytest.raises(ValueError, match="the lists are empty; give at least one text and its translation"):
+        model.logits([], [])
+    with pytest.raises(ValueError, match="attention takes one text, not a list; call attention for each text"):
+        model.attention(["a cat !"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="decoder_states takes one text, not a list"):
+        model.decoder_states(SOURCES, TARGETS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", TINY_CONFIGS)

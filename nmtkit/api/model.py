@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from nmtkit.api.settings import PathLike, configs, hints_of, texts
+from nmtkit.api.encoder_output import source_ids, states_of
+from nmtkit.api.settings import PathLike, check_length, check_text, configs, hints_of, texts
 from nmtkit.architectures import Architecture
-from nmtkit.architectures.hidden_states import decoder_states, encoder_states
+from nmtkit.architectures.hidden_states import decoder_states
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Batch, Packed
 from nmtkit.plugins import load_plugins
@@ -23,7 +24,7 @@ from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.requests import Request, Translation
-from nmtkit.translation.translator import Translator, batch_ends
+from nmtkit.translation.translator import Translator
 
 # B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
 # D: width of the model, V: target vocabulary
@@ -245,15 +246,18 @@ class Model:
         `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
         L]. `target_output` [T] holds the piece that each position predicts.
 
-        Raises ValueError for a text that is longer than the model can read, and for lists that differ in length.
+        Raises ValueError for a text that is longer than the model can read, and for lists that are empty or differ in
+        length.
         """
         search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
         pipeline = Pipeline(self.tokenizer, search, max_source_len=UNLIMITED)
         segments = [leaf.input for line in pipeline.segments(_pairs(source, target)) for leaf in line.leaves()]
+        if not segments:
+            raise ValueError("the lists are empty; give at least one text and its translation")
         for model in self.architectures:
             for number, segment in enumerate(segments, 1):
-                _check_length(f"text {number}", len(segment.ids), model.max_source_positions)
-                _check_length(f"translation {number}", len(segment.reference or []) + 1, model.max_target_positions)
+                check_length(f"text {number}", len(segment.ids), model.max_source_positions)
+                check_length(f"translation {number}", len(segment.reference or []) + 1, model.max_target_positions)
         references = [list(segment.reference or []) for segment in segments]
         device = self._translator.device
         output = [token for ids in references for token in (*ids, EOS)]
@@ -305,37 +309,62 @@ class Model:
         Row t predicts piece t of `target`; the last row predicts eos. The last tensor is the input of the output
         projection. If the model was loaded with `trainable`, the states have gradients.
 
-        Raises ValueError for an ensemble, for architectures whose layers do not compute one row for each token, and in
-        the same cases as `batch`.
+        Raises ValueError for an ensemble, for lists of texts, for architectures whose layers do not compute one row for
+        each token, and in the same cases as `batch`.
         """
+        check_text("decoder_states", source)
         module = self._single("decoder_states")
         batch = self.batch(source, target, source_lang=source_lang, target_lang=target_lang)
         with torch.set_grad_enabled(self._gradients):
             return decoder_states(module, batch.source, batch.target_input)
 
     @overload
-    def encode(self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last") -> Tensor: ...  # type: ignore[overload-overlap]
+    def encode(  # type: ignore[overload-overlap]
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: str | None
+    ) -> Tensor: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["last"] = "last"
+        self,
+        source: Sequence[str],
+        *,
+        pooling: Literal["none"] = "none",
+        layers: Literal["last"] = "last",
+        **languages: str | None,
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["last"] = "last"
+        self,
+        source: Sequence[str],
+        *,
+        pooling: Literal["mean"],
+        layers: Literal["last"] = "last",
+        **languages: str | None,
     ) -> Tensor: ...
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"]
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: str | None
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"]
+        self,
+        source: Sequence[str],
+        *,
+        pooling: Literal["none"] = "none",
+        layers: Literal["all"],
+        **languages: str | None,
     ) -> list[list[Tensor]]: ...
     @overload
-    def encode(self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"]) -> list[Tensor]: ...
+    def encode(
+        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: str | None
+    ) -> list[Tensor]: ...
     @torch.no_grad()  # not inference_mode, because a hook may use the states in a pass with gradients
     def encode(
-        self, source: str | Sequence[str], *, pooling: Pooling = "none", layers: Literal["last", "all"] = "last"
+        self,
+        source: str | Sequence[str],
+        *,
+        pooling: Pooling = "none",
+        layers: Literal["last", "all"] = "last",
+        **languages: str | None,
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
@@ -346,32 +375,24 @@ class Model:
         `layers="all"` returns a list instead: a result for the embeddings with positions, then a result for each layer.
         The last item equals the result of `layers="last"`.
 
-        Raises ValueError for an ensemble, for a text that is longer than the model can read, and with `layers="all"`
-        for architectures whose layers do not compute one row for each piece.
+        Models of several languages need `source_lang`; models with tokens such as >>de<< need `target_lang`. The
+        language token is the first row.
+
+        Raises ValueError for an ensemble, for missing or unknown languages, for a text that is longer than the model
+        can read, and with `layers="all"` for architectures whose layers do not compute one row for each piece.
         """
         if pooling not in ("none", "mean"):
             raise ValueError(f"pooling is {pooling!r}; it must be none or mean")
         if layers not in ("last", "all"):
             raise ValueError(f"layers is {layers!r}; it must be last or all")
         model = self._single("encode")
-        sentences = self.tokenizer.encode_source(texts(source)).split()
+        sentences = source_ids(self.tokenizer, texts(source), **languages)
         for number, ids in enumerate(sentences, 1):
-            _check_length(f"text {number}", len(ids), model.max_source_positions)
-        order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
-        ends = batch_ends([len(sentences[index]) for index in order], self._translator.max_tokens, 1)
-        states: dict[int, list[Tensor]] = {}  # index of a text -> states of its layers, each S D
-        for start, end in zip([0, *ends], ends, strict=False):
-            indices = order[start:end]
-            packed = Packed.from_lists([sentences[index].tolist() for index in indices], self._translator.device)
-            if layers == "all":
-                outputs = [packed.with_values(values) for values in encoder_states(model, packed)]
-            else:
-                outputs = [model.encode(packed)]
-            of_texts = zip(*(output.split() for output in outputs), strict=True)
-            states |= {index: [x.float().cpu() for x in each] for index, each in zip(indices, of_texts, strict=True)}
+            check_length(f"text {number}", len(ids), model.max_source_positions)
+        states = states_of(model, sentences, layers == "all", self._translator.max_tokens, self._translator.device)
 
         def result(layer: int) -> Any:
-            rows = [states[index][layer] for index in range(len(sentences))]
+            rows = [each[layer] for each in states]
             if pooling == "mean":
                 means = [row.mean(0) for row in rows]
                 return means[0] if isinstance(source, str) else torch.stack(means) if means else torch.empty(0)
@@ -398,8 +419,9 @@ class Model:
         >>> attention.alignment  # pairs of a source and a target piece
         [(0, 0), (1, 1), (2, 2), (3, 3)]
 
-        Raises ValueError for an ensemble, an empty or too long source, and a model without attention.
+        Raises ValueError for an ensemble, a list, an empty or too long source, and a model without attention.
         """
+        check_text("attention", source)
         return attend(self._single("attention"), self.tokenizer, source, target, beam, source_lang, target_lang)
 
     def _single(self, method: str) -> Architecture:
@@ -411,11 +433,6 @@ class Model:
         names = ", ".join(type(model).__name__ for model in self.architectures)
         sizes = f"{self.tokenizer.source_size:,} source and {self.tokenizer.target_size:,} target pieces"
         return f"<nmtkit.Model: {names}, {sizes}, on {self._translator.device}>"
-
-
-def _check_length(title: str, pieces: int, limit: int | None) -> None:
-    if limit is not None and pieces > limit:
-        raise ValueError(f"{title} has {pieces} pieces; this model reads {limit} at most")
 
 
 def _pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:

@@ -64,3 +64,15 @@ def texts(texts: str | Sequence[str]) -> list[str]:
         if not isinstance(text, str):
             raise ValueError(f"item {index} is of type {type(text).__name__}; give a text or a list of texts")
     return listed
+
+
+def check_length(title: str, pieces: int, limit: int | None) -> None:
+    """Raises ValueError if a text has more pieces than the model can read."""
+    if limit is not None and pieces > limit:
+        raise ValueError(f"{title} has {pieces} pieces; this model reads {limit} at most")
+
+
+def check_text(method: str, source: object) -> None:
+    """Raises ValueError unless `source`, the argument of a method for a single text, is a text."""
+    if not isinstance(source, str):
+        raise ValueError(f"{method} takes one text, not a {type(source).__name__}; call {method} for each text")

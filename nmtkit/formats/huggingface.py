@@ -173,12 +173,14 @@ def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -
 
 
 MBART_50 = "MBart50Tokenizer"
-# The languages of M2M-100 in the order of their tokens. transformers 5 does not save these tokens.
+# The languages of M2M-100, and of the models of WMT 2021, in the order of their tokens. transformers 5 does not save
+# these tokens.
 M2M_100 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
     "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
     "ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
 )
+LANGUAGE_CODES = {"m2m100": M2M_100, "wmt21": "en ha is ja cs ru zh de"}
 
 
 def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
@@ -210,8 +212,14 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
     added = added_tokens(folder, set(by_id.values()), size)
     known = set(by_id.values())
     by_id |= added
-    if about.get("language_codes") == "m2m100" and "__af__" not in by_id.values():
-        by_id |= dict(enumerate((f"__{code}__" for code in M2M_100.split()), size))
+    listed = about.get("language_codes")
+    if listed not in (None, *LANGUAGE_CODES):
+        supported = ", ".join(LANGUAGE_CODES)
+        raise ValueError(
+            f"{folder / TOKENIZER_FILE}: language_codes {listed!r} is not supported; supported: {supported}"
+        )
+    if listed is not None and "__en__" not in by_id.values():
+        by_id |= dict(enumerate((f"__{code}__" for code in LANGUAGE_CODES[listed].split()), size))
     eos = settings.integer("eos_token_id", 2)
     start = settings.integer("decoder_start_token_id", eos)
     path = folder / (VOCAB_FILE if (folder / VOCAB_FILE).exists() else SPM_FILE)

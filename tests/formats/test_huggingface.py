@@ -308,6 +308,28 @@ def test_import_says_what_it_found_and_translates_a_line(tmp_path: Path) -> None
     assert "All are equal. → " in result.stderr
 
 
+@pytest.mark.parametrize("codes", ["wmt21", "wmt20"])
+def test_the_languages_of_a_tokenizer_are_those_of_its_language_codes(codes: str, tmp_path: Path) -> None:
+    """The models of WMT 2021 are M2M-100 models with eight languages."""
+    folder = tmp_path / "model"
+    shutil.copytree(FOLDER / "m2m_100", folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"language_codes": codes}))
+    (tmp_path / "again").mkdir()
+    if codes == "wmt20":
+        with pytest.raises(ValueError, match="language_codes 'wmt20' is not supported; supported: m2m100, wmt21"):
+            huggingface.load(folder)
+        return
+    plain, other = imported("m2m_100", tmp_path), imported("model", tmp_path / "again", tmp_path)
+    assert list(other.tokenizer.languages) == ["en", "ha", "is", "ja", "cs", "ru", "zh", "de"]
+    # the eight tokens have the rows of the first eight tokens of M2M-100, af to br
+    plain_rows, rows = (
+        part.models[0].state_dict()["source_embedding.tokens.weight"][list(part.tokenizer.languages.values())]
+        for part in (plain, other)
+    )
+    assert torch.equal(rows, plain_rows[:8])
+
+
 @pytest.mark.parametrize(
     ("name", "given", "languages"),
     [

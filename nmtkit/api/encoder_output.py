@@ -1,0 +1,49 @@
+"""Encodes texts in batches of similar length, and returns the encoder states of each text."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures import Architecture
+from nmtkit.architectures.hidden_states import encoder_states
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.layers.packed import Packed
+from nmtkit.translation.translator import batch_ends
+
+
+def source_ids(
+    tokenizer: Tokenizer, texts: Sequence[str], source_lang: str | None = None, target_lang: str | None = None
+) -> list[list[int]]:
+    """Returns the ids of each text, with the language token of the encoder first. An empty text has only eos.
+
+    Raises ValueError if the language that the encoder reads is missing or unknown.
+    """
+    if tokenizer.languages and not tokenizer.has_target_languages_only and target_lang is None:
+        target_lang = next(iter(tokenizer.languages))  # the encoder does not read the target language
+    first, _ = tokenizer.language_ids(source_lang, target_lang, ("source_lang", "target_lang"))
+    encoded = [ids.tolist() for ids in tokenizer.encode_source(texts).split()]
+    return [[*first, *ids] if len(ids) > 1 else ids for ids in encoded]
+
+
+def states_of(
+    model: Architecture, sentences: Sequence[Sequence[int]], all_layers: bool, max_tokens: int, device: torch.device
+) -> list[list[Tensor]]:
+    """Returns the encoder states of each sentence, in fp32 on the CPU: a tensor S D for each layer, or the last only.
+
+    S are the source pieces of the sentence with eos, and D is the width of the model. A batch has at most `max_tokens`
+    tokens.
+    """
+    order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
+    ends = batch_ends([len(sentences[index]) for index in order], max_tokens, 1)
+    states: dict[int, list[Tensor]] = {}  # by index of the sentence
+    for start, end in zip([0, *ends], ends, strict=False):
+        indices = order[start:end]
+        packed = Packed.from_lists([list(sentences[index]) for index in indices], device)
+        if all_layers:
+            outputs = [packed.with_values(values) for values in encoder_states(model, packed)]
+        else:
+            outputs = [model.encode(packed)]
+        of_texts = zip(*(output.split() for output in outputs), strict=True)
+        states |= {index: [x.float().cpu() for x in each] for index, each in zip(indices, of_texts, strict=True)}
+    return [states[index] for index in range(len(sentences))]
