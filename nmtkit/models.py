@@ -112,8 +112,17 @@ def check_language_model(path: Path, model: Architecture) -> None:
 
 
 def directions_of(contents: checkpoint.Checkpoint) -> frozenset[tuple[str, str]]:
-    """Returns the pairs of a source and a target language that a multilingual model was trained on, if recorded."""
-    return frozenset((pair[0], pair[1]) for pair in contents.get("run", {}).get("directions") or ())
+    """Returns the pairs of a source and a target language that a multilingual model was trained on.
+
+    The result is empty if a part of the pairs is unknown, for example after fine-tuning of an imported model.
+    """
+    run = contents.get("run", {})
+    if "base_directions" not in run:
+        known = run.get("directions") or ()
+    else:  # fine-tuned, perhaps on a single direction
+        base = run["base_directions"]
+        known = [*(run.get("directions") or [run["languages"]]), *base] if base else ()
+    return frozenset((source, target) for source, target in known)
 
 
 def languages_of(path: Path) -> tuple[str, str] | None:

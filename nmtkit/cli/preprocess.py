@@ -55,7 +55,10 @@ def show(report: "Report", seconds: float) -> None:
         (name, f"{split.pairs:,}", f"{split.tokens['source']:,}", f"{split.tokens['target']:,}")
         for name, split in report.splits.items()
     ]
-    show_table(("", "pairs", f"{report.source_lang} tokens", f"{report.target_lang} tokens"), splits)
+    sides = report.source_lang, report.target_lang
+    if any("," in codes for codes in sides):  # many directions: a side has several languages
+        sides = "source", "target"
+    show_table(("", "pairs", *(f"{side} tokens" for side in sides)), splits)
     reasons = [(reason, f"{count:,}", fate) for reason, count, fate in report.reason_rows()]
     if reasons:
         show_table(("training pairs", "count", ""), reasons)

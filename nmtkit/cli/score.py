@@ -337,9 +337,10 @@ def show_directions(
         click.echo("* no training pairs; not part of the average")
     click.echo()
     names: dict[str, list[str]] = {}
+    longest = max(map(len, means))
     for direction, (_, scores) in directions.items():
         for score in scores:
-            names.setdefault(f"{score.name}  {score.signature}", []).append(str(direction))
+            names.setdefault(f"{score.name:<{longest}}  {score.signature}", []).append(str(direction))
     for signature, of in names.items():
         click.echo(signature + ("" if len(of) == len(directions) else f"  {', '.join(of)}"))
 

@@ -55,7 +55,10 @@ def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     """Returns `hypotheses`. If the list is empty, logs a warning and returns an empty hypothesis with score -inf."""
     if hypotheses:
         return hypotheses
-    logger.warning("no hypothesis of a sentence has a finite score (did the model overflow?); its translation is empty")
+    logger.warning(
+        "no hypothesis of a sentence has a finite score, so its translation is empty; the model overflowed, or a "
+        "logits processor forbids all tokens"
+    )
     return [Hypothesis([], -math.inf, -math.inf)]
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nmtkit.architectures.contract import described
 from nmtkit.architectures.interface import DecoderState
 from nmtkit.layers.packed import Packed
 from nmtkit.processes import distributed
@@ -93,10 +94,16 @@ class Scorer:
         """
         log_probs = self.log_probabilities(self.logits(tokens))
         for processor, state in zip(self.processors, self.processor_states, strict=True):
-            log_probs = state.step(tokens, log_probs)
-            if (log_probs > POSITIVE).any():
-                name = type(processor).__name__
+            shape, result = log_probs.shape, state.step(tokens, log_probs)
+            name = type(processor).__name__
+            if not isinstance(result, Tensor) or result.shape != shape:
+                raise ValueError(
+                    f"step of {name} returned {described(result)}; it must return log probabilities [N, V] of shape "
+                    f"{list(shape)}"
+                )
+            if (result > POSITIVE).any():
                 raise ValueError(f"{name} returned log probabilities above 0; search needs values of at most 0")
+            log_probs = result
         return log_probs
 
     def step_unnormalized(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -118,7 +118,9 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
 
 def _shown(name: str, value: Any) -> Any:
     """Formats a fact about a run for display. Directions become names such as en-de."""
-    return ", ".join("-".join(pair) for pair in value) if name == "directions" else value
+    if name in ("directions", "base_directions"):
+        return ", ".join("-".join(pair) for pair in value) or "unknown"
+    return value
 
 
 def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
@@ -185,7 +187,8 @@ def of_dataset(path: Path) -> Description:
             "longest sentence": max(longest(split.source), longest(split.target)),
         }
     sections |= of_corpora(manifests)
-    sections["Made with"] = {name: value for name, value in manifests[0]["settings"].items() if value is not None}
+    settings = manifests[0]["settings"]
+    sections["Made with"] = {name: value for name, value in settings.items() if value not in (None, "", [])}
     folder = shlex.quote(str(path))
     use = {"train": f"nmtkit train {folder} --arch transformer_base --save-dir checkpoints"}
     for name in dataset.splits:

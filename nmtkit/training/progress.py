@@ -122,8 +122,9 @@ def _directions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns three lines for each sentence: source, translation and reference."""
-    return [f"  {name:<12} {row[name]}" for row in rows for name in ("source", "translation", "reference")]
+    """Returns lines for each sentence: its direction if the run has several, then source, translation and reference."""
+    names = ("direction", "source", "translation", "reference")
+    return [f"  {name:<12} {row[name]}" for row in rows for name in names if name in row]
 
 
 def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:

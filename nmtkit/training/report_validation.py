@@ -89,5 +89,6 @@ def _followed(valid: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if text != before:
                 rows.append((record["update"], text))
             before = text
-        sentences.append({"source": sentence["source"], "reference": sentence["reference"], "translations": rows})
+        fixed = {name: sentence.get(name) for name in ("direction", "source", "reference")}
+        sentences.append({**fixed, "translations": rows})
     return sentences

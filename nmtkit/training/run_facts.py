@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import nmtkit
+from nmtkit import checkpoint, models
 from nmtkit.data.binarized import Dataset
 from nmtkit.plugins import source_digests
 from nmtkit.training.config import JobConfig
@@ -54,6 +55,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
         "data": str(data.absolute()),
         "dataset": fingerprint(dataset),
         **_languages(plan, dataset),
+        **_base_directions(plan.job.run.finetune_from),
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
         # converted, because __version__ is an instance of a subclass of str, which checkpoints reject
         "torch": str(torch.__version__),
@@ -74,6 +76,19 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
     names = dataset.source_lang, dataset.target_lang
     codes = dataset.source_language, dataset.target_language
     return {"languages": [code or name for code, name in zip(codes, names, strict=True)]}
+
+
+def _base_directions(base: Path | None) -> dict[str, Any]:
+    """Returns the directions that the base of fine-tuning was trained on; an empty list if they are unknown.
+
+    The result is empty for a run from random weights, and for a base without language tokens.
+    """
+    if base is None:
+        return {}
+    contents = checkpoint.load(base, mmap=True)
+    if not models.tokenizer_of(contents, base).languages:
+        return {}
+    return {"base_directions": sorted(map(list, models.directions_of(contents)))}
 
 
 def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

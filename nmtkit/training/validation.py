@@ -299,12 +299,20 @@ class Validator:
         )
 
     def followed(self) -> list[dict[str, str]]:
-        """Returns source, translation and reference of up to three fixed sentences of different lengths."""
+        """Returns source, translation and reference of up to three fixed sentences of different lengths.
+
+        The rows of a split of many directions also have their direction, such as en-de.
+        """
         order = np.argsort(self.lengths, kind="stable")
         rows = dict.fromkeys(int(order[int(share * len(order))]) for share in FOLLOWED)
         return [
-            {"source": self.sources[i], "translation": self.hypotheses[i], "reference": self.references[i]}
-            for i in (rows if self.hypotheses else ())
+            {
+                "source": self.sources[row],
+                "translation": self.hypotheses[row],
+                "reference": self.references[row],
+                **({"direction": str(self.split.directions[self.directions[row]])} if self.split.directions else {}),
+            }
+            for row in (rows if self.hypotheses else ())
         ]
 
     def rated(self) -> tuple[list[Example], list[Example]]:

@@ -134,6 +134,19 @@ def test_scores_above_zero_are_refused() -> None:
         beam_search([model()], Packed.from_lists(SOURCES), options(beam=2), processors=[Raises()])
 
 
+@pytest.mark.parametrize("result", [None, torch.zeros(7)], ids=["none", "one-row"])
+def test_results_of_a_wrong_shape_are_refused(result: Any) -> None:
+    class Wrong(Bigrams):
+        def start(self, source: Packed, max_length: Tensor, beams: int) -> LogitsProcessorState:
+            state = super().start(source, max_length, beams)
+            state.step = lambda tokens, log_probs: result  # type: ignore[method-assign]
+            return state
+
+    said = r"step of Wrong returned .*; it must return log probabilities \[N, V\] of shape \[4, 7\]"
+    with pytest.raises(ValueError, match=said):
+        beam_search([model()], Packed.from_lists(SOURCES[:2]), options(beam=2), processors=[Wrong()])
+
+
 def test_unknown_words_stay_forbidden() -> None:
     found = beam_search([model()], Packed.from_lists(SOURCES), options(beam=4), processors=[Bigrams()])
     assert all(UNK not in hypothesis.tokens for hypotheses in found for hypothesis in hypotheses)

@@ -97,6 +97,12 @@ def test_a_tiny_model_learns_all_trained_directions(home: Path, trained: Path) -
         found = translations[12 * number : 12 * number + 12]
         assert sum(map(str.__eq__, found, references)) > 0.9 * 12, name
     assert [row.get("trained", True) for row in record["directions"]] == [True, True, True, True, False]
+    for row in record["followed"]:
+        source, target = row["direction"].split("-")
+        numbers = next(each for each in digit_rows(12, 3, 3) if spelled(each, source) == row["source"])
+        assert row["reference"] == spelled(numbers, target)
+        assert row["translation"] in translations[12 * names.index(row["direction"]) :][:12]
+    assert f"{record['followed'][0]['direction']}: " in (trained / "report.html").read_text()
     for score in ("accuracy", "bleu", "loss"):
         mean = np.mean([row[score] for row in record["directions"][:4]])
         assert record[score] == pytest.approx(mean, rel=1e-4)
@@ -274,6 +280,40 @@ def test_the_checkpoint_the_log_and_the_pages_have_the_directions(home: Path, tr
     assert cells == ["" if name is None else f"{bleu[name]:.1f}{'*' * (name == 'de-it')}" for name in expected]
 
 
+def test_a_fine_tuned_model_knows_the_directions_of_its_base(home: Path, trained: Path, tmp_path: Path) -> None:
+    base, one = trained / "last.pt", tmp_path / "one.toml"
+    one.write_text(f'[[corpus]]\nlanguages = ["de", "it"]\ntrain = "{home}/val"\ndirections = ["de-it"]\n')
+    run("preprocess", f"--corpora={one}", f"--tokenizer-from={base}", f"--destdir={tmp_path}/bin", "--workers=1")
+    words = ["train", tmp_path / "bin", "--finetune-from", base, "--save-dir", tmp_path / "run", "--device=cpu"]
+    run(*words, "--max-update=1")
+    contents = checkpoint.load(tmp_path / "run/last.pt")
+    known = {("en", "de"), ("de", "en"), ("en", "it"), ("it", "en")}
+    assert models.directions_of(contents) == {("de", "it"), *known}
+    (tmp_path / "in.txt").write_text("un\n")
+    for source, target, warned in (("en", "de", False), ("it", "de", True)):
+        said = run("generate", "--path", tmp_path / "run/last.pt", "--source-lang", source, "--target-lang", target,
+                   "--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", "--max-len-b=3")  # fmt: skip
+        assert ("not trained on it to de" in said) is warned
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, set()),
+        ({"directions": [["en", "de"]]}, {("en", "de")}),
+        ({"directions": [["en", "de"]], "base_directions": []}, set()),
+        ({"directions": [["en", "de"]], "base_directions": [["it", "en"]]}, {("en", "de"), ("it", "en")}),
+        ({"languages": ["en", "de"], "base_directions": [["it", "en"]]}, {("en", "de"), ("it", "en")}),
+    ],
+    ids=["imported", "trained", "imported-tuned", "tuned", "tuned-on-one"],
+)
+def test_directions_of_a_model_include_the_base_and_are_unknown_if_those_of_the_base_are(
+    facts: dict[str, Any], expected: set[tuple[str, str]]
+) -> None:
+    contents: Any = {"run": facts}
+    assert models.directions_of(contents) == expected
+
+
 # --- use of the dataset -----------------------------------------------------------------------------------------------
 
 
@@ -306,6 +346,8 @@ def test_generate_and_score_work_on_each_direction(
     mean = np.mean([expected[name] for name in names[:4]])
     assert shown["average"]["BLEU"] == pytest.approx(mean)
     table = run(*words).splitlines()
+    signatures = [line for line in run(*words, "--metric=bleu,chrf").splitlines() if "nrefs:" in line]
+    assert [line.index("nrefs:") for line in signatures] == [7, 7]  # in one column: the longest name is chrF2
     assert table[1].split() == ["en-de", "10", f"{expected['en-de']:.1f}"]
     assert table[6].split() == ["average", f"{mean:.1f}"]
 
