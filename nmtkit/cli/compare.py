@@ -81,12 +81,12 @@ def formatted(rows: Sequence["RunSummary"], format: str) -> str:
     if format == "json":
         columns = comparison.differing(rows)
         return json.dumps([comparison.as_plain(run, columns) for run in rows], ensure_ascii=False, indent=1) + "\n"
-    header, lines = cells(rows)
     if format in ("tsv", "csv"):
         text = io.StringIO()
         delimiter = "\t" if format == "tsv" else ","
-        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows([header, *lines])
+        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(numbers(rows))
         return text.getvalue()
+    header, lines = cells(rows)
     if format == "latex":
         return latex(header, lines)
     return table(rows, header, lines)
@@ -127,6 +127,26 @@ def cells(rows: Sequence["RunSummary"]) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return header, lines
+
+
+def numbers(rows: Sequence["RunSummary"]) -> list[list[str]]:
+    """Returns the headings and the rows of the table for other programs: each cell has one text or unrounded number."""
+    from nmtkit.training import comparison
+    from nmtkit.training.differences import shown
+
+    settings = comparison.differing(rows)
+    metrics = list(dict.fromkeys(name for run in rows for name in run.best))
+    scores = [f"best {name}{part}" for name in metrics for part in ("", " update", " deviation")]
+    table = [["run", *settings, *scores, "tokens/s", "seconds", "updates", "state", "reason"]]
+    for run in rows:
+        best = [run.best.get(name) for name in metrics]
+        values = [(score.value, score.update, score.deviation) if score else (None,) * 3 for score in best]
+        facts = [*(value for score in values for value in score), run.tokens_per_second, run.seconds, run.update]
+        cells = ["" if value is None else f"{value:.10g}" for value in facts]
+        table.append([run.name, *(shown(comparison.setting(run, name)) for name in settings), *cells])
+        table[-1] += [run.state, run.reason]
+    empty = {column for column, name in enumerate(table[0]) if not any(row[column] for row in table[1:])}
+    return [[cell for column, cell in enumerate(row) if column not in empty] for row in table]
 
 
 def score_text(score: "Score") -> str:

@@ -1,5 +1,6 @@
 """Adds pieces and language tokens for new languages to a SentencePiece model. Old pieces keep their ids."""
 
+import logging
 import re
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.spm_model import CONTROL, FOREIGN, NORMAL, Piece, model_facts, pieces_of, with_pieces
 from nmtkit.data.spm_training import sample_pairs, train_model
 from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer
+
+log = logging.getLogger("nmtkit")
 
 BYTES = 256  # number of byte pieces in a vocabulary with byte fallback
 # The vocabulary of the new text is SURPLUS times as large as the number of new pieces, because the old table already
@@ -43,6 +46,13 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
         Piece(piece.text, lowest + (piece.score if facts.model_type == "unigram" else -1.0 - rank))
         for rank, piece in enumerate(found)
     ]
+    if added or languages:
+        tokens_of = f" and the tokens of {', '.join(languages)}" if languages else ""
+        log.info("the tokenizer gets %d new pieces%s", len(added), tokens_of)
+    else:
+        log.warning(
+            "--extend-tokenizer adds nothing, because the tokenizer has all languages and pieces of the training text"
+        )
     tokens = [Piece(token_like(tokenizer, code), 0.0, CONTROL) for code in languages]
     return Tokenizer(with_pieces(model, [*table[:end], *added, *table[end:], *tokens]))
 

@@ -133,6 +133,11 @@ def test_a_latex_table_escapes_signs_and_aligns_numbers(tmp_path: Path) -> None:
     assert r"50\%\_0.1" in lines[4] and r"a\_0.1" in lines[4] and r"21.50 $\pm$ 2.12" in lines[4]
     rows = list(csv.reader(io.StringIO(compare(tmp_path, "--format", "csv").stdout)))
     assert rows[0][:3] == ["run", "seed", "arch"] and len(rows) == 5
+    assert rows[0][-7:] == ["best bleu", "best bleu update", "tokens/s", "seconds", "updates", "state", "reason"]
+    assert sorted(row[5:7] for row in rows[1:]) == [["20", "10"], ["20", "10"], ["23", "10"], ["23", "10"]]
+    assert all(row[7:11] == ["2250", "50", "20", "finished"] for row in rows[1:]), rows
+    means = list(csv.DictReader(io.StringIO(compare(tmp_path, "--mean-over-seeds", "--format", "csv").stdout)))
+    assert [float(row["best bleu deviation"]) for row in means] == pytest.approx([4.5**0.5] * 2)
 
 
 @pytest.mark.slow

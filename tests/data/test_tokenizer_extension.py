@@ -106,6 +106,20 @@ def test_a_model_learns_a_new_language_by_three_commands(tmp_path: Path) -> None
     assert lines.count("\n") == 1
 
 
+def test_the_added_pieces_and_tokens_are_counted_and_nothing_new_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="nmtkit")
+    old = many(tmp_path, "en", "it")
+    new = extended(old, POLISH, 60, ["pl"])
+    assert caplog.messages == ["the tokenizer gets 60 new pieces and the tokens of pl"]
+    caplog.clear()
+    assert extended(new, POLISH, 1, []).source_size == new.source_size
+    assert caplog.messages == [
+        "--extend-tokenizer adds nothing, because the tokenizer has all languages and pieces of the training text"
+    ]
+
+
 def test_the_flag_needs_a_tokenizer(tmp_path: Path) -> None:
     base = ["preprocess", "-s", "en", "-t", "pl", "--trainpref", str(tmp_path / "x"), "--destdir", str(tmp_path / "d")]
     result = CliRunner().invoke(main, [*base, "--extend-tokenizer", "60"])
