@@ -43,7 +43,7 @@ class BatchIdentifier:
         model: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         self._next = np.asarray(model.tk_nextmove)
         self._rows = np.asarray(model.tk_row, np.int64) << 8
-        self._features = np.asarray(model.tk_output, np.int64)
+        self._features = np.asarray(model.tk_output, np.int32)  # -1 without a feature
         self._weights = np.asarray(model.nb_ptc, np.float32)
         self._prior = np.asarray(model.nb_pc, np.float32)
         self._set_classes(list(model.nb_classes))
@@ -66,15 +66,17 @@ class BatchIdentifier:
         """Returns the probability of each language for each line, as py3langid computes them."""
         texts = [_bytes_of(line) for line in lines]
         lengths = np.array([len(text) for text in texts], np.int64)
-        keys, counts = self._counts(texts, lengths)
+        rows, features, counts = self._counts(texts, lengths)
         scores = np.tile(self._prior, (len(lines), 1))
-        rows, features = keys // len(self._weights), keys % len(self._weights)
-        weights = np.log1p(counts.astype(np.float32))
-        for start in range(0, len(keys), BUFFER):  # the weights of a part fit into the CPU cache
+        weights = np.log1p(np.arange(int(counts.max(initial=0)) + 1, dtype=np.float32))[counts]
+        buffer = np.empty((BUFFER, len(self._column)), np.float32)  # fits into the CPU cache
+        begins = np.diff(rows, prepend=-1) > 0  # marks the first feature of each line
+        begins[::BUFFER] = True
+        for start in range(0, len(rows), BUFFER):
             part = slice(start, start + BUFFER)
-            weighted = np.take(self._weights, features[part], 0, mode="clip")
+            weighted = np.take(self._weights, features[part], 0, out=buffer[: len(features[part])], mode="clip")
             weighted *= weights[part, None]
-            first = np.flatnonzero(np.diff(rows[part], prepend=-1))
+            first = np.flatnonzero(begins[part])
             scores[rows[part][first]] += np.add.reduceat(weighted, first, 0)
         without = np.ones(len(lines), np.bool_)
         without[rows] = False
@@ -87,34 +89,35 @@ class BatchIdentifier:
             result[:, self._column[index]] += scores[:, index]
         return result
 
-    def _counts(self, texts: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-        """Returns the features of all lines as ascending keys, and the count of each key.
-
-        The key of a feature of a line is line * (number of features) + feature.
-        """
+    def _counts(self, texts: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[Any, Any, Any]:
+        """Returns the line, the feature and the count of each feature of each line, sorted by line and feature."""
         order = np.argsort(-lengths, kind="stable")
         width = int(lengths.max(initial=0))
-        table = np.zeros((width, len(texts)), np.uint8)  # [positions, lines], the longest line first
-        data = np.frombuffer(b"".join(texts), np.uint8)
-        rank = np.empty(len(texts), np.int64)
-        rank[order] = np.arange(len(texts))
-        starts = np.cumsum(lengths) - lengths
-        position = np.arange(len(data)) - np.repeat(starts, lengths)
-        table[position, np.repeat(rank, lengths)] = data
-        active = np.searchsorted(
-            -lengths[order], -np.arange(width), side="left"
-        )  # number of lines longer than each position
-        states = np.zeros(len(texts), np.int64)
+        if not width:
+            return (np.empty(0, np.int64),) * 3
+        padded = b"".join([texts[row].ljust(width, b"\0") for row in order.tolist()])
+        table = np.ascontiguousarray(np.frombuffer(padded, np.uint8).reshape(-1, width).T)  # [positions, lines]
+        # number of lines that are longer than each position
+        active = np.searchsorted(-lengths[order], -np.arange(width), side="left").tolist()
+        states = np.zeros(len(texts), np.uint32)
         found = []
-        for index in range(width):
-            count = int(active[index])
-            states = self._next[self._rows[states[:count]] + table[index, :count]]
-            features = self._features[states]
-            hits = np.flatnonzero(features >= 0)
-            found.append(order[hits] * len(self._weights) + features[hits])
-        keys = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
-        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else np.empty(0, np.int64)
-        return keys[first], np.diff(np.append(first, len(keys)))
+        for column, count in zip(table, active, strict=True):
+            moves = self._rows.take(states[:count], mode="clip")
+            moves += column[:count]
+            states = self._next.take(moves, mode="clip")
+            found.append(states)
+        features = self._features.take(np.concatenate(found), mode="clip")
+        # A key has the line in its high bits and the feature in its low bits. Keys of 32 bits are sorted faster.
+        bits = len(self._weights).bit_length()
+        size = 4 if len(texts) << bits <= 1 << 32 else 8
+        lines = order.astype(f"u{size}") << bits
+        keys = np.concatenate([lines[:count] for count in active])
+        keys |= features.astype(f"i{size}").view(f"u{size}")  # all bits are 1 without a feature
+        keys.sort()
+        keys = keys[: np.searchsorted(keys, np.iinfo(keys.dtype).max)]
+        first = np.flatnonzero(np.diff(keys, prepend=~keys[:1]))
+        distinct, counts = keys[first].astype(np.int64), np.diff(first, append=len(keys))
+        return distinct >> bits, distinct & (1 << bits) - 1, counts
 
 
 def _bytes_of(line: str) -> bytes:

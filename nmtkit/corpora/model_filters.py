@@ -12,6 +12,7 @@ from nmtkit.corpora.filters import FILTERS, Filter, FilterContext
 from nmtkit.corpora.language_identification import BatchIdentifier, Identifier, columns_of, identifier
 from nmtkit.corpora.noise import Error, noise
 from nmtkit.corpora.texts import Scores, Side, TextBlock
+from nmtkit.corpora.words import pair_words, without
 from nmtkit.text.ibm_model1 import FLOOR, LexicalTable, word_probabilities
 
 Floats = npt.NDArray[np.float64]
@@ -71,15 +72,14 @@ def own_words(block: TextBlock) -> tuple[Side, Side]:
 
     If both sides have more than half of their words in common, the pair may be a copy. Words in lower case then stay.
     """
-    lines = [list(side.lines) for side in block.sides]
-    for row, (source, target) in enumerate(zip(*(side.word_sets for side in block.sides), strict=True)):
-        common = source & target
-        if 2 * len(common) > max(len(source), len(target)):
-            common = {word for word in common if not word.islower()}
-        if common:
-            for side, side_lines in zip(block.sides, lines, strict=True):
-                side_lines[row] = " ".join([word for word in side.words[row] if word not in common])
-    return Side(lines[0]), Side(lines[1])
+    pairs = pair_words(block)
+    same = 2 * pairs.common > np.maximum(*(words.distinct for words in pairs.sides))
+    lines = (
+        without(side, words, words.common & ~(words.lower & same[words.rows]))
+        for side, words in zip(block.sides, pairs.sides, strict=True)
+    )
+    source, target = map(Side, lines)
+    return source, target
 
 
 def languages_of(block: TextBlock, context: FilterContext) -> list[Languages]:

@@ -18,21 +18,35 @@ from nmtkit.corpora.texts import (
     DIGIT,
     LETTER,
     SEPARATOR,
+    UPPER,
+    Counts,
     Mask,
     Scores,
     Side,
     TextBlock,
 )
+from nmtkit.corpora.words import pair_words
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
+_CURRENCY_CODE = re.compile(rf"(?:{'|'.join(_CURRENCIES)})\b")
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
-# Each pattern begins with a literal character, because `re` finds such patterns fast. The text is case-folded.
-_BOILERPLATE = [re.compile(pattern) for pattern in (
-    r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^\n>]*>",
-    r"javascript:", r"function\s*\(\w*\)\s*\{", "©", r"\(c\)\s*(?:19|20)\d\d", r"all rights reserved\b",
+# A literal string of each pattern, and the pattern. The text is case-folded.
+_BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
+    ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]*>"),
+    ("javascript:", "javascript:"), ("function", r"function\s*\(\w*\)\s*\{"), ("©", "©"),
+    ("(c)", r"\(c\)\s*(?:19|20)\d\d"), ("all rights reserved", r"all rights reserved\b"),
 )]  # fmt: skip
 _MENU = re.compile(r"[^|»›·•]{2,30}(?: [|»›·•] [^|»›·•]{2,30}){3,}")
+
+
+def _triples(codes: npt.NDArray[np.uint32], positions: Counts) -> Counts:
+    """Returns a number for the three characters at each position, which is different for different characters."""
+    first, second, third = (codes[positions + offset].astype(np.int64) for offset in range(3))
+    return (first << 42) | (second << 21) | third
+
+
+_CURRENCY_TRIPLES = [_triples(Side([code]).codes, np.zeros(1, np.int64))[0] for code in _CURRENCIES]
 
 
 def _marked(rows: list[int], size: int) -> Scores:
@@ -165,17 +179,16 @@ class Copy(Filter):
         self.highest = config.max_copied
 
     def score(self, block: TextBlock) -> Scores:
-        scores = np.zeros(len(block), np.float32)
-        sources, targets = (side.word_sets for side in block.sides)
-        for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            common = source & target
-            if len(common) > 2 and 2 * len(common) >= min(len(source), len(target)):
-                lower = [sum(map(str.islower, words)) for words in (common, source, target)]
-                if min(lower) > 2:
-                    scores[row] = lower[0] / max(lower[1:])
+        pairs = pair_words(block)
+        distinct = [words.distinct for words in pairs.sides]
+        lower = [words.distinct_lower for words in pairs.sides]
+        counts = (pairs.common > 2) & (2 * pairs.common >= np.minimum(*distinct))
+        counts &= np.minimum(pairs.common_lower, np.minimum(*lower)) > 2
+        scores = np.where(counts, pairs.common_lower / np.maximum(1, np.maximum(*lower)), 0).astype(np.float32)
         equal = block.sides[0].keys == block.sides[1].keys
         for row in np.flatnonzero(equal).tolist():
-            line, words = block.sides[0].lines[row], block.sides[0].words[row]
+            line = block.sides[0].lines[row]
+            words = line.split()
             if len(words) > 3:
                 with_case = [word for word in words if word.lower() != word.upper()]
                 if 3 * sum(map(str.islower, with_case)) > len(with_case) or not with_case:
@@ -247,8 +260,11 @@ class Numbers(Filter):
     def score(self, block: TextBlock) -> Scores:
         rows = []
         for row in np.flatnonzero(block.sides[0].has(DIGIT) & block.sides[1].has(DIGIT)).tolist():
-            first, second = (set(map(_digits, _NUMBER.findall(side.lines[row]))) for side in block.sides)
-            if first != second and self._differ(first, second, block, row):
+            numbers = [_NUMBER.findall(side.lines[row]) for side in block.sides]
+            if numbers[0] == numbers[1]:
+                continue
+            first, second = (set(map(_digits, each)) for each in numbers)
+            if self._differ(first, second, block, row):
                 rows.append(row)
         return _marked(rows, len(block))
 
@@ -265,7 +281,9 @@ class Numbers(Filter):
 
 def _digits(number: str) -> str:
     """Returns the digits of a number as ASCII, without separators and without zeros at both ends."""
-    digits = "".join(str(unicodedata.decimal(char)) for char in number if char.isdecimal())
+    digits = "".join(filter(str.isdecimal, number))
+    if not digits.isascii():
+        digits = "".join(str(unicodedata.decimal(digit)) for digit in digits)
     return digits.strip("0") or "0"
 
 
@@ -292,9 +310,9 @@ class Urls(Filter):
     def score(self, block: TextBlock) -> Scores:
         first, second = (
             {
-                row: {_host(address) for address in _URL.findall(line)}
-                for row, line in enumerate(side.lines)
-                if ("//" in line or "www." in line or "@" in line) and _URL.search(line)
+                row: {_host(address) for address in _URL.findall(side.lines[row])}
+                for row in side.rows_with("//", "www.", "@")
+                if _URL.search(side.lines[row])
             }
             for side in block.sides
         )
@@ -325,10 +343,11 @@ class Currencies(Filter):
         result: dict[int, set[str]] = {}
         for row in np.flatnonzero(side.has(CURRENCY)).tolist():
             result[row] = {sign for sign in CURRENCY_SIGNS if sign in side.lines[row]}
-        for code, sign in _CURRENCIES.items():
-            if code in side.text:
-                for row in side.rows_with(re.compile(rf"{code}\b")):
-                    result.setdefault(row, set()).add(sign)
+        upper = side.kinds & UPPER != 0
+        first = np.flatnonzero(upper[:-2] & upper[1:-1] & upper[2:])  # positions of three upper-case letters
+        for row in np.unique(side.rows_of(first[np.isin(_triples(side.codes, first), _CURRENCY_TRIPLES)])).tolist():
+            for code in _CURRENCY_CODE.findall(side.lines[row]):
+                result.setdefault(row, set()).add(_CURRENCIES[code])
         return result
 
 
@@ -355,12 +374,11 @@ class Repetition(Filter):
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
-        for side in block.sides:
-            for row, (words, distinct_words) in enumerate(zip(side.words, side.word_sets, strict=True)):
-                if len(words) >= 8 and len(distinct_words) < 0.8 * len(words):
-                    count = len(words) - 2
-                    distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
-                    scores[row] = max(scores[row], 1 - distinct / count)
+        for side, found in zip(block.sides, pair_words(block).sides, strict=True):
+            for row in np.flatnonzero((found.total >= 8) & (found.distinct < 0.8 * found.total)).tolist():
+                words = side.lines[row].split()
+                distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
+                scores[row] = max(scores[row], 1 - distinct / (len(words) - 2))
         return scores
 
 
@@ -378,7 +396,9 @@ class Boilerplate(Filter):
     def score(self, block: TextBlock) -> Scores:
         rows: list[int] = []
         for side in block.sides:
-            rows += [row for pattern in _BOILERPLATE for row in side.folded.rows_with(pattern)]
+            folded = side.folded
+            for literal, pattern in _BOILERPLATE:
+                rows += [row for row in folded.rows_with(literal) if pattern.search(folded.lines[row])]
             many = np.flatnonzero(side.sums(side.kinds & SEPARATOR) >= 3 * SEPARATOR)
             rows += [row for row in many.tolist() if _MENU.search(side.lines[row])]
         return _marked(rows, len(block))

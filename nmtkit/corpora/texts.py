@@ -1,6 +1,5 @@
 """A block of pairs with features that several filters share. NumPy and `re` process the text of a block at once."""
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -25,7 +24,8 @@ def _hash() -> RowHash:
     return RowHash(CODE_POINTS, 0)
 
 
-LETTER, DIGIT, CURRENCY, SEPARATOR, BLANK = 1, 2, 4, 8, 16  # kinds of characters; a character can have several kinds
+# Kinds of characters; a character can have several kinds. UPPER includes title case.
+LETTER, DIGIT, CURRENCY, SEPARATOR, BLANK, SPACE, LOWER, UPPER = (1 << bit for bit in range(8))
 CURRENCY_SIGNS = "$€£¥₹₽₩₺₴₪฿"
 SEPARATORS = "|»›·•"  # between the items of a menu
 
@@ -37,7 +37,10 @@ def _kinds() -> npt.NDArray[np.uint8]:
     for code in range(LAST_LETTER + 1):
         sign = chr(code)
         letter = sign.isalnum() or (not sign.isascii() and unicodedata.category(sign)[0] == "M")
-        table[code] = LETTER * letter + DIGIT * sign.isdecimal()
+        table[code] = (
+            LETTER * letter + DIGIT * sign.isdecimal() + SPACE * sign.isspace() + LOWER * sign.islower()
+            + UPPER * sign.istitle()
+        )  # fmt: skip
     for kind, signs in ((CURRENCY, CURRENCY_SIGNS), (SEPARATOR, SEPARATORS), (BLANK, " \n\xa0")):
         table[[ord(sign) for sign in signs]] |= kind
     return table
@@ -55,7 +58,7 @@ class Side:
     @cached_property
     def text(self) -> str:
         """All lines, each with a line feed at its end."""
-        return "".join([line + "\n" for line in self.lines])
+        return "\n".join([*self.lines, ""])
 
     @cached_property
     def codes(self) -> npt.NDArray[np.uint32]:
@@ -65,12 +68,12 @@ class Side:
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
         """The sum of the kinds of each code point of the text, such as LETTER."""
-        return _kinds()[self.codes]
+        return _kinds().take(self.codes, mode="clip")
 
     def has(self, kind: int) -> Mask:
         """Returns a mask of the lines that have a character of this kind."""
         result = np.zeros(len(self.lines), np.bool_)
-        result[np.searchsorted(self.ends, np.flatnonzero(self.kinds & kind), side="right")] = True
+        result[self.rows_of(np.flatnonzero(self.kinds & kind != 0))] = True
         return result
 
     @cached_property
@@ -91,21 +94,19 @@ class Side:
         """Returns the sum of `values` in each line [lines]. `values` has a number for each code point of all lines."""
         return np.add.reduceat(values, self.starts, dtype=np.int64) if len(self.lines) else np.empty(0, np.int64)
 
-    def rows_with(self, pattern: re.Pattern[str]) -> list[int]:
-        """Returns the indexes of the lines that contain a match. A match must not contain a line feed."""
-        positions = [match.start() for match in pattern.finditer(self.text)]
-        if not positions:
-            return []
-        rows = np.searchsorted(self.ends, np.array(positions), side="right")
-        return rows[np.append(True, rows[1:] != rows[:-1])].tolist()
+    def rows_with(self, *literals: str) -> list[int]:
+        """Returns the indexes of the lines that contain at least one of the literals, ascending."""
+        found = np.zeros(len(self), np.bool_)
+        for literal in literals:
+            positions = np.flatnonzero(self.codes == ord(literal[0]))
+            for offset, sign in enumerate(literal[1:], 1):
+                positions = positions[self.codes.take(positions + offset, mode="clip") == ord(sign)]
+            found[self.rows_of(positions)] = True
+        return np.flatnonzero(found).tolist()
 
-    @cached_property
-    def words(self) -> list[list[str]]:
-        return [line.split() for line in self.lines]
-
-    @cached_property
-    def word_sets(self) -> list[set[str]]:
-        return [set(words) for words in self.words]
+    def rows_of(self, positions: Counts) -> Counts:
+        """Returns the index of the line of each position in the text."""
+        return np.searchsorted(self.ends, positions, side="right")
 
     @cached_property
     def folded(self) -> "Side":

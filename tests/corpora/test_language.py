@@ -44,6 +44,13 @@ def test_the_size_of_the_buffer_does_not_change_probabilities(monkeypatch: pytes
     np.testing.assert_allclose(identifier.probabilities(LINES), whole, atol=1e-5)
 
 
+def test_many_lines_have_the_probabilities_of_few_lines() -> None:
+    identifier = BatchIdentifier().restricted({"en", "de"})
+    lines = ["Guten Tag", "hello", "", "naïve"]
+    many = identifier.probabilities(lines * 9000)  # line and feature do not fit into 32 bits
+    np.testing.assert_allclose(many, np.tile(identifier.probabilities(lines), (9000, 1)), atol=1e-6)
+
+
 def test_word_tables_find_pairs_that_are_not_translations() -> None:
     pairs = read_corpus()["train"][:3000]
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
