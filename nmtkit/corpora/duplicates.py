@@ -8,6 +8,7 @@ probability is about 1e-19.
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 PARTITION_PAIRS = 1 << 18  # number of pairs whose hashes are sorted at a time; about 20 MB
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
+PART_TOKENS = 1 << 15  # approximate number of tokens that are hashed at once, in the CPU cache
 POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers with a shift
 
 Keys = npt.NDArray[np.uint64]
@@ -33,8 +35,16 @@ class RowHash:
 
     def __call__(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Keys:
         """Returns the hash of each sentence. `ids` are the concatenated sentences. Every sentence must have tokens."""
-        if not len(lengths):
-            return np.empty(0, np.uint64)
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, total, PART_TOKENS)), len(ends))).tolist()
+        parts = [
+            self._part(ids[int(ends[first]) - int(lengths[first]) : int(ends[last - 1])], lengths[first:last])
+            for first, last in pairwise(bounds)
+        ]
+        return np.concatenate([np.empty(0, np.uint64), *parts])
+
+    def _part(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Keys:
         starts = np.cumsum(lengths) - lengths
         position = np.arange(len(ids)) - np.repeat(starts, lengths)
         if int(lengths.max()) <= POSITIONS:

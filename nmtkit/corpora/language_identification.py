@@ -123,10 +123,9 @@ class BatchIdentifier:
 def _bytes_of(line: str) -> bytes:
     if line.isupper():
         line = line.lower()
-    if not line.isascii():
-        line = unicodedata.normalize("NFC", line)
-    text = line.encode()
-    return text if len(text) <= MAX_BYTES else text[:MAX_BYTES]
+    if line.isascii():
+        return line[:MAX_BYTES].encode()
+    return unicodedata.normalize("NFC", line).encode()[:MAX_BYTES]
 
 
 class FastTextIdentifier:

@@ -46,11 +46,19 @@ def _kinds() -> npt.NDArray[np.uint8]:
             + CHARACTERS * (INVISIBLE.match(sign) is not None)
             + SPACES * (sign not in " \n" and _SPACE.match(sign) is not None)
             + CONTINUATION * (re.match(_CONTINUATION, sign) is not None)
+            + COMPOSING * _may_compose(sign)
         )
+    kinds[0x10000:] = COMPOSING
     return kinds
 
 
-ENCODING, ENTITIES, CHARACTERS, SPACES, CONTINUATION = 1, 2, 4, 8, 16
+def _may_compose(sign: str) -> bool:
+    """Returns whether a text with this character may differ from its Unicode normalization NFC."""
+    hangul = "\u1100" <= sign <= "\u11ff"  # Hangul letters compose syllables, other marks compose letters
+    return hangul or unicodedata.category(sign)[0] == "M" or not unicodedata.is_normalized("NFC", sign)
+
+
+ENCODING, ENTITIES, CHARACTERS, SPACES, CONTINUATION, COMPOSING = 1, 2, 4, 8, 16, 32
 
 
 class Mender:
@@ -66,26 +74,28 @@ class Mender:
             return lines
         side = Side(lines)
         codes = side.codes
-        kinds = _kinds()[codes]
+        kinds = _kinds().take(codes, mode="clip")
         # The flag ENCODING stays only if the next character can be the second character of a wrong encoding.
-        kinds[:-1] &= np.where(kinds[1:] & CONTINUATION, 0xFF, 0xFF - ENCODING).astype(np.uint8)
-        kinds &= 0xFF - CONTINUATION
-        space, end = codes == 32, codes == 10
+        lead = np.flatnonzero(kinds & ENCODING != 0)
+        kinds[lead[kinds[lead + 1] & CONTINUATION == 0]] &= 0xFF - ENCODING
         # The flag SPACES marks two adjacent spaces, a space next to a line feed, and a space at the very beginning.
-        kinds[1:] |= np.where((space[1:] & (space[:-1] | end[:-1])) | (end[1:] & space[:-1]), SPACES, 0).astype(
-            np.uint8
-        )
+        space, end = codes == 32, codes == 10
+        blank = space | end
+        kinds[1:][np.flatnonzero(blank[1:] & blank[:-1] & (space[1:] | space[:-1]))] |= SPACES
         if space[0]:
             kinds[0] |= SPACES
-        marked = np.flatnonzero(kinds)
+        marked = np.flatnonzero(kinds & (ENCODING | ENTITIES | CHARACTERS | SPACES) != 0)
         result = list(lines)
+        changed = []
         if len(marked):
-            rows = np.searchsorted(side.ends, marked, side="right")
+            rows = side.rows_of(marked)
             first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
             flags = np.bitwise_or.reduceat(kinds[marked], first)
-            for row, each in zip(rows[first].tolist(), flags.tolist(), strict=True):
+            changed = rows[first].tolist()
+            for row, each in zip(changed, flags.tolist(), strict=True):
                 result[row] = self._mended(result[row], each)
-        if not unicodedata.is_normalized("NFC", "\n".join(result)):
+        composing = bool((kinds & COMPOSING).any())
+        if not unicodedata.is_normalized("NFC", "\n".join(result if composing else [result[row] for row in changed])):
             normal = [unicodedata.normalize("NFC", line) for line in result]
             self.counts["normalization"] += sum(a != b for a, b in zip(result, normal, strict=True))
             result = normal

@@ -38,6 +38,8 @@ _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
     ("(c)", r"\(c\)\s*(?:19|20)\d\d"), ("all rights reserved", r"all rights reserved\b"),
 )]  # fmt: skip
 _MENU = re.compile(r"[^|»›·•]{2,30}(?: [|»›·•] [^|»›·•]{2,30}){3,}")
+# Random odd numbers. They give a different hash to each sequence of three words.
+_SECOND, _THIRD = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def _triples(codes: npt.NDArray[np.uint32], positions: Counts) -> Counts:
@@ -308,15 +310,13 @@ class Urls(Filter):
     highest = 0.5
 
     def score(self, block: TextBlock) -> Scores:
-        first, second = (
-            {
-                row: {_host(address) for address in _URL.findall(side.lines[row])}
-                for row in side.rows_with("//", "www.", "@")
-                if _URL.search(side.lines[row])
-            }
-            for side in block.sides
-        )
-        return _marked([row for row in first.keys() & second.keys() if not first[row] & second[row]], len(block))
+        first, second = (side.rows_with("//", "www.", "@") for side in block.sides)
+        rows = []
+        for row in sorted(set(first) & set(second)):
+            hosts = [set(map(_host, _URL.findall(side.lines[row]))) for side in block.sides]
+            if all(hosts) and not hosts[0] & hosts[1]:
+                rows.append(row)
+        return _marked(rows, len(block))
 
 
 def _host(address: str) -> str:
@@ -374,11 +374,14 @@ class Repetition(Filter):
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
-        for side, found in zip(block.sides, pair_words(block).sides, strict=True):
-            for row in np.flatnonzero((found.total >= 8) & (found.distinct < 0.8 * found.total)).tolist():
-                words = side.lines[row].split()
-                distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
-                scores[row] = max(scores[row], 1 - distinct / (len(words) - 2))
+        for words in pair_words(block).sides:
+            long = (words.total >= 8) & (words.distinct < 0.8 * words.total)
+            rows, hashes = words.rows, words.hashes
+            first = np.flatnonzero(long[rows[:-2]] & (rows[:-2] == rows[2:]))  # words that begin a sequence
+            sequences = hashes[first] + hashes[first + 1] * _SECOND + hashes[first + 2] * _THIRD
+            distinct = np.bincount(rows[first[np.unique(sequences, return_index=True)[1]]], minlength=len(block))
+            shares = 1 - distinct / np.maximum(words.total - 2, 1)
+            scores = np.maximum(scores, np.where(long, shares, 0)).astype(np.float32)
         return scores
 
 

@@ -46,6 +46,25 @@ def _kinds() -> npt.NDArray[np.uint8]:
     return table
 
 
+@cache
+def _folded() -> npt.NDArray[np.uint32]:
+    """Returns the case-folded code point of each code point, or 0 if the case-folding has several code points."""
+    table = np.arange(CODE_POINTS, dtype=np.uint32)
+    for code in range(LAST_LETTER + 1):
+        folded = chr(code).casefold()
+        table[code] = ord(folded) if len(folded) == 1 else 0
+    return table
+
+
+def _casefold(text: str) -> str:
+    """Equals `text.casefold()`, and takes half of the time if the text is not ASCII."""
+    if text.isascii() or "\0" in text:
+        return text.casefold()
+    codes = np.frombuffer(text.replace("ß", "ss").encode("utf-32-le"), np.uint32)
+    folded = _folded().take(codes, mode="clip")
+    return folded.tobytes().decode("utf-32-le") if folded.all() else text.casefold()
+
+
 class Side:
     """The lines of one side of a block."""
 
@@ -111,7 +130,7 @@ class Side:
     @cached_property
     def folded(self) -> "Side":
         """The case-folded lines."""
-        return Side(self.text.casefold().split("\n")[:-1])
+        return Side(_casefold(self.text).split("\n")[:-1])
 
     @cached_property
     def _normalized(self) -> tuple[npt.NDArray[np.uint32], Counts]:

@@ -20,6 +20,7 @@ class Words(NamedTuple):
     rows: Counts  # [words] index of the line of each word
     starts: Counts  # [words] position of the first character in the text of the side
     ends: Counts  # [words] position after the last character
+    hashes: Keys  # [words] equal for equal words of a pair
     lower: Mask  # [words] `str.islower` of each word
     common: Mask  # [words] whether the opposite side of the pair has the same word
     total: Counts  # [lines] number of words
@@ -64,9 +65,10 @@ def _pair_words(block: TextBlock) -> PairWords:
     kinds = row[order[first]] * 8 + lower[order[first]] * 4 + sides
     counts = np.bincount(kinds, minlength=8 * len(block)).reshape(-1, 2, 4)  # pairs, lower, sides
     distinct, distinct_lower = counts.sum(1), counts[:, 1]
-    parts = np.split(common, [len(spans[0].starts)])
+    hashes_of, common_of = (np.split(each, [len(spans[0].starts)]) for each in (hashes, common))
     source, target = (
-        Words(rows[side], spans[side].starts, spans[side].ends, spans[side].lower, parts[side], spans[side].total,
+        Words(rows[side], spans[side].starts, spans[side].ends, hashes_of[side], spans[side].lower, common_of[side],
+              spans[side].total,
               distinct[:, side + 1] + distinct[:, 3], distinct_lower[:, side + 1] + distinct_lower[:, 3])
         for side in (0, 1)
     )  # fmt: skip

@@ -33,7 +33,9 @@ def test_the_best_of_equal_pairs_stays(tmp_path: Path) -> None:
     assert find_duplicates(file).tolist() == [2, 3, 4]
 
 
-def test_hashes_are_those_of_a_plain_loop() -> None:
+@pytest.mark.parametrize("part", [1 << 15, 3, 1])
+def test_hashes_are_those_of_a_plain_loop(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "PART_TOKENS", part)
     hasher = RowHash(50, 0)
     lengths = np.array([1, 3, 2500, 4])
     ids = np.random.default_rng(0).integers(0, 50, lengths.sum()).astype(np.uint16)

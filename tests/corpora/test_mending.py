@@ -1,5 +1,9 @@
+import sys
+import unicodedata
+
 import pytest
 
+from nmtkit.corpora import mending
 from nmtkit.corpora.mending import Mender
 
 CASES = {
@@ -33,3 +37,33 @@ def test_mending_twice_changes_nothing_more() -> None:
     mender = Mender()
     assert mender(first) == first
     assert set(mender.counts.values()) == {0}
+
+
+# Each line alone, without a combining accent nearby, must reach the normalization.
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a&#769;",
+        "\u212b",
+        "\u1112\u1161\u11ab",
+        "\u09c7\u09be",
+        "\u0340",
+        "\U0001d15e",
+        "\U000110a5\U000110ba",
+        "\u0958",
+    ],
+    ids=["entity", "singleton", "hangul", "bengali", "tone_mark", "music", "above_the_plane", "excluded"],
+)
+def test_every_line_gets_its_normal_form(line: str) -> None:
+    assert Mender()(["x", line]) == ["x", unicodedata.normalize("NFC", line.replace("&#769;", "\u0301"))]
+
+
+def test_unmarked_characters_never_change_under_normalization() -> None:
+    unmarked = [
+        chr(code) for code in range(0xD800) if not mending._kinds()[code] & mending.COMPOSING and chr(code) != "\n"
+    ]
+    assert len(unmarked) > 30_000
+    for base in ("", "a", "\u1100", "\u09c7", "\uac00"):
+        text = "".join(base + sign for sign in unmarked)
+        assert unicodedata.is_normalized("NFC", text)
+    assert mending._kinds()[sys.maxunicode] & mending.COMPOSING

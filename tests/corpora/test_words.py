@@ -18,7 +18,7 @@ from nmtkit.corpora.rules import (
     Repetition,
     RepetitionConfig,
 )
-from nmtkit.corpora.texts import Scores, TextBlock
+from nmtkit.corpora.texts import Scores, Side, TextBlock
 from nmtkit.corpora.words import pair_words, without
 
 CONTEXT = FilterContext("en", "de")
@@ -81,6 +81,13 @@ def test_own_words_keeps_common_words_in_lower_case_of_a_probable_copy() -> None
 def test_a_block_may_have_no_words(empty: TextBlock) -> None:
     assert pair_words(empty).common.tolist() == [0] * len(empty)
     assert [side.lines for side in own_words(empty)] == [side.lines for side in empty.sides]
+
+
+def test_folded_lines_equal_casefold() -> None:
+    signs = [chr(code) for code in range(0x20, 0x11000) if not 0xD800 <= code < 0xE000]
+    single = [sign for sign in signs if len(sign.casefold()) == 1]
+    for line in ("".join(single), "".join(signs), "Straße", "\0 Ü", "A"):
+        assert list(Side(["É", line]).folded.lines) == ["é", line.casefold()]
 
 
 def copied(source: str, target: str) -> float:
