@@ -3,8 +3,13 @@
 Every builder is deterministic: the same arguments return the same weights.
 """
 
+import fcntl
+import hashlib
+import os
 import random
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -165,10 +170,17 @@ def fragments() -> list[str]:
 
 
 def save_ending_transformer(path: Path, **changes: Any) -> Path:
-    """Writes that of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end.
+    """Writes the model of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end.
 
-    With `languages`, all pairs of different languages are taught; language i copies words from word i on.
+    With `languages`, all pairs of different languages are taught; language i copies words from word i on. In a run of
+    pytest, each model is taught once.
     """
+    name = hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()
+    shutil.copy(built_once(f"{name}.pt", lambda file: _teach_to_end(file, **changes)), path)
+    return path
+
+
+def _teach_to_end(path: Path, **changes: Any) -> None:
     model, tokenizer = from_checkpoint(save_transformer(path, **changes))
     pairs = list(permutations(range(len(tokenizer.languages)), 2)) or [(0, 0)]
     lines = fragments()
@@ -182,18 +194,34 @@ def save_ending_transformer(path: Path, **changes: Any) -> Path:
     begins = [[[token] for token in (tokens[i], tokens[j])] if tokens else [[], []] for i, j in chosen]
     targets = [[*it[1], *ids] for it, ids in zip(begins, ids_of(tokenizer.encode_target(copies)), strict=True)]
     sources = [[*it[0], *ids] for it, ids in zip(begins, ids_of(tokenizer.encode_source(lines)), strict=True)]
-    source = Packed.from_lists(sources, "cpu")
-    inputs = Packed.from_lists([[BOS, *ids[:-1]] for ids in targets], "cpu")
-    wanted = torch.tensor([token for ids in targets for token in ids])
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.005)
-    torch.manual_seed(1)
-    for _ in range(60 if tokens else 200):
+    halves = []
+    for part in (slice(0, None, 2), slice(1, None, 2)):
+        inputs = Packed.from_lists([[BOS, *ids[:-1]] for ids in targets[part]], "cpu")
+        wanted = torch.tensor([token for ids in targets[part] for token in ids])
+        halves.append((Packed.from_lists(sources[part], "cpu"), inputs, wanted))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # without dropout, which would need more updates
+    for source, inputs, wanted in halves * 30:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model.output_projection(model(source, inputs)), wanted).backward()
         optimizer.step()
     contents = checkpoint.load(path)
     checkpoint.save(path, contents | {"model": model.state_dict()})
-    return path
+
+
+# conftest.py gives all workers of a run the same folder
+shared_folder = Path(tempfile.gettempdir()) / f"nmtkit-tests-{os.getpid()}"
+
+
+def built_once(name: str, build: Callable[[Path], object]) -> Path:
+    """Returns the file `name` of the folder of all workers of pytest-xdist. The first worker builds the file."""
+    shared_folder.mkdir(exist_ok=True)
+    file = shared_folder / name
+    with file.with_name(f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            build(partial := file.with_name(f"partial-{name}"))
+            partial.rename(file)
+    return file
 
 
 def ids_of(encoded: Encoded) -> list[list[int]]:

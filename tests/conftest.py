@@ -8,6 +8,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 from pathlib import Path
 
+import builders
 import pytest
 from builders import write_corpus
 
@@ -15,6 +16,13 @@ from nmtkit.cli import main
 
 # Triton reads this when it is imported and runs kernels in its interpreter. torch.compile imports Triton too.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Shares the files of `builders.built_once` between the workers of pytest-xdist, as its documentation describes."""
+    base = tmp_path_factory.getbasetemp()
+    builders.shared_folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-once"
 
 
 @pytest.fixture(scope="session")

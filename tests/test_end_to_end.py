@@ -2,12 +2,15 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nmtkit.cli import main
 from nmtkit.demo.run import read_corpus, write_corpus
 
 TRAIN = (
@@ -86,12 +89,12 @@ def test_inspect_names_the_command_that_goes_on(home: Path) -> None:
     assert "Traceback" not in resumed.stderr
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(home: Path) -> None:
-    for line in (
-        "nmtkit generate data-bin --gen-subset nonsense --path averaged.pt",
-        "nmtkit train data-bin --arch my_rnn",
-        "nmtkit score --data data-bin --sys data/nothing.de",
-        PREPROCESS,
-    ):
-        error = shell(line, home, status=2).stderr
+def test_a_mistake_is_one_line_and_exit_code_2(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [shell("nmtkit generate data-bin --gen-subset nonsense --path averaged.pt", home, status=2).stderr]
+    monkeypatch.chdir(home)
+    for line in ("train data-bin --arch my_rnn", "score --data data-bin --sys data/nothing.de", PREPROCESS[7:]):
+        result = CliRunner().invoke(main, shlex.split(line))
+        assert result.exit_code == 2
+        errors.append(result.stderr)
+    for error in errors:
         assert error.startswith("nmtkit: error: ") and error.count("\n") == 1, error

@@ -63,7 +63,18 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("check", check_architecture.checks, ids=title)
+TRAINS = "resume is exact and checkpoints average"
+CHECKS = [
+    pytest.param(check, id=title(check), marks=[pytest.mark.slow] if title(check) == TRAINS else [])
+    for check in check_architecture.checks
+]
+
+
+def test_the_check_that_trains_has_its_title() -> None:
+    assert TRAINS in map(title, check_architecture.checks)
+
+
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("changes", DECODERS.values(), ids=DECODERS)
 def test_the_contract_holds_for_every_decoder_of_the_transformer(changes: dict[str, Any], check: Check) -> None:
     check(check_architecture.subject("transformer_tiny", **TINY_CONFIGS["transformer_tiny"] | changes))

@@ -33,6 +33,7 @@ def two_processes(*flags: str, text: bytes = b"") -> subprocess.CompletedProcess
     return subprocess.run([*torchrun, *FLAGS, *flags], input=text, capture_output=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes_byte_for_byte(trained: Path) -> None:
     flags = ["--path", str(trained)]
     one, two = CliRunner().invoke(main, [*FLAGS, *flags], input=TEXT), two_processes(*flags, text=TEXT)

@@ -199,7 +199,10 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("isa", [None, "AVX2", "AVX512_CORE", "SSE41"])
+SLOW_ISAS = [pytest.param(isa, marks=pytest.mark.slow) for isa in (None, "AVX512_CORE", "SSE41")]
+
+
+@pytest.mark.parametrize("isa", ["AVX2", *SLOW_ISAS])
 def test_int8_does_not_saturate_on_processors_without_vnni(isa):
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
     if isa is not None:

@@ -107,6 +107,7 @@ def test_the_command_and_python_search_with_the_language_model(folder: Path) -> 
     settings: dict[str, Any] = {"beam": 2, "max_len_a": 0, "max_len_b": 8, "logits_processors": ["lm_fusion"]}
     line = "all human beings are born free"
     assert model.translate(line, lm=folder / "lm.pt", lm_weight=2, **settings) + "\n" == result.stdout
+    line = "All are equal before the law."
     (best,) = model.translate(line, nbest=1, lm=folder / "lm.pt", lm_weight=0.5, lenpen=0, **settings).hypotheses
     lm = nmtkit.load(folder / "lm.pt", device="cpu")
     fused = model.score(line, best.text) + 0.5 * lm.score("", best.text)

@@ -229,7 +229,8 @@ def test_a_resumed_run_of_adapters_goes_on_exactly(base: Path, domain_data: Path
     assert "adapters: rank 4 none" in full
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_make_the_adapters_of_one(base: Path, domain_data: Path, tmp_path: Path, parallel: str) -> None:
     more = ["--finetune-from", base, "--adapter-rank", 3, "--clip-norm", 1, "--ema-decay", 0.9]
     train(domain_data, tmp_path / "one", *more, "--max-update", 4)

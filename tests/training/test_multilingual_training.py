@@ -42,7 +42,7 @@ directions = ["en-de", "de-en", "en-it", "it-en", "de-it"]
 """
 MODEL = shlex.split("""
     --arch transformer_tiny --d-model 32 --d-ff 64 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0
-    --precision fp32 --device cpu --threads 1 --lr 0.01 --warmup-updates 30 --batch-tokens 500 --max-tokens 200
+    --precision fp32 --device cpu --threads 1 --lr 0.01 --warmup-updates 30 --batch-tokens 500 --max-tokens 500
     --validate-interval none --save-interval none
 """)
 

@@ -29,7 +29,7 @@ from nmtkit.translation.translator import Translator
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
 SMALL_RUN = {
     "batch_tokens": 200,
-    "max_tokens": 80,
+    "max_tokens": 120,  # two micro-batches in an update
     "precision": "fp32",
     "device": "cpu",
     "lr": 0.01,
@@ -91,11 +91,12 @@ OTHER_NAMES["transforms"] = "casing,typos,bpe_dropout,word_dropout,word_blank,wo
 def test_resume_equals_uninterrupted_bit_for_bit(
     mirror_data: Path, tmp_path: Path, names: dict[str, str], settings: dict[str, Any]
 ) -> None:
-    settings = settings | {"names": names, "validate_interval_updates": 4}
-    train(mirror_data, tmp_path / "whole", max_update=30, **settings)
-    train(mirror_data, tmp_path / "parts", max_update=8, **settings)
-    train(mirror_data, tmp_path / "parts", max_update=24, save_interval_updates=9, **settings)
-    train(mirror_data, tmp_path / "parts", max_update=30, **settings)
+    settings = settings | {"names": names, "validate_interval_updates": 4, "batch_tokens": 500, "max_tokens": 300}
+    train(mirror_data, tmp_path / "whole", max_update=12, **settings)  # an epoch has eight updates
+    train(mirror_data, tmp_path / "parts", max_update=3, **settings)
+    train(mirror_data, tmp_path / "parts", max_update=10, save_interval_updates=4, **settings)
+    train(mirror_data, tmp_path / "parts", max_update=12, **settings)
+    assert records(tmp_path / "whole", "train")[-1]["epoch"] == 2
     whole = checkpoint.load(tmp_path / "whole" / "last.pt")
     parts = checkpoint.load(tmp_path / "parts" / "last.pt")
     assert all(torch.equal(tensor, parts["model"][name]) for name, tensor in whole["model"].items())
@@ -108,27 +109,27 @@ def test_resume_equals_uninterrupted_bit_for_bit(
 def test_a_damaged_newest_checkpoint_is_passed_over(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(mirror_data, tmp_path / "whole", max_update=12)
-    train(mirror_data, tmp_path / "run", max_update=10, save_interval_updates=5)
-    newest = tmp_path / "run" / "update_00000010.pt"
+    train(mirror_data, tmp_path / "whole", max_update=5)
+    train(mirror_data, tmp_path / "run", max_update=4, save_interval_updates=2)
+    newest = tmp_path / "run" / "update_00000004.pt"
     newest.write_bytes(newest.read_bytes()[:-1000])
-    train(mirror_data, tmp_path / "run", max_update=12)
-    assert "update_00000010.pt is" in caplog.text
+    train(mirror_data, tmp_path / "run", max_update=5)
+    assert "update_00000004.pt is" in caplog.text
     one, other = (checkpoint.load(tmp_path / name / "last.pt")["model"] for name in ("whole", "run"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def test_training_state_stays_in_the_two_newest_checkpoints_only(mirror_data: Path, tmp_path: Path) -> None:
-    train(mirror_data, tmp_path / "run", max_update=25, save_interval=None, save_interval_updates=5, keep_last=4)
+    train(mirror_data, tmp_path / "run", max_update=10, save_interval=None, save_interval_updates=2, keep_last=4)
     paths = checkpoint.numbered(tmp_path / "run")
-    assert [path.name for path in paths] == [checkpoint.file_name(update) for update in (10, 15, 20, 25)]
+    assert [path.name for path in paths] == [checkpoint.file_name(update) for update in (4, 6, 8, 10)]
     assert ["training" in checkpoint.load(path) for path in paths] == [False, False, True, True]
     assert (tmp_path / "run" / "last.pt").resolve() == paths[-1]
 
 
 def test_the_best_checkpoint_stays_though_it_is_old(mirror_data: Path, tmp_path: Path) -> None:
     # a rate that is far too high makes later validations worse
-    train(mirror_data, tmp_path / "run", max_update=24, validate_interval_updates=4, keep_last=2, lr=3.0)
+    train(mirror_data, tmp_path / "run", max_update=10, validate_interval_updates=2, keep_last=2, lr=3.0)
     valid = {record["update"]: record["loss"] for record in records(tmp_path / "run", "valid")}
     best = min(valid, key=lambda update: valid[update])
     assert (tmp_path / "run" / "best.pt").resolve().name == checkpoint.file_name(best)
@@ -148,7 +149,7 @@ def test_a_validation_gives_a_heartbeat_for_every_token(
 
 
 def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirror_data: Path, tmp_path: Path) -> None:
-    run = Run(job(tmp_path / "run", {"metrics": "bleu"}, max_update=20, validate_interval=1), mirror_data, Lines())
+    run = Run(job(tmp_path / "run", {"metrics": "bleu"}, max_update=6, validate_interval=1), mirror_data, Lines())
     run.run()
     assert run.validator is not None
     before = {name: (value.dtype, value.clone()) for name, value in run.trainer.model.state_dict().items()}
@@ -168,12 +169,12 @@ def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirro
 
 
 def test_hours_of_training_end_the_run_and_count_from_its_start(mirror_data: Path, tmp_path: Path) -> None:
-    end = train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=2 / 3600)
+    end = train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=0.5 / 3600)
     assert 1 < end.updates < 100_000
     assert end.reason.startswith("--stop-time-hours")
     saved = checkpoint.load(tmp_path / "run" / "last.pt")["training"]["seconds"]
-    assert 2 <= saved < 60
-    assert train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=2 / 3600).updates == end.updates
+    assert 0.5 <= saved < 60
+    assert train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=0.5 / 3600).updates == end.updates
 
 
 def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
 
 
 def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
-    run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1), mirror_data, Lines())
+    run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1, batch_tokens=600), mirror_data, Lines())
     assert run.run().updates == 2 * len(list(run.sampler.epoch(0)))
     assert len(records(tmp_path / "run", "valid")) == 2
 
@@ -238,8 +239,8 @@ def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
 
 
 def test_running_means_may_begin_and_end_when_a_run_is_resumed(mirror_data: Path, tmp_path: Path) -> None:
-    train(mirror_data, tmp_path / "plain", max_update=9)
-    for updates, settings in ((3, {}), (6, {"ema_decay": 0.5}), (9, {})):
+    train(mirror_data, tmp_path / "plain", max_update=6)
+    for updates, settings in ((2, {}), (4, {"ema_decay": 0.5}), (6, {})):
         train(mirror_data, tmp_path / "run", max_update=updates, **settings)
     plain, run = (checkpoint.load(tmp_path / name / "last.pt")["model"] for name in ("plain", "run"))
     assert all(torch.equal(tensor, run[name]) for name, tensor in plain.items())
@@ -286,7 +287,7 @@ def test_resuming_with_other_frozen_parameters_is_refused(mirror_data: Path, tmp
 def test_a_resumed_run_keeps_the_resolved_batch_size(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=1, batch_tokens=None, update_freq=3)
     run = Run(job(tmp_path / "run", max_update=2, batch_tokens=None, update_freq=1), mirror_data, Lines())
-    assert run.job.run.batch_tokens == 240
+    assert run.job.run.batch_tokens == 360
 
 
 def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_data: Path, tmp_path: Path) -> None:
@@ -487,8 +488,8 @@ def test_processes_without_work_are_told(
 def test_a_healthy_run_has_no_warning_of_its_losses(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "SETTLED", 20)
-    train(mirror_data, tmp_path / "run", max_update=40, validate_interval_updates=10)
+    monkeypatch.setattr(health, "SETTLED", 10)
+    train(mirror_data, tmp_path / "run", max_update=20, validate_interval_updates=5)
     assert warned(caplog) == []
 
 
