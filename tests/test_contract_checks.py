@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import TINY_CONFIGS, save_tiny_transformer
+from builders import TINY_CONFIGS, save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 from torch import Tensor, nn
 
@@ -51,6 +51,25 @@ CHEAP = {"expected_reward": {"candidates_per_sentence": 2, "candidate_extra": 0}
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with the tokenizer of the contract checks."""
     return save_tiny_transformer(tmp_path_factory.mktemp("teacher") / "teacher.pt", dataset().tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        (["kd_cross_entropy", "--teacher"], {}),
+        (["lm_fusion", "--lm"], {"encoder_layers": 0}),
+        (["contrastive", "--contrast-source", "empty", "--contrast"], {}),
+    ],
+    ids=["teacher", "language-model", "contrasted-model"],
+)
+def test_a_component_is_checked_with_the_vocabulary_of_its_checkpoint(
+    flags: list[str], kind: dict[str, Any], tmp_path: Path
+) -> None:
+    """The vocabulary has 330 pieces and differs from the vocabulary of the checks."""
+    path = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), **kind)
+    result = CliRunner().invoke(main, ["check", *flags, str(path)])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"(\d+) of \1 checks passed\n$", result.stdout)
 
 
 @pytest.mark.parametrize("check", check_criterion.checks, ids=title)

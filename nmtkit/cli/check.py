@@ -54,8 +54,8 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Check logits processors with the vocabulary of this checkpoint, dataset or tokenizer. Only processors that "
-    "need a specific vocabulary need this flag.",
+    help="Check with the vocabulary of this checkpoint, dataset or tokenizer; default: the vocabulary of a checkpoint "
+    "in the settings, such as --teacher, or a tiny vocabulary.",
 )
 @click.pass_context
 def command(
@@ -71,6 +71,7 @@ def command(
     \b
     nmtkit check --plugin my_model.py
     nmtkit check --plugin my_model.py gru --width 8
+    nmtkit check kd_cross_entropy --teacher averaged.pt
 
     The checks use a tiny vocabulary and the preset of each component. If you give a single NAME, the settings of this
     component are flags; small sizes make the checks fast. Architectures are checked for shapes, causality, equal

@@ -1,11 +1,15 @@
 """Runs the contract checks of a component and reports failed checks."""
 
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nmtkit.architectures.contract import ContractError, described
 from nmtkit.config import derive
+from nmtkit.data.spm_training import load_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.plugins import plugin_message
 from nmtkit.registry import Registry
@@ -22,11 +26,13 @@ class Subject(Generic[T]):
     base: Any  # the class whose instances the factory must return
     name: str
     settings: dict[str, Any]
-    tokenizer: Tokenizer | None = None  # for a component that works only with some vocabularies
+    tokenizer: Tokenizer | None = None  # default: the tokenizer of a checkpoint in the settings
     config: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.config = derive(self.registry[self.name].preset, self.settings, str(self))
+        if self.tokenizer is None and (path := _checkpoint_in(vars(self.config).values())):
+            self.tokenizer = load_tokenizer([path])
 
     def __str__(self) -> str:
         return f"{self.registry.kind} {self.name}"
@@ -41,6 +47,12 @@ class Subject(Generic[T]):
             f"{self.base.__name__}",
         )
         return component
+
+
+def _checkpoint_in(values: Iterable[Any]) -> Path | None:
+    """Returns the first value, or item of a tuple, that is the path of a checkpoint."""
+    items = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
+    return next((item for item in items if isinstance(item, Path) and zipfile.is_zipfile(item)), None)
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,8 @@ class Contract(Generic[T]):
     def __call__(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> None:
         """Raises ContractError, with the reason of each failed check, unless the component passes all checks.
 
-        `settings` override the preset of the component. Small sizes make the checks fast. The checks of a logits
-        processor use `tokenizer` instead of a tiny tokenizer.
+        `settings` override the preset of the component. Small sizes make the checks fast. The checks use `tokenizer`,
+        or the tokenizer of the first checkpoint in the settings, or a tiny tokenizer.
         """
         subject = self.subject(name, tokenizer, **settings)
         failed = [result for result in self.results(subject) if result.error is not None]

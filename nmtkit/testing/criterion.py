@@ -17,7 +17,15 @@ from nmtkit.testing.runs import batch, dataset, resume_is_exact, tiny_model
 
 @functools.lru_cache(maxsize=2)
 def criterion_of(subject: Subject[Criterion]) -> Criterion:
-    return subject.build(dataset().tokenizer)
+    return subject.build(dataset(subject.tokenizer).tokenizer)
+
+
+def model_of(subject: Subject[Criterion]) -> Architecture:
+    return tiny_model(subject.tokenizer)
+
+
+def pairs_of(subject: Subject[Criterion], *pairs: int) -> Batch:
+    return batch(*pairs, tokenizer=subject.tokenizer)
 
 
 def loss_of(subject: Subject[Criterion], model: Architecture, pairs: Batch, training: bool, seed: int = 1) -> Loss:
@@ -31,7 +39,7 @@ def loss_of(subject: Subject[Criterion], model: Architecture, pairs: Batch, trai
 
 def a_loss_and_its_counts_are_returned(subject: Subject[Criterion]) -> None:
     for training in (True, False):
-        loss = loss_of(subject, tiny_model(), batch(0, 1, 2), training)
+        loss = loss_of(subject, model_of(subject), pairs_of(subject, 0, 1, 2), training)
         values = {"sum": loss.sum, **loss.counts}
         infinite = [name for name, value in values.items() if not value.isfinite()]
         require(not infinite, f"{', '.join(infinite)} of the loss is not finite on a fresh model")
@@ -40,11 +48,16 @@ def a_loss_and_its_counts_are_returned(subject: Subject[Criterion]) -> None:
 
 
 def the_loss_is_a_sum_and_no_mean(subject: Subject[Criterion]) -> None:
-    check_sum(criterion_of(subject), tiny_model(), batch(0, 1, 2), batch(0, 1, 2, 0, 1, 2))
+    check_sum(
+        criterion_of(subject),
+        model_of(subject),
+        pairs_of(subject, 0, 1, 2),
+        pairs_of(subject, 0, 1, 2, 0, 1, 2),
+    )
 
 
 def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
-    model, pairs = tiny_model(), batch(0, 1, 2)
+    model, pairs = model_of(subject), pairs_of(subject, 0, 1, 2)
     got = float(loss_of(subject, model, pairs, False).counts["nll"])
     with torch.no_grad():
         logits = model.eval().output_projection(model(pairs.source, pairs.target_input))
@@ -57,8 +70,8 @@ def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
 
 
 def gradients_reach_the_model_and_are_finite(subject: Subject[Criterion]) -> None:
-    model = tiny_model()
-    loss = loss_of(subject, model, batch(0, 1, 2), True)
+    model = model_of(subject)
+    loss = loss_of(subject, model, pairs_of(subject, 0, 1, 2), True)
     require(loss.sum.requires_grad, "the loss has no gradient; it must be computed from the model's outputs")
     loss.sum.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -68,9 +81,9 @@ def gradients_reach_the_model_and_are_finite(subject: Subject[Criterion]) -> Non
 
 
 def a_batch_that_counts_for_nothing_is_taken(subject: Subject[Criterion]) -> None:
-    pairs = batch(0)
+    pairs = pairs_of(subject, 0)
     dummy = replace(pairs, target_output=torch.full_like(pairs.target_output, IGNORE_INDEX), target_tokens=0)
-    model = tiny_model()
+    model = model_of(subject)
     loss = loss_of(subject, model, dummy, True)
     require(
         loss.sum.isfinite(),
@@ -83,7 +96,7 @@ def a_batch_that_counts_for_nothing_is_taken(subject: Subject[Criterion]) -> Non
 
 def training_repeats_with_the_seed(subject: Subject[Criterion]) -> None:
     def losses() -> list[Tensor]:
-        loss = loss_of(subject, tiny_model(), batch(0, 1, 2), True, seed=7)
+        loss = loss_of(subject, model_of(subject), pairs_of(subject, 0, 1, 2), True, seed=7)
         return [loss.sum, *loss.counts.values()]
 
     equal = all(torch.equal(value, other) for value, other in zip(losses(), losses(), strict=True))

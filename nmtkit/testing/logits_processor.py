@@ -104,7 +104,7 @@ class SmallSearch:
 
 
 def search(subject: Subject[LogitsProcessor], sentences: tuple[int, ...] = EVERY) -> SmallSearch:
-    tokenizer = subject.tokenizer or dataset().tokenizer
+    tokenizer = dataset().tokenizer if subject.tokenizer is None else subject.tokenizer
     return SmallSearch(subject.build(tokenizer), tokenizer, sentences)
 
 

@@ -1,7 +1,6 @@
 """A tiny dataset and short trainings on it."""
 
 import atexit
-import functools
 import logging
 import random
 import shutil
@@ -19,6 +18,7 @@ from nmtkit.config import derive
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.packed import Batch
 from nmtkit.models import vocabulary_of
 from nmtkit.testing.checks import Subject, require
@@ -69,13 +69,25 @@ def quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@functools.cache
-def tiny_dataset() -> Path:
-    """Returns the folder of a dataset with word alignments. The folder is made once and removed at exit."""
+def dataset(tokenizer: Tokenizer | None = None) -> Dataset:
+    """Returns the tiny dataset, segmented with `tokenizer`, or by default with a tokenizer of 320 pieces."""
+    key = "" if tokenizer is None else tokenizer.fingerprint
+    if key not in _datasets:
+        _datasets[key] = Dataset.open(_make_dataset(tokenizer))
+    return _datasets[key]
+
+
+_datasets: dict[str, Dataset] = {}  # by fingerprint of the tokenizer; "" is the default tokenizer
+
+
+def _make_dataset(tokenizer: Tokenizer | None) -> Path:
+    """Writes a dataset with word alignments. Returns its folder, which is removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="nmtkit-check-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for seed, (name, pairs) in enumerate(PAIRS.items()):
         write_corpus(folder / name, pairs, seed)
+    if tokenizer is not None:
+        tokenizer.save(folder / "tokenizer")
     config = PreprocessConfig(
         source_lang="xx",
         target_lang="yy",
@@ -83,37 +95,35 @@ def tiny_dataset() -> Path:
         valid=(str(folder / "valid"),),
         alignments=(folder / "train.links",),
         destdir=folder / "data-bin",
-        vocab_size=320,
+        **({"vocab_size": 320} if tokenizer is None else {"tokenizer_from": (folder / "tokenizer",)}),
     )
     with quiet():
         preprocess(config)
     return folder / "data-bin"
 
 
-@functools.cache
-def dataset() -> Dataset:
-    return Dataset.open(tiny_dataset())
-
-
-def batch(*pairs: int) -> Batch:
+def batch(*pairs: int, tokenizer: Tokenizer | None = None) -> Batch:
     """Returns training pairs of the tiny dataset, given by their indices, as a micro-batch."""
-    return dataset()["train"].batch(torch.tensor(pairs).numpy())
+    return dataset(tokenizer)["train"].batch(torch.tensor(pairs).numpy())
 
 
-def train(names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
-    """Trains until update `max_update`. `names` maps kinds to components. Resumes an existing run in `save_dir`."""
+def train(data: Path, names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
+    """Trains on the dataset `data` until update `max_update`. Resumes an existing run in `save_dir`.
+
+    `names` maps kinds to components.
+    """
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
-        Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), tiny_dataset(), Lines()).run()
+        Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), data, Lines()).run()
 
 
-def tiny_model(seed: int = 1) -> Architecture:
+def tiny_model(tokenizer: Tokenizer | None = None, seed: int = 1) -> Architecture:
     """Returns a tiny Transformer for the tiny dataset. `seed` seeds its parameters."""
     entry = ARCHITECTURES["transformer_tiny"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = derive(entry.preset, TINY_TRANSFORMER, "check")
-        return entry.factory(config, vocabulary_of(dataset().tokenizer))
+        return entry.factory(config, vocabulary_of(dataset(tokenizer).tokenizer))
 
 
 def resume_is_exact(subject: Subject[Any]) -> None:
@@ -128,9 +138,10 @@ def check_resume(subject: Subject[Any], folder: Path) -> None:
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)
     settings |= subject.settings
-    train(names, settings, folder / "whole", 4)
-    train(names, settings, folder / "parts", 2)
-    train(names, settings, folder / "parts", 4)
+    data = dataset(subject.tokenizer).folder
+    train(data, names, settings, folder / "whole", 4)
+    train(data, names, settings, folder / "parts", 2)
+    train(data, names, settings, folder / "parts", 4)
     whole, parts = (checkpoint.load(folder / name / "last.pt")["model"] for name in ("whole", "parts"))
     differ = [name for name, tensor in whole.items() if not torch.equal(tensor, parts[name])]
     require(

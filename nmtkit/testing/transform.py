@@ -3,6 +3,7 @@
 import numpy as np
 
 from nmtkit.architectures.contract import described
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, Side, Transform
 from nmtkit.testing.checks import Contract, Subject, require
 from nmtkit.testing.runs import batch, dataset, resume_is_exact
@@ -11,15 +12,15 @@ PAIRS = range(12)
 
 
 def build(subject: Subject[Transform]) -> Transform:
-    transform = subject.build(dataset().tokenizer)
+    transform = subject.build(dataset(subject.tokenizer).tokenizer)
     known = transform.level in ("ids", "text")
     require(known, f'the level of the class is {transform.level!r}; it must be "ids" or "text"')
     return transform
 
 
-def pairs_for(transform: Transform) -> list[tuple[Side, Side]]:
+def pairs_for(transform: Transform, given: Tokenizer | None) -> list[tuple[Side, Side]]:
     """Returns pairs of the type that the transform takes. One pair has no source words, and one has no target words."""
-    tokenizer, pairs = dataset().tokenizer, batch(*PAIRS)
+    tokenizer, pairs = dataset(given).tokenizer, batch(*PAIRS, tokenizer=given)
     sources = [ids[:-1].numpy() for ids in pairs.source.split()]
     targets = [ids[1:].numpy() for ids in pairs.target_input.split()]
     sources[-1], targets[-2] = sources[-1][:0], targets[-2][:0]
@@ -41,9 +42,9 @@ def _equal(side: Side, other: Side) -> bool:
 
 
 def pairs_of_its_level_are_returned(subject: Subject[Transform]) -> None:
-    transform, tokenizer = build(subject), dataset().tokenizer
+    transform, tokenizer = build(subject), dataset(subject.tokenizer).tokenizer
     sizes = tokenizer.source_size, tokenizer.target_size
-    for pair in pairs_for(transform):
+    for pair in pairs_for(transform, subject.tokenizer):
         for seed in range(8):
             result: object = transform.transform(*pair, np.random.default_rng(seed))
             require(
@@ -71,7 +72,7 @@ def pairs_of_its_level_are_returned(subject: Subject[Transform]) -> None:
 
 def what_is_given_is_left_alone(subject: Subject[Transform]) -> None:
     transform = build(subject)
-    pairs, before = pairs_for(transform), pairs_for(transform)
+    pairs, before = pairs_for(transform, subject.tokenizer), pairs_for(transform, subject.tokenizer)
     _transformed(transform, pairs, 3)
     same = all(_equal(pairs[index][side], before[index][side]) for index in range(len(pairs)) for side in (0, 1))
     require(same, "transform changes its arguments in place; change and return copies")
@@ -79,7 +80,7 @@ def what_is_given_is_left_alone(subject: Subject[Transform]) -> None:
 
 def it_repeats_with_the_generator(subject: Subject[Transform]) -> None:
     transform = build(subject)
-    pairs = pairs_for(transform)
+    pairs = pairs_for(transform, subject.tokenizer)
     first = _transformed(transform, pairs, 3)
     backwards = reversed(range(len(pairs)))
     again = {index: transform.transform(*pairs[index], np.random.default_rng([3, index])) for index in backwards}
