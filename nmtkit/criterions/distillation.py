@@ -141,7 +141,7 @@ def teacher_rows(
         states = [teacher(batch.source, batch.target_input) for teacher in teachers]
         results = [
             most_probable(teachers, [state[start : start + CHUNK] for state in states], stored.candidates)
-            for start in range(0, batch.target_tokens, CHUNK)
+            for start in range(0, len(batch.target_output), CHUNK)
         ]
         ids, probabilities = (torch.cat(each).cpu() for each in zip(*results, strict=True))
         where = np.concatenate([np.r_[stored.rows_of(pair)[1]] for pair in part.tolist()])

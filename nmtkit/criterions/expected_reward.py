@@ -116,12 +116,14 @@ def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
 
 def real_sentences(batch: Batch) -> Tensor:
     """Returns the indices (int64) of the sentences that count. Sentences of a dummy micro-batch do not count."""
-    first = batch.target_output[batch.target_input.layout.cu_seqlens[:-1].long()]
-    return (first != IGNORE_INDEX).nonzero()[:, 0]
+    last = batch.target_output[batch.target_input.layout.cu_seqlens[1:].long() - 1]  # eos
+    return (last != IGNORE_INDEX).nonzero()[:, 0]
 
 
 def references(batch: Batch, sentences: Tensor) -> list[list[int]]:
-    return [ids.tolist() for ids in batch.target_input.with_values(batch.target_output).select(sentences).split()]
+    """Returns the ids of the target of each sentence, eos last. Ids that the loss ignores are left out."""
+    targets = batch.target_input.with_values(batch.target_output).select(sentences).split()
+    return [ids[ids != IGNORE_INDEX].tolist() for ids in targets]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from nmtkit.data.dataset_files import (
     TOKENIZER_FOLDER,
     array_file,
     check_files,
+    counts_language_token,
     direction_file,
     map_array,
     read_manifest,
@@ -131,6 +132,12 @@ class Split:
     directions: tuple[Direction, ...] = ()  # all directions of the dataset; () for a dataset of one direction
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
     rows: Pairs | None = None  # row numbers in the subset on disk; None: all rows
+    uncounted: int = 0  # number of tokens at the beginning of each target that the loss does not count
+
+    def counted_tokens(self, rows: Pairs | None = None) -> int:
+        """Returns the number of target tokens of `rows` (None: all rows) that the loss counts, before transforms."""
+        lengths = np.asarray(self.target.lengths) if rows is None else self.target.lengths[rows]
+        return int(lengths.sum()) - self.uncounted * len(lengths)
 
     def select(self, rows: Pairs) -> "Split":
         """Returns a split with only the given rows of this split."""
@@ -202,7 +209,7 @@ class Split:
         """
         import torch
 
-        from nmtkit.layers.packed import Batch
+        from nmtkit.layers.packed import IGNORE_INDEX, Batch
 
         source, target = self.source.gather(pairs), self.target.gather(pairs)
         sizes = self.tokenizer.source_size, self.tokenizer.target_size
@@ -215,11 +222,14 @@ class Split:
         shifted = np.empty_like(target.ids)
         shifted[1:] = target.ids[:-1]
         shifted[starts] = BOS
+        output = target.ids.astype(np.int64)
+        if self.uncounted:
+            output[starts] = IGNORE_INDEX
         return Batch(
             _packed(source.ids, source.lengths),
             _packed(shifted, target.lengths),
-            torch.from_numpy(target.ids.astype(np.int64)),
-            len(target.ids),
+            torch.from_numpy(output),
+            len(target.ids) - self.uncounted * len(starts),
             torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)),
             None if links is None else torch.from_numpy(links),
         )
@@ -272,6 +282,11 @@ class Dataset:
                 raise ValueError(
                     f"{shard} and {shards[0]} have different tokenizers; "
                     "preprocess all shards with the same --tokenizer-from"
+                )
+            if counts_language_token(manifest) != counts_language_token(manifests[0]):
+                raise ValueError(
+                    f"one of {shard} and {shards[0]} was made with --no-language-token-loss; preprocess all shards "
+                    "with the same flags"
                 )
             for name in ("source_lang", "target_lang", "languages", "directions"):
                 if manifest[name] != manifests[0][name]:
@@ -353,7 +368,10 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
         )
     loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
     alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
-    return Split(name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index)
+    return Split(
+        name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index,
+        uncounted=0 if counts_language_token(manifests[0]) else 1,
+    )  # fmt: skip
 
 
 def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[np.uint16]:

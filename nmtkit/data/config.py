@@ -198,6 +198,11 @@ class PreprocessConfig(Config):
         "language tokens of a --corpora dataset; both: each sentence begins with the token of its language, as in "
         "M2M-100; target-on-source: source sentences begin with the token of the target language; none means both",
     )
+    language_token_loss: bool = option(
+        True,
+        "let the loss count the language token at the beginning of each target line, as in the training of M2M-100; "
+        "otherwise loss, perplexity and accuracy leave the token out",
+    )
     spm_temperature: float = option(
         5.0,
         "with --corpora: the share of each language in the training sample of the tokenizer is proportional to "
@@ -226,6 +231,8 @@ class PreprocessConfig(Config):
         self.shard_of()
         if self.corpora is not None:
             return
+        if not self.language_token_loss and self.target_language_token is None:
+            raise ValueError("--no-language-token-loss does nothing without --corpora or --target-language-token")
         if not self.source_lang or not self.target_lang:
             raise ValueError("give --source-lang and --target-lang, or --corpora for many languages")
         if not self.train and not self.valid and not self.test:

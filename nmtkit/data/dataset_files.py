@@ -123,6 +123,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def counts_language_token(manifest: dict[str, Any]) -> bool:
+    """Whether the loss counts the language token of each target. Older datasets do not have this setting."""
+    return bool(manifest["settings"].get("language_token_loss", True))
+
+
 def _check_manifest(manifest: dict[str, Any]) -> None:
     """Raises ValueError for the first entry that is missing, has a wrong type, or contradicts another entry."""
     for name in ("source_lang", "target_lang", "tokenizer"):

@@ -54,6 +54,11 @@ class DatasetWriter:
     def __init__(
         self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, on_progress: Callable[[int], None]
     ) -> None:
+        if not config.language_token_loss and tokenizer.has_target_languages_only:
+            raise ValueError(
+                "--no-language-token-loss has no effect, because the language tokens of this tokenizer are on the "
+                "source side only; leave the flag out"
+            )
         self.config = config
         self.tokenizer = tokenizer
         self.folder = folder

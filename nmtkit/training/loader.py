@@ -109,7 +109,8 @@ class BatchLoader:
             (number, self.batch(parts[number], position.epoch) if number < len(parts) else self.dummy(parts[0][:1]))
             for number in range(self.rank, rounds * self.ranks, self.ranks)
         ]
-        return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), of_rank, ends_epoch)
+        counted = self.split.counted_tokens(pairs)
+        return Update(position, pairs, counted, int(source[pairs].sum()), of_rank, ends_epoch)
 
     def batch(self, pairs: Pairs, epoch: int) -> Batch:
         """Returns a micro-batch of these pairs on the device."""

@@ -13,6 +13,7 @@ import torch
 import nmtkit
 from nmtkit import checkpoint, models
 from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset_files import counts_language_token
 from nmtkit.plugins import source_digests
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
@@ -44,6 +45,7 @@ def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, An
         **{f"adapters: {name}": (adapters or {}).get(name) for name in ("rank", "alpha", "layers", "fingerprint")},
         "overfit batches": job.run.overfit_batches,
         **(sampling if dataset.directions else {}),
+        **({} if counts_language_token(dataset.manifest) else {"loss of language tokens": False}),
     }
 
 

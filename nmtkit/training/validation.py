@@ -212,7 +212,7 @@ class Validator:
         texts = {name: getattr(self, name) for name in ("sources", "hypotheses", "references")}
         if rows is not None and self.translates:
             texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
-        tokens = int((self.lengths if rows is None else self.lengths[rows]).sum())
+        tokens = self.split.counted_tokens(rows)
         shared = {name: value for (metric, name), value in totals.items() if not metric}
         scores = {name: value / tokens for name, value in shared.items()}
         scores["ppl"] = perplexity(scores["nll"])
@@ -238,7 +238,7 @@ class Validator:
             record: dict[str, Any] = {
                 "tokens": f"{first}-{LENGTHS[number]}" if number < len(LENGTHS) else f"{first} and more",
                 "sentences": len(members),
-                "loss": float(losses[number]) / int(self.lengths[members].sum()),
+                "loss": float(losses[number]) / self.split.counted_tokens(members),
             }
             if self.translates and not self.split.directions:
                 texts = {

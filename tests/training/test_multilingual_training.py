@@ -18,8 +18,11 @@ from sacrebleu.metrics import BLEU
 from nmtkit import checkpoint, models
 from nmtkit.cli import main
 from nmtkit.criterions import CRITERIONS
+from nmtkit.criterions.expected_reward import real_sentences, references
 from nmtkit.data.batching import BatchSampler, Sampling
 from nmtkit.data.binarized import Dataset
+from nmtkit.data.tokenizer import BOS
+from nmtkit.layers.packed import IGNORE_INDEX, Packed
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.metrics import Metric, Outputs
 from nmtkit.training.validation import Validator
@@ -312,6 +315,88 @@ def test_directions_of_a_model_include_the_base_and_are_unknown_if_those_of_the_
 ) -> None:
     contents: Any = {"run": facts}
     assert models.directions_of(contents) == expected
+
+
+# --- the loss of language tokens --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def uncounted(home: Path, trained: Path) -> Path:
+    """The dataset of `home`, whose language tokens the loss does not count."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        run("preprocess", "--corpora=corpora.toml", "--tokenizer-from=bin", "--destdir=uncounted",
+            "--no-language-token-loss", "--workers=1")  # fmt: skip
+    return home / "uncounted"
+
+
+def test_language_tokens_are_read_but_not_counted(home: Path, uncounted: Path) -> None:
+    plain, split = (Dataset.open(folder)["valid"] for folder in (home / "bin", uncounted))
+    rows = np.array([0, 14, 59])
+    before, after = plain.batch(rows), split.batch(rows)
+    assert torch.equal(before.target_input.values, after.target_input.values)
+    starts = after.target_input.layout.cu_seqlens[:-1].long()
+    languages = plain.tokenizer.languages.values()
+    assert set(before.target_output[starts].tolist()) <= set(languages)
+    assert after.target_output[starts].tolist() == [IGNORE_INDEX] * 3
+    rest = torch.ones(len(before.target_output), dtype=torch.bool).index_fill(0, starts, False)
+    assert torch.equal(before.target_output[rest], after.target_output[rest])
+    assert after.target_tokens == before.target_tokens - 3 == split.counted_tokens(rows)
+    assert split.select(rows).counted_tokens() == after.target_tokens
+    # expected_reward compares with the whole translations
+    assert real_sentences(after).tolist() == [0, 1, 2]
+    expected = [ids[1:].tolist() for ids in before.target_input.with_values(before.target_output).split()]
+    assert references(after, torch.arange(3)) == expected
+
+
+def test_loss_perplexity_and_accuracy_leave_out_uncounted_tokens(trained: Path, uncounted: Path) -> None:
+    save = uncounted.parent / "uncounted_run"
+    run("train", uncounted, "--finetune-from", trained / "last.pt", "--save-dir", save, "--max-update=1", "--lr=1e-9",
+        "--validate-first", "--metrics=accuracy", "--criterion=cross_entropy", "--batch-tokens=500",
+        "--precision=fp32", "--device=cpu")  # fmt: skip
+    first = validations(save)[0]
+    model, tokenizer = models.from_checkpoint(trained / "last.pt")
+    split = Dataset.open(uncounted)["valid"]
+    for number, row in enumerate(first["directions"]):
+        nll = correct = tokens = 0.0
+        for index in split.rows_of(number).tolist():
+            target = split.target.sentence(index)
+            assert target[0] == tokenizer.languages[row["target"]]
+            with torch.no_grad():
+                memory = model.eval().encode(Packed.from_lists([split.source.sentence(index)]))
+                features = model.decode(memory, Packed.from_lists([[BOS, *target[:-1]]]))
+                rows = model.output_projection(features).double().log_softmax(-1)[1:]  # without the language token
+            nll -= float(rows[range(len(rows)), target[1:]].sum())
+            correct += float((rows.argmax(-1) == torch.tensor(target[1:])).sum())
+            tokens += len(rows)
+        assert row["nll"] == pytest.approx(nll / tokens, rel=1e-4)
+        assert row["accuracy"] == pytest.approx(100 * correct / tokens)
+    assert first["loss"] == pytest.approx(np.mean([row["nll"] for row in first["directions"][:4]]), rel=1e-4)
+
+
+def test_the_loss_of_an_update_is_divided_by_the_counted_tokens(uncounted: Path) -> None:
+    split = Dataset.open(uncounted)["train"]
+    sampler = BatchSampler(split.source.lengths, split.target.lengths, 500, 1)
+    loader = BatchLoader(split, sampler, 100, 0, 1, torch.device("cpu"))
+    update = loader.update(Position(1, 0), next(sampler.epoch(1)), ends_epoch=False)
+    counted = sum(int((batch.target_output != IGNORE_INDEX).sum()) for _, batch in update.micro_batches)
+    assert len(update.micro_batches) > 1
+    assert update.target_tokens == counted == sum(batch.target_tokens for _, batch in update.micro_batches)
+
+
+def test_the_flag_needs_language_tokens_on_the_target_side(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    pair = ["preprocess", "-s", "en", "-t", "de", "--trainpref", home / "ende", "--destdir", tmp_path / "bin"]
+    many = ["preprocess", "--corpora", home / "corpora.toml", "--destdir", tmp_path / "bin", "--model-type=word",
+            "--vocab-size=36", "--language-tokens=target-on-source"]  # fmt: skip
+    for words, message in (
+        (pair, "--no-language-token-loss does nothing without --corpora or --target-language-token"),
+        (many, "--no-language-token-loss has no effect, because the language tokens of this tokenizer are on the"),
+    ):
+        result = CliRunner().invoke(main, [*map(str, words), "--no-language-token-loss"])
+        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
 
 
 # --- use of the dataset -----------------------------------------------------------------------------------------------
