@@ -101,6 +101,7 @@ def test_every_page_stands_in_the_site() -> None:
     assert sorted(listed) == [page.name for page in PAGES], "nav of mkdocs.yml and the pages in docs/ differ"
 
 
+@pytest.mark.slow
 def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")

@@ -1,7 +1,8 @@
 """The shell commands of docs/models.md, docs/fine-tuning.md and docs/multilingual.md, typed for tiny models.
 
 Files of the pages stand for tiny ones: opus-mt-en-de is a bilingual Marian model of transformers, and
-nllb-200-distilled-600M a model of many languages. Only `train` gets more flags, so that a run takes a second.
+nllb-200-distilled-600M a model of many languages. Only `train` and
+`generate` get more flags, so that a command takes a second.
 """
 
 import re
@@ -49,6 +50,8 @@ def typed(line: str, multilingual: bool) -> str:
         words += LANGUAGES.get(words[0], [])
     if words[0] == "train":
         words += shlex.split(SHORT) + (shlex.split(TINY) if "--arch" in words else [])
+    if words[0] == "generate":
+        words += ["--max-len-a", "0", "--max-len-b", "4"]
     text = files["<"].read_text(encoding="utf-8") if "<" in files else None
     result = CliRunner().invoke(main, words, input=text)
     assert result.exit_code == 0, f"{line}\n{result.output}"

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -27,7 +26,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> None:
+def test_the_python_interface_shown_works(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = (
         "--arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --max-update 2 --batch-tokens 200 --threads 1"
     )
@@ -37,8 +38,10 @@ def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> 
     assert trained.exit_code == 0, trained.output
     (tmp_path / "averaged.pt").symlink_to("last.pt")
     (code,) = [block for block in blocks("python") if "nmtkit.load" in block]
-    output = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert output.stdout.count("\n") == 3
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.count("\n") == 3
 
 
 PAGES = sorted(

@@ -20,6 +20,7 @@ from nmtkit.testing.checks import Check, title
 
 SIZE = 13
 TINY_NAMES = list(TINY_CONFIGS)
+TRAINS = "resume is exact and checkpoints average"  # the title of a check that takes seconds
 
 
 def tiny(name: str, size: int = SIZE, **changes: Any) -> Architecture:
@@ -41,8 +42,19 @@ def test_every_factory_is_tried() -> None:
     assert ours == {ARCHITECTURES[name].factory for name in TINY_CONFIGS}
 
 
-@pytest.mark.parametrize("check", check_architecture.checks, ids=title)
-@pytest.mark.parametrize("name", TINY_NAMES)
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param(
+            name,
+            check,
+            id=f"{name}-{title(check)}",
+            marks=[pytest.mark.slow] if (name, title(check)) == ("extended_neural_gpu_small", TRAINS) else [],
+        )
+        for name in TINY_NAMES
+        for check in check_architecture.checks
+    ],
+)
 def test_the_contract_holds(name: str, check: Check) -> None:
     check(check_architecture.subject(name, **TINY_CONFIGS[name]))
 
@@ -63,7 +75,6 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
-TRAINS = "resume is exact and checkpoints average"
 CHECKS = [
     pytest.param(check, id=title(check), marks=[pytest.mark.slow] if title(check) == TRAINS else [])
     for check in check_architecture.checks

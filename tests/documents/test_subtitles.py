@@ -178,7 +178,7 @@ LINES = st.sampled_from(
 FILMS = st.lists(st.lists(LINES, min_size=1, max_size=4).map("\n".join), min_size=1, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(FILMS, st.sampled_from(["\n", "\r\n"]))
 def test_any_film_keeps_its_times_and_codes_and_every_word_comes_once(texts, newline):
     text = cues(*texts).replace("\n", newline)

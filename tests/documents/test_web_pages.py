@@ -132,14 +132,14 @@ MARKUP = st.sampled_from(
 PAGES = st.lists(st.one_of(MARKUP, st.sampled_from(["one ", "Two. ", "three", "4 "]))).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PAGES)
 def test_a_page_whose_translation_says_the_same_stays_byte_for_byte(page):
     document = read_document(page.encode(), "html", "page.html")
     assert document.render(document.segments) == page
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PAGES)
 def test_tags_are_neither_lost_nor_doubled(page):
     document = read_document(page.encode(), "html", "page.html")

@@ -23,6 +23,7 @@ def saved(folder: Path, **changes: object) -> Path:
     return save_transformer(folder / "model.pt", languages=("en", "pl", "it"), **(EXPRESSIBLE | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_transformers_computes_the_same_logits(changes: dict[str, object], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -129,6 +129,7 @@ def served_source(name: str) -> str:
 SERVED = [(name, target) for name in PAIRS for target in PAIRS[name][1:3] if (name, target) != ("nllb", "zho_Hans")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), SERVED, ids="-".join)
 def test_the_service_translates_texts_and_documents_into_the_language_of_the_pair(
     models: dict[str, Path], fine_tuned: Path, server: Any, name: str, target: str

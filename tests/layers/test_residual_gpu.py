@@ -55,13 +55,13 @@ def test_kernels_compute_the_norm_of_the_sum(interpreter, width, x_type, change_
 
 def test_the_backward_pass_drops_what_the_forward_pass_dropped(interpreter) -> None:
     x, change, norm = (
-        torch.zeros(64, 512, requires_grad=True),
-        torch.ones(64, 512, requires_grad=True),
+        torch.zeros(20, 512, requires_grad=True),
+        torch.ones(20, 512, requires_grad=True),
         nn.LayerNorm(512),
     )
     torch.manual_seed(3)
     result = FusedAddAndNorm.apply(x, change, norm.weight, norm.bias, norm.eps, 0.25)
-    result.backward(torch.randn(64, 512))
+    result.backward(torch.randn(20, 512))
     dropped = change.grad == 0
     assert torch.equal(dropped, result < 0)
     assert float(dropped.float().mean()) == pytest.approx(0.25, abs=0.01)

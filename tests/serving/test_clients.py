@@ -20,6 +20,7 @@ from serving_process import serving
 from nmtkit.serving.app import served_code
 from nmtkit.translation.translator import Translator
 
+pytestmark = pytest.mark.slow  # clients of other projects, and a server
 LINE = REAL_LINES[0]
 KEY = "a-key"
 

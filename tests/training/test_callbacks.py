@@ -315,6 +315,7 @@ def test_weights_and_biases_gets_the_numbers_of_the_log_offline(
     assert [row["update"] for row in history if "train/loss" in row] == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_mlflow_gets_the_numbers_of_the_log(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -29,7 +29,7 @@ from nmtkit.training.validation import Validator
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0
-    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --valid-beam 2 --lr 0.02 --warmup-updates 10
+    --batch-tokens 400 --max-tokens 200 --precision fp32 --device cpu --valid-beam 2 --lr 0.02 --warmup-updates 10
     --threads 1 --validate-interval none --validate-interval-updates 10 --metrics bleu,chrf,accuracy
 """)
 
