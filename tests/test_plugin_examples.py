@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import tiny_tokenizer
 from click.testing import CliRunner
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.cli import main
 from nmtkit.config import derive
+from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.plugins import load_plugin
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "examples/plugin").glob("*.py"))
@@ -24,7 +27,7 @@ SHOWN = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) 
 
 def test_the_page_shows_the_files() -> None:
     files = {path.read_text(encoding="utf-8") for path in FILES if "optuna" not in path.name}
-    assert set(SHOWN) == files and len(SHOWN) == 8
+    assert set(SHOWN) == files and len(SHOWN) == 9
     assert all(20 <= block.count("\n") <= 40 for block in SHOWN if "RotaryTransformer" not in block)
 
 
@@ -54,6 +57,21 @@ def test_the_variant_of_the_transformer_keeps_its_contract(changes: list[str]) -
     plugin = ["--plugin", str(ROOT / "examples/plugin/rotary.py")]
     result = CliRunner().invoke(main, ["check", *plugin, *ROTARY, *changes])
     assert result.exit_code == 0 and "18 of 18 checks passed" in result.stdout, result.output
+
+
+def test_a_repeated_token_loses_the_penalty_in_its_own_hypothesis() -> None:
+    processor = LOGITS_PROCESSORS["repetition"].factory(
+        derive(LOGITS_PROCESSORS["repetition"].preset, {"repetition_penalty": 2.0}, "test"), tiny_tokenizer()
+    )
+    size = tiny_tokenizer().target_size
+    state = processor.start(Packed.from_lists([[5, EOS]]), torch.tensor([9]), 2)
+    state.step(torch.tensor([BOS, BOS]), torch.zeros(2, size))
+    state.step(torch.tensor([7, 8]), torch.zeros(2, size))
+    state.reorder(torch.tensor([1, 1]))
+    found = state.step(torch.tensor([9, 8]), torch.full((2, size), -1.0))
+    expected = torch.full((2, size), -1.0)
+    expected[0, [BOS, 8, 9]] = expected[1, [BOS, 8]] = -3.0
+    assert torch.equal(found, expected)
 
 
 def test_the_variant_turns_queries_by_the_position_and_divides_by_the_temperature() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +77,7 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     config: RerankConfig = derive(RerankConfig, on_command_line(flags), COMMAND_LINE)
     check_flags(RERANK_RULES, given_flags(), given_flags())
     load_plugins(plugins)
-    rerank(nbest, config, plugins)
+    rerank(nbest, config, plugins, given_flags())
 
 
 command.params += flags(RerankConfig)
@@ -99,7 +100,7 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
     return weights
 
 
-def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) -> None:
+def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
     from nmtkit.models import check_language_model
     from nmtkit.scoring.metrics import Settings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
@@ -122,11 +123,14 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) ->
     if references is not None:
         check_equal_counts({name: lines, str(config.tune): references})
     add_features(lists, backward, lm, (config.source_lang, config.target_lang))
-    missing = [
-        field for field in (BACKWARD, LM) if len({field in each for nbest in lists for each in nbest.hypotheses}) > 1
-    ]
-    if missing:
-        raise ValueError(f"{name}: some hypotheses have no {missing[0]}; give the model to compute it")
+    known = set()  # log probabilities that all hypotheses have
+    for field, flag in ((BACKWARD, "backward"), (LM, "lm")):
+        found = {field in each for nbest in lists for each in nbest.hypotheses}
+        if len(found) > 1:
+            raise ValueError(f"{name}: some hypotheses have no {field}; give the model to compute it")
+        known |= {flag} if True in found else set()
+        if found == {False} and f"--weight-{flag}" in given:
+            raise ValueError(f"--weight-{flag} has no effect, because {name} has no {field}; give --{flag} FILE")
     features = feature_weights(config.feature)
     for number, nbest in enumerate(lists, 1):
         nbest.check_features(features, f"{name}:{number}")
@@ -144,8 +148,9 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) ->
             word for flag in ("backward", "lm") if (file := getattr(config, flag)) for word in (f"--{flag}", file)
         ]
         words = ["nmtkit", "rerank", "test.jsonl", *models, *(word for each in plugins for word in ("--plugin", each))]
-        values = (("--weight-backward", weights.backward), ("--weight-lm", weights.lm), ("--lenpen", weights.lenpen))
-        words += [word for flag, value in values for word in (flag, f"{value:g}")]
+        values = {"backward": weights.backward, "lm": weights.lm}
+        words += [word for flag in values if flag in known for word in (f"--weight-{flag}", f"{values[flag]:g}")]
+        words += ["--lenpen", f"{weights.lenpen:g}"]
         if features:
             words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
         stderr.print(f"{config.metric} {first:.2f} with the given weights, {highest:.2f} with the best", markup=False)

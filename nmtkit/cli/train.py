@@ -209,11 +209,13 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
     score = ["nmtkit", "score", "--path", str(model), *plugins, "--sys", f"text.{dataset.target_lang}"]
     use = generate if getattr(job.components["architecture"].config, "reads_source", True) else score
-    steps = [average, use] if count > 1 else [use]
+    steps = [shlex.join(step) for step in ([average, use] if count > 1 else [use])]
+    if use is generate and not known:
+        steps[-1] += " < source.txt"
     return [
         f"curves and translations: {folder / 'report.html'}",
         f"training is finished: {end.reason} after update {end.updates:,}",
-        *(f"{word}: {shlex.join(step)}" for word, step in zip(("next", "then"), steps, strict=False)),
+        *(f"{word}: {step}" for word, step in zip(("next", "then"), steps, strict=False)),
     ]
 
 

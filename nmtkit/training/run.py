@@ -162,7 +162,8 @@ class Run:
             f"{len(self.dataset['train']):,} pairs, {self.plan.batch_tokens:,} tokens per update in micro-batches of "
             f"{self.loader.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates per epoch",
             f"resuming {folder} after update {done}" if done else f"saving to {folder}",
-            f"curves and translations, from the first validation on: {folder / 'report.html'}",
+            f"curves{' and translations, from the first validation on' if self.validator else ''}: "
+            f"{folder / 'report.html'}",
         ):
             log.info("%s", line)
         facts = {name: value for name, value in self.facts.items() if name != "settings"}

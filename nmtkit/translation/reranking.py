@@ -68,12 +68,15 @@ class NBest:
         """Raises ValueError, with `place`, if a hypothesis lacks a feature or has a feature that is not a number."""
         for name in names:
             for number, hypothesis in enumerate(self.hypotheses, 1):
-                value = hypothesis.get(name, "missing")
-                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                value = hypothesis.get(name)
+                if name in hypothesis and value is None:
+                    continue
+                if isinstance(value, bool) or not isinstance(value, int | float):
                     fields = ", ".join(key for key, value in hypothesis.items() if isinstance(value, int | float))
+                    fault = f"has {value!r} as" if name in hypothesis else "lacks"
                     raise ValueError(
-                        f"{place}: hypothesis {number} has {value!r} as --feature {name}, which must be a number; "
-                        f"numbers of this hypothesis: {fields}"
+                        f"{place}: hypothesis {number} {fault} --feature {name}, which must be a number; numbers of "
+                        f"this hypothesis: {fields}"
                     )
 
     def best(self, weights: Weights) -> int:

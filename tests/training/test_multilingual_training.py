@@ -288,7 +288,9 @@ def test_a_fine_tuned_model_knows_the_directions_of_its_base(home: Path, trained
     one.write_text(f'[[corpus]]\nlanguages = ["de", "it"]\ntrain = "{home}/val"\ndirections = ["de-it"]\n')
     run("preprocess", f"--corpora={one}", f"--tokenizer-from={base}", f"--destdir={tmp_path}/bin", "--workers=1")
     words = ["train", tmp_path / "bin", "--finetune-from", base, "--save-dir", tmp_path / "run", "--device=cpu"]
-    run(*words, "--max-update=1")
+    said = run(*words, "--max-update=1")  # without a valid set
+    assert f"\ncurves: {tmp_path}/run/report.html\n" in said
+    assert said.endswith("--source-lang de --target-lang it < source.txt\n")
     contents = checkpoint.load(tmp_path / "run/last.pt")
     known = {("en", "de"), ("de", "en"), ("en", "it"), ("it", "en")}
     assert models.directions_of(contents) == {("de", "it"), *known}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,9 @@ def test_the_command_tunes_and_names_the_next_command(folder: Path) -> None:
     result = rerank(folder, *MODELS, "--tune", "{folder}/valid.de", "--metric", "chrf", "--trials", "20")
     assert result.exit_code == 0, result.output
     assert "next: nmtkit rerank test.jsonl --backward" in result.stderr.replace("\n", " ")
+    assert re.search(r"--weight-backward \S+ --weight-lm \S+ --lenpen \S+ > test.out", result.stderr.replace("\n", " "))
+    alone = rerank(folder, "--tune", "{folder}/valid.de", "--trials", "2").stderr.replace("\n", " ")
+    assert re.search(r"next: nmtkit rerank test.jsonl --lenpen \S+ > test.out", alone)
     before, after = (float(part.split()[0]) for part in result.stderr.removeprefix("chrf ").split(", ")[:2])
     assert after >= before
 
@@ -174,9 +178,14 @@ def test_tuning_keeps_the_sign_of_a_feature() -> None:
         (["--feature", "estimate"], "must be a field of the hypotheses and a weight, such as estimate=0.5"),
         (["--feature", "a=1,a=2"], "--feature has two weights of a"),
         (["--feature", "score=1,text=1"], "as --feature text, which must be a number"),
-        (["--feature", "nothing=1"], "nbest.jsonl:1: hypothesis 1 has 'missing' as --feature nothing"),
+        (["--weight-lm", "0.5"], "--weight-lm has no effect, because"),
+        (["--weight-backward", "0.5"], "has no backward_log_probability; give --backward FILE"),
+        (
+            ["--feature", "nothing=1"],
+            "nbest.jsonl:1: hypothesis 1 lacks --feature nothing, which must be",
+        ),
     ],
-    ids=["lm", "backward", "trials", "references", "no weight", "twice", "text", "missing"],
+    ids=["lm", "backward", "trials", "references", "no weight", "twice", "text", "no-lm", "no-backward", "missing"],
 )
 def test_what_cannot_be_reranked_is_said(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "short.de").write_text("ein\n")
