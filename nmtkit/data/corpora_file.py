@@ -24,7 +24,7 @@ class CorpusEntry(Config):
     directions: tuple[str, ...] = option(
         (), "directions such as en-de; none means all directions between the languages"
     )
-    weight: float = option(1.0, "how often an epoch contains each training pair", above=0, max=1_000)
+    weight: float = option(1.0, "how often an epoch contains each training pair", flag="weight", above=0, max=1_000)
     columns: tuple[str, ...] = option((), "columns of the languages in .tsv, .jsonl and .parquet files")
 
     def __post_init__(self) -> None:
