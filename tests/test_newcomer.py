@@ -21,7 +21,8 @@ from nmtkit.training.config import REGISTRIES
 PAGE = (Path(__file__).parent.parent / "docs/plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SNIPPETS = {name[0]: block for block in BLOCKS if (name := re.findall(r'\.register\("(\w+)"', block))}
-del SNIPPETS["transformer_rotary"]  # a second architecture of the page: test_plugin_examples.py has tests of it
+for other in ("transformer_rotary", "repetition"):  # a second architecture, and a component of searches
+    del SNIPPETS[other]  # test_plugin_examples.py has their tests
 FLAGS = {
     "gru": "--arch gru --width 12",
     "focal_loss": "--criterion focal_loss",

@@ -237,7 +237,7 @@ def test_the_sample_of_the_tokenizer_has_the_shares_of_the_temperature(tmp_path:
         ('[[corpus]]\nlanguages = ["en", "e n"]\ntrain = "ende"', "languages: 'e n' is not a language code"),
         ('[[corpus]]\nlanguages = ["en", "en"]\ntrain = "ende"', "languages has 'en' twice"),
         ('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\nweigth = 2', "did you mean 'weight'"),
-        ('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\nweight = 0', "corpus 1: weight is 0.0; it must be above 0"),
+        ('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\nweight = 0', "corpus 1: weight is 0.0; it must"),
         (TOML + '[[corpus]]\nlanguages = ["en"]\ntrain = "ende"\ndirections = ["en-it"]', "corpus 4: directions names"),
         ('[[corpus]]\nlanguages = ["en", "fr"]\ntrain = "ende"', "no such file: ende.fr"),
         ('[[corpus]]\nlanguages = ["en", "de"]\nvalid = "val"', "has no training text for a tokenizer"),
