@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
     try:
         port = None
         while port is None and process.poll() is None:
+            time.sleep(0.05)  # reading without a pause would take the core that the server needs to start
             port = re.search(r"at http://\S+:(\d+) ", log.read_text())
         assert port, log.read_text()
         yield Server(process, int(port[1]), log)

@@ -18,7 +18,7 @@ from nmtkit.processes.distributed import launch
 from nmtkit.translation.translator import Translator
 
 FLAGS = """
-    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --threads 1 --lr 0.02 --warmup-updates 10
+    --batch-tokens 400 --max-tokens 200 --precision fp32 --device cpu --threads 1 --lr 0.02 --warmup-updates 10
     --validate-interval none --validate-interval-updates 2 --save-interval none --max-update 4 --log-interval 1
 """
 TINY = "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1"

@@ -24,7 +24,7 @@ from nmtkit.training.run import Run
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
-    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --metrics accuracy --lr 0.01 --warmup-updates 10
+    --batch-tokens 400 --max-tokens 200 --precision fp32 --device cpu --metrics accuracy --lr 0.01 --warmup-updates 10
     --threads 1 --log-interval 2 --validate-interval none --validate-interval-updates 1000 --save-interval none
 """)
 
@@ -81,7 +81,7 @@ class Recorder(Callback):
 def run_with(callback: Callback, data: Path, save_dir: Path, metrics: str = "accuracy", **settings: Any) -> str:
     names = {"architecture": "transformer_tiny", "metrics": metrics}
     tiny = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "lr": 0.01}
-    tiny |= {"batch_tokens": 400, "max_tokens": 150, "device": "cpu", "log_interval": 2, "warmup_updates": 10}
+    tiny |= {"batch_tokens": 400, "max_tokens": 200, "device": "cpu", "log_interval": 2, "warmup_updates": 10}
     off = {"validate_interval": None, "save_interval": None, "save_dir": save_dir, "validate_interval_updates": 1000}
     return Run(JobTemplate.read(names=names).job(tiny | off | settings), data, Lines(), [callback]).run().reason
 

@@ -20,7 +20,7 @@ from nmtkit.translation.translator import Translator
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --heads 2 --d-ff 31 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
-    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --lr 0.02 --warmup-updates 5
+    --batch-tokens 400 --max-tokens 200 --precision fp32 --device cpu --lr 0.02 --warmup-updates 5
     --log-interval 1 --threads 1 --metrics accuracy
 """)
 
