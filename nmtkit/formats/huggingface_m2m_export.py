@@ -32,6 +32,7 @@ ALLOWED = {
     "position_offset": (2,),  # M2M-100 counts positions from the id of the padding plus 1
 }
 START, PAD, END, UNKNOWN = 0, 1, 2, 3  # ids of M2M-100; START is <s>, from which the decoder of nmtkit starts
+NAMES = {"<s>": START, "<pad>": PAD, "</s>": END, "<unk>": UNKNOWN}
 USAGE = [
     "```python",
     "from transformers import M2M100ForConditionalGeneration, M2M100Tokenizer",
@@ -63,9 +64,8 @@ def save(contents: Checkpoint, model: Any, tokenizer: Tokenizer, source: Path, d
         forbidden = [[START], [PAD], [UNKNOWN]]
         write_json(folder / GENERATION_FILE, {"num_beams": 4, "max_length": 512, "bad_words_ids": forbidden} | IDS)
         (folder / SPM_FILE).write_bytes(tokenizer.source_model)
-        pieces = tokenizer.source_pieces(range(tokenizer.source_size - len(tokenizer.languages)))
-        names = {"<s>": START, "<pad>": PAD, "</s>": END, "<unk>": UNKNOWN}
-        write_json(folder / VOCAB_FILE, names | {piece: id for id, piece in enumerate(pieces[3:], 4)})
+        pieces = tokenizer.source_pieces(list(ordinary_pieces(tokenizer).values()))
+        write_json(folder / VOCAB_FILE, NAMES | {piece: id for id, piece in enumerate(pieces, len(NAMES))})
         about = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "m2m100", "num_madeup_words": 0}
         write_json(folder / TOKENIZER_FILE, about | {"src_lang": first, "model_max_length": config.max_positions})
         card = model_card(contents, config, ["library_name: transformers"], usage, "m2m_100")
@@ -91,10 +91,19 @@ def check_languages(tokenizer: Tokenizer, source: Path) -> None:
         raise ValueError(f"{source} has languages that M2M100Tokenizer does not have: {', '.join(missing)}; {advice}")
 
 
+def ordinary_pieces(tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the ids of the pieces by text, in order, without language tokens and the special tokens of M2M-100.
+
+    The tokenizer of an imported model has a piece <pad>.
+    """
+    ids = range(3, tokenizer.source_size - len(tokenizer.languages))
+    return {piece: id for piece, id in zip(tokenizer.source_pieces(ids), ids, strict=True) if piece not in NAMES}
+
+
 def rows_of(tokenizer: Tokenizer) -> list[int]:
     """Returns, for each id of the export, the index of its row in nmtkit's embeddings."""
-    pieces = range(3, tokenizer.source_size - len(tokenizer.languages))
-    return [BOS, BOS, EOS, UNK, *pieces, *(tokenizer.languages.get(code, BOS) for code in M2M_100.split())]
+    languages = (tokenizer.languages.get(code, BOS) for code in M2M_100.split())
+    return [BOS, BOS, EOS, UNK, *ordinary_pieces(tokenizer).values(), *languages]
 
 
 def to_transformers(model: Transformer, table: list[int]) -> dict[str, Tensor]:

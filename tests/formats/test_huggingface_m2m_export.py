@@ -49,6 +49,29 @@ def test_transformers_computes_the_same_logits(changes: dict[str, object], tmp_p
     assert expected.std() > 0.3
 
 
+def test_an_import_that_was_tuned_without_output_bias_is_exported(tmp_path: Path) -> None:
+    """The tokenizer of an import has the piece <pad>, which is also a special token of M2M-100."""
+    transformers = pytest.importorskip("transformers")
+    contents = huggingface.load(Path(__file__).parent / "huggingface" / "m2m_100")
+    contents["config"] |= {"output_bias": False}  # as after train --finetune-from m2m100.pt --no-output-bias
+    del contents["model"]["output_projection.bias"]
+    path, folder = tmp_path / "model.pt", tmp_path / "folder"
+    checkpoint.save(path, contents)
+    save(path, folder)
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = transformers.M2M100Tokenizer.from_pretrained(folder, src_lang="it", tgt_lang="pl")
+    given = tokenizer(REAL_LINES[0], text_target=REAL_LINES[6], return_tensors="pt")
+    labels = given.pop("labels")
+    read = torch.cat([torch.tensor([[0]]), labels[:, :-1]], 1)
+    with torch.no_grad():
+        logits = theirs(**given, decoder_input_ids=read).logits[0]
+    ours = nmtkit.load(path)
+    expected = ours.logits(REAL_LINES[0], REAL_LINES[6], **PAIR)
+    target = ours.batch(REAL_LINES[0], REAL_LINES[6], **PAIR).target_output
+    found = logits.gather(1, labels[0][:, None])
+    torch.testing.assert_close(found, expected.gather(1, target[:, None]), rtol=1e-4, atol=1e-4)
+
+
 def test_the_import_of_an_export_translates_alike(tmp_path: Path) -> None:
     path, folder = saved(tmp_path), tmp_path / "folder"
     save(path, folder)
