@@ -105,7 +105,7 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
 
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
-    imports, languages, huggingface, marian = blocks("models.md")
+    imports, languages, huggingface, m2m, marian = blocks("models.md")
     if multilingual:
         typed("nmtkit import nllb-200-distilled-600M nllb.pt", True)
         for line in languages:
@@ -115,6 +115,13 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
         typed("nmtkit generate --path averaged.pt < raw.en > translated.de", True)
         result = CliRunner().invoke(main, shlex.split(huggingface[0])[1:])
         assert result.exit_code == 2 and "M2M100ForConditionalGeneration needs" in result.stderr, result.output
+        shutil.copytree(FOLDER / "m2m_100", "m2m_100")
+        typed("nmtkit import m2m_100 m2m100.pt", False)
+        typed("nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val --destdir tuned-bin "
+              "--tokenizer-from m2m100.pt --source-language-token en --target-language-token de", False)  # fmt: skip
+        for line in m2m:
+            typed(line, False)
+        typed("nmtkit import tuned-m2m100 again.pt", False)
         return
     for line in imports:
         typed(line, False)
