@@ -1,7 +1,7 @@
 """The contract checks find what they are there for, each in a component that breaks one promise; and pass ours."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,20 @@ def test_a_component_is_checked_with_the_vocabulary_of_its_checkpoint(
     assert re.search(r"(\d+) of \1 checks passed\n$", result.stdout)
 
 
-@pytest.mark.parametrize("check", check_criterion.checks, ids=title)
+def slow_if_trained(checks: Iterable[Check]) -> list[Any]:
+    """Marks the check that trains three times as slow. tests/training/test_run.py resumes runs in the fast suite."""
+    marks = {"resume is exact": [pytest.mark.slow]}
+    return [pytest.param(check, id=title(check), marks=marks.get(title(check), [])) for check in checks]
+
+
+@pytest.mark.parametrize("check", slow_if_trained(check_criterion.checks))
 @pytest.mark.parametrize("name", CRITERIONS.names())
 def test_criterions_keep_to_the_contract(name: str, check: Check, teacher: Path) -> None:
     settings = {"teacher": (teacher,)} if name == "kd_cross_entropy" else CHEAP.get(name, {})
     check(check_criterion.subject(name, **settings))
 
 
-@pytest.mark.parametrize("check", check_optimizer.checks, ids=title)
+@pytest.mark.parametrize("check", slow_if_trained(check_optimizer.checks))
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_optimizers_keep_to_the_contract(name: str, check: Check) -> None:
     check(check_optimizer.subject(name))

@@ -573,7 +573,17 @@ OTHERS = ("corpora.toml", "denoising.toml", "demo.toml")  # not of train
 CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name not in OTHERS]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(EXAMPLES).with_suffix("")))
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(
+            path,
+            id=str(path.relative_to(EXAMPLES).with_suffix("")),
+            marks=[pytest.mark.slow] if "wmt14" in path.parts else [],  # models of up to 213 million weights
+        )
+        for path in CONFIGS
+    ],
+)
 def test_every_config_passes_a_dry_run(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["train", "--config", str(config), "--dry-run", "--vocab-size", "37000"])

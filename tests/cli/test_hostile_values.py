@@ -137,7 +137,7 @@ def try_path(forks: Forks, material: Path, data: st.DataObject) -> None:
 
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-LONG = settings(QUICK, max_examples=150)
+LONG = settings(QUICK, max_examples=90)
 
 
 @pytest.mark.slow
