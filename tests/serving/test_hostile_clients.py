@@ -42,7 +42,7 @@ def exchange(server, data, wait=5.0):
             while part := connection.recv(65536):
                 found += part
                 if len(statuses(found)) and b"close" not in found.lower():
-                    connection.settimeout(0.3)
+                    connection.settimeout(0.15)
         except (TimeoutError, ConnectionError):
             pass
         return found
