@@ -76,10 +76,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: bool) -> None:
-    first, imported, languages, new_language, adapters = blocks("fine-tuning.md")
+    first, smaller, imported, languages, new_language, adapters = blocks("fine-tuning.md")
     # averaged.pt of the page is the user's own model; here it is an import
     typed(f"nmtkit import {'nllb-200-distilled-600M' if multilingual else 'opus-mt-en-de'} averaged.pt", False)
     for line in first:
+        typed(line, multilingual)
+    for line in smaller:
         typed(line, multilingual)
     for line in adapters:
         typed(line, multilingual)

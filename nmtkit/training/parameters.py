@@ -113,7 +113,13 @@ def decay_rule(rule: str) -> tuple[str, float]:
 
 
 def start_from(
-    model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, path: Path, relative: str | None = None
+    model: Architecture,
+    architecture: str,
+    config: Any,
+    tokenizer: Tokenizer,
+    path: Path,
+    relative: str | None = None,
+    partial: bool = False,
 ) -> dict[Side, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
@@ -122,8 +128,11 @@ def start_from(
     this language. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used. The
     model also gets the shortlist of the checkpoint, unless the vocabularies differ.
 
+    If `partial` is true, parameters that the checkpoint does not have, or has with another shape, keep their initial
+    values. So a smaller model can start with a part of a larger model ("shrink and fine-tune", Shleifer and Rush 2020).
+
     Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a model with
-    different shapes.
+    different shapes, unless `partial` is true, and for a checkpoint without a parameter that fits.
     """
     contents = checkpoint.load(path)
     name = contents["architecture"]
@@ -147,15 +156,23 @@ def start_from(
     if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies
         kept = dict.fromkeys(kept, kept["source"] | kept["target"])
     groups: dict[tuple[Side, Side], list[Group]] = {}
+    state = model.state_dict()
+    if partial:
+        state = _fitting(state, contents["model"], sides, path)
     with torch.no_grad():
-        for key, tensor in model.state_dict().items():
+        for key, tensor in state.items():
             if key not in contents["model"]:
-                raise ValueError(f"{path} has no parameter {key}; its config differs from the config of this model")
+                raise ValueError(
+                    f"{path} has no parameter {key}; its config differs from the config of this model; "
+                    "--finetune-partial takes only the parameters that fit"
+                )
             old = contents["model"][key]
             axes = sides[key]
-            fixed = [axis for axis in range(tensor.dim()) if axis not in axes]
-            if tensor.dim() != old.dim() or any(tensor.shape[axis] != old.shape[axis] for axis in fixed):
-                raise ValueError(f"{path}: {key} has shape {tuple(old.shape)}, but {tuple(tensor.shape)} in this model")
+            if not _fits(tensor, old, axes):
+                raise ValueError(
+                    f"{path}: {key} has shape {tuple(old.shape)}, but {tuple(tensor.shape)} in this model; "
+                    "--finetune-partial takes only the parameters that fit"
+                )
             if not axes:
                 tensor.copy_(old)
             for axis, side in axes.items():
@@ -169,6 +186,28 @@ def start_from(
                     initial = means(old, axis, [groups[side, old_side][row] for row in new])
                     tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
     return {side: len(same_pieces(pieces[side], old_pieces[side])[0]) for side in pieces}
+
+
+def _fits(tensor: Tensor, old: Tensor, vocabulary: Collection[int]) -> bool:
+    """Returns whether both tensors have the same shape, without the dimensions of the vocabulary."""
+    same = (tensor.shape[axis] == old.shape[axis] for axis in range(tensor.dim()) if axis not in vocabulary)
+    return tensor.dim() == old.dim() and all(same)
+
+
+def _fitting(
+    state: Mapping[str, Tensor], old: Mapping[str, Tensor], sides: Mapping[str, Collection[int]], path: Path
+) -> dict[str, Tensor]:
+    """Returns the parameters that a checkpoint has with the same shape. Logs the number of the other parameters."""
+    fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], sides[key])}
+    if not fitting:
+        raise ValueError(f"--finetune-partial: {path} has no parameter with a name and a shape of this model")
+    new = [key for key in state if key not in fitting]
+    some = ", ".join(new[:3]) + (", …" if len(new) > 3 else "")
+    log.info(
+        "%d of %d parameters start with the values of %s%s",
+        *(len(fitting), len(state), path, f"; these do not: {some}" if new else ""),
+    )
+    return fitting
 
 
 def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:

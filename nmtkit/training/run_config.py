@@ -27,6 +27,12 @@ RUN_RULES = (
     ),
     FlagRule("--quantize-aware", excludes=("--adapter-rank",), reason="adapters are merged after training"),
     FlagRule("--new-language-from", needs=("--finetune-from",)),
+    FlagRule(
+        "--finetune-partial",
+        needs=("--finetune-from",),
+        excludes=("--adapter-rank",),
+        reason="adapters need all weights of --finetune-from",
+    ),
     *(FlagRule(name, needs=("--adapter-rank",)) for name in ("--adapter-alpha", "--adapter-layers")),
 )
 
@@ -90,6 +96,11 @@ class RunConfig(Config):
         "The token of a new language starts from the token of this language; none: from the mean of all language "
         "tokens.",
         metavar="CODE",
+    )
+    finetune_partial: bool = option(
+        False,
+        "Take only the parameters of --finetune-from that have the same name and shape; the others start as in a "
+        "fresh run. For a smaller model of the same kind, such as a student with fewer layers.",
     )
     encoder_embed_path: Path | None = option(
         None, "Text file with initial embeddings of source pieces, in the format of GloVe."

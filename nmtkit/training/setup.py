@@ -227,8 +227,9 @@ def build_trainer(
     )
     adapters = None
     if job.run.finetune_from and (not resumed or job.run.adapter_rank):
-        names = architecture.name, architecture.config
-        known = start_from(model, *names, tokenizer, job.run.finetune_from, job.run.new_language_from)
+        names = architecture.name, architecture.config, tokenizer
+        given = job.run.finetune_from, job.run.new_language_from, job.run.finetune_partial
+        known = start_from(model, *names, *given)
         log.info(
             "weights from %s, which has %d of %d source pieces and %d of %d target pieces",
             *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),

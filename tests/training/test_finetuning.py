@@ -324,3 +324,24 @@ def test_the_architecture_is_that_of_the_checkpoint_unless_one_is_named(
     assert JobTemplate.read(tmp_path / "run.toml").components["architecture"].config.d_model == 16
     wrong = CliRunner().invoke(main, ["train", str(domain_data), "--finetune-from", str(tmp_path / "absent.pt")])
     assert "absent.pt: no such file" in wrong.stderr
+
+
+def test_a_smaller_model_starts_with_the_parameters_that_fit(base: Path, mirror_data: Path, tmp_path: Path) -> None:
+    shape = ["--decoder-self-attention", "ssru", "--d-ff", 20]
+    shape += ["--max-update", 1, "--lr", 1e-30, "--lr-scheduler", "fixed"]
+    assert "--finetune-partial" in refusal(mirror_data, tmp_path / "run", *shape, "--finetune-from", base)
+    fresh = tmp_path / "fresh"
+    train(mirror_data, fresh, *shape)
+    said = train(mirror_data, tmp_path / "run", *shape, "--finetune-from", base, "--finetune-partial")
+    old, new, start = (checkpoint.load(path)["model"] for path in (base, tmp_path / "run/last.pt", fresh / "last.pt"))
+    fitting = {name for name in new if name in old and old[name].shape == new[name].shape}
+    assert len(fitting) > 10 and len(set(new) - fitting) > 4
+    for name in new:
+        torch.testing.assert_close(new[name], old[name] if name in fitting else start[name], rtol=0, atol=1e-12)
+    assert f"{len(fitting)} of {len(new)} parameters start with the values of {base}" in said
+
+
+def test_a_model_without_a_fitting_parameter_is_refused(base: Path, mirror_data: Path, tmp_path: Path) -> None:
+    more = ["--finetune-from", base, "--finetune-partial", "--d-model", 24, "--d-ff", 20]
+    assert "has no parameter with a name and a shape of this model" in refusal(mirror_data, tmp_path / "run", *more)
+    assert not (tmp_path / "run/last.pt").exists()
