@@ -74,6 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: bool) -> None:
     first, smaller, imported, languages, new_language, adapters = blocks("fine-tuning.md")
@@ -105,6 +106,7 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
             typed(line, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
     imports, languages, huggingface, m2m, marian = blocks("models.md")
@@ -172,6 +174,7 @@ def test_the_commands_from_an_opus_download_to_a_dataset(tmp_path: Path, monkeyp
     assert sizes[2].source_lines() == [line.split("\t")[0] for line in kept[1000:2000]]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_about_many_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()

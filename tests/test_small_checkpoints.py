@@ -152,6 +152,7 @@ def test_int8_inference_uses_the_integers_of_the_file(tmp_path: Path, monkeypatc
     assert texts[0] == texts[1] and scores[0] == scores[1]
 
 
+@pytest.mark.slow
 def test_other_commands_read_a_small_checkpoint(small: Path, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     (tmp_path / "in").write_text(f"{LINES[0]}\n")

@@ -22,7 +22,7 @@ from nmtkit.corpora.writer import CorpusWriter
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # the first available score decides which duplicate stays
+QUALITY = (PROBABILITY, MODEL, "alignment")  # the first available score decides which pair stays
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 
@@ -111,9 +111,11 @@ class Decision:
             report.dropped += int((first == index).sum())
 
     def _drop_duplicates(self) -> None:
-        """Drops kept pairs that equal a better kept pair on the sides that `config.duplicates` names.
+        """Drops kept pairs that equal another kept pair on the sides that `config.duplicates` names.
 
-        The comparison ignores case, spaces and punctuation.
+        The comparison ignores case, spaces and punctuation. The first of several equal pairs stays. If only one side
+        is compared, the best pair stays. Pairs that equal each other on both sides are not ranked by their scores,
+        because such pairs differ only in case and punctuation, and models prefer some of these forms by chance.
         """
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
@@ -122,7 +124,7 @@ class Decision:
             for start in range(0, len(kept), 1 << 18):
                 part = kept[start : start + (1 << 18)]
                 file.write(np.ascontiguousarray(self._scored.keys[part][:, columns]).tobytes())
-        quality = self._quality(kept)
+        quality = None if self._config.duplicates == "pair" else self._quality(kept)
         for path in duplicates.partition(hashes, self._scratch):
             rows = kept[duplicates.find_duplicates(path, quality)]
             self._drop(rows)
@@ -135,7 +137,7 @@ class Decision:
         self.reports[-1].matching += len(duplicates)
 
     def _drop_similar(self, similarity: float) -> None:
-        """Drops kept pairs that are similar to a better kept pair. The best pair is the same as for equal pairs."""
+        """Drops kept pairs that are similar to a better kept pair. Without scores, the first of similar pairs stays."""
         texts = SimilarTexts(self._scratch / "texts", similarity)
         kept = np.flatnonzero(self._first < 0)
         row = 0
@@ -151,7 +153,7 @@ class Decision:
         self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-        """Returns the score that decides which duplicate stays, or None if the run has no such score.
+        """Returns the score that decides which pair stays, or None if the run has no such score.
 
         The score is rounded to hundredths, so that the first of several nearly equal pairs stays.
         """

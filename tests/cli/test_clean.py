@@ -254,6 +254,18 @@ def test_the_most_probable_of_two_translations_stays(tmp_path: Path) -> None:
         assert [row[1] for row in read(tmp_path / "o.tsv") if row[0] == source] == [expected]
 
 
+def test_the_first_of_pairs_that_differ_in_punctuation_stays_whatever_their_scores(tmp_path: Path) -> None:
+    source, target = GOOD[0]
+    first = (source, f"{target} {'. ' * 15}.")
+    write(tmp_path / "c.tsv", [first, *dict.fromkeys(GOOD[:300])])
+    flags = (tmp_path / "c.tsv", "--filters", "length_ratio", "--max-length-z", "50", "--min-probability", "0")
+    succeeds(*flags, "--scores", tmp_path / "s.tsv", "--output", tmp_path / "o.tsv")
+    heading, *rows = ((tmp_path / "s.tsv").read_text().splitlines()[line].split("\t") for line in range(3))
+    longer, shorter = (float(row[heading.index("probability")]) for row in rows)
+    assert shorter > longer + 0.1  # the second pair has the better score
+    assert [row[:2] for row in read(tmp_path / "o.tsv") if row[0] == source] == [first]
+
+
 def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
     (tmp_path / "questions.py").write_text(
         "from dataclasses import dataclass\nimport numpy as np\nfrom nmtkit.config import Config, option\n"

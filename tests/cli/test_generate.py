@@ -103,6 +103,7 @@ def test_mistakes_are_named_and_exit_with_2(folder, arguments, text, message):
     assert result.stdout == "" or "UTF-8" in message
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_ends_the_run_quietly(folder):
     command = f"{sys.executable} -m nmtkit generate --device cpu --max-len-b 3 --max-len-a 0 --path {folder}/model.pt"
     lines = "a dog runs .\n" * 4_000

@@ -49,6 +49,7 @@ def test_transformers_computes_the_same_logits(changes: dict[str, object], tmp_p
     assert expected.std() > 0.3
 
 
+@pytest.mark.slow
 def test_an_import_that_was_tuned_without_output_bias_is_exported(tmp_path: Path) -> None:
     """The tokenizer of an import has the piece <pad>, which is also a special token of M2M-100."""
     transformers = pytest.importorskip("transformers")

@@ -232,6 +232,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_onednn_imports_the_file_and_keeps_plain_layers():
     done = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

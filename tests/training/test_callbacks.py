@@ -385,6 +385,7 @@ def test_a_tracker_that_is_not_installed_says_how_to_get_it(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_optuna_prunes_with_the_example(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optuna = pytest.importorskip("optuna")
     import importlib.util

@@ -490,5 +490,5 @@ def test_the_next_command_names_the_languages_if_the_dataset_has_no_subset_to_tr
     run("preprocess", "--corpora", tmp_path / "corpora.toml", "--destdir", tmp_path / "bin", "--tokenizer-from", "bin",
         "--workers=1")  # fmt: skip
     shown = run("train", tmp_path / "bin", *MODEL, "--save-dir", tmp_path / "run", "--max-update=1")
-    expected = f"nmtkit generate --path {tmp_path / 'run/last.pt'} --source-lang en --target-lang it"
+    expected = f"nmtkit generate --path {tmp_path / 'run/last.pt'} --source-lang en --target-lang it < source.txt"
     assert f"next: {expected}\n" in shown

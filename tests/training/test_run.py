@@ -84,7 +84,7 @@ OTHER_NAMES["transforms"] = "casing,typos,bpe_dropout,word_dropout,word_blank,wo
     [
         ({}, {}),
         (OTHER_NAMES, OTHERWISE),
-        ({"optimizer": "muon"}, {"weight_decay_for": ("decoder.*=0.3",)}),
+        pytest.param({"optimizer": "muon"}, {"weight_decay_for": ("decoder.*=0.3",)}, marks=pytest.mark.slow),
     ],
     ids=["plain", "otherwise", "muon"],
 )

@@ -309,6 +309,7 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
     assert len(logs) == 2 and '"kind": "resume"' in logs[0]
 
 
+@pytest.mark.slow
 def test_optuna_searches_prunes_and_goes_on(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:

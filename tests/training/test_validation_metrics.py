@@ -128,6 +128,7 @@ def test_patience_counts_validations_without_a_higher_score(mirror_data: Path, t
     assert max(scores) == scores[-3]
 
 
+@pytest.mark.slow
 def test_going_by_another_metric_starts_the_best_anew(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path, "--max-update", 10)
     train(mirror_data, tmp_path, "--max-update", 20, "--best-checkpoint-metric", "bleu")
