@@ -68,7 +68,7 @@ def train(
     if processes > 1 and not distributed.launched():
         raise ValueError(
             f"nproc_per_node is {processes}, but nmtkit.train trains in a single process; start the script with "
-            f"torchrun --nproc-per-node {processes}, or give the command nmtkit train"
+            f"torchrun --nproc-per-node {processes}, or run nmtkit train instead of the script"
         )
     end = Run(job, job.data, Lines(), callbacks).run()
     distributed.destroy_process_group()

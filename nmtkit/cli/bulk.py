@@ -38,7 +38,7 @@ Start = Callable[[Plan, Sequence[Shard]], Iterator[tuple[Shard, dict[str, Any]]]
 
 SECONDS_OF_MESSAGES = 30.0  # seconds between two messages about progress, if stderr is not a terminal
 SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
-CLEAN_FILES = ("exclude", "lid_model", "forward", "backward")  # settings whose contents are compared, not their paths
+CLEAN_FILES = ("exclude", "lid_model", "forward", "backward")  # contents of these files are compared, not their paths
 MERGE_ONLY = ("output", "dropped", "scores", "from_scores", "report", "workers")  # settings that do not change shards
 
 
@@ -179,7 +179,7 @@ def clean_shards(
 
 
 def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
-    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder has all files inside it."""
+    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder gives all files inside it."""
     files = {}
     for number, corpus in enumerate(corpora, 1):
         paths = [file for path in corpus.paths() for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]

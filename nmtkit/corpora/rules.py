@@ -169,9 +169,11 @@ class Copy(Filter):
 
     The share is relative to the side with more lower-case words. The share is 0 if fewer than 3 lower-case words, or
     fewer than half of the words of the shorter side, are on both sides. Names and codes can be the same in both
-    languages. The share of a pair with equal sides of at least 4 words is 1 if more than a third of the words with
-    letter case is in lower case, or if no word has letter case. The share of a pair with equal sides of fewer words is
-    1 if a side has more than 20 characters and not only ASCII characters.
+    languages.
+
+    Two equal sides can have the share 1 for other reasons. With at least 4 words, their share is 1 if more than a third
+    of the words that have letter case are in lower case, or if no word has letter case. With fewer words, their share
+    is 1 if a side has more than 20 characters and a character that is not ASCII.
     """
 
     unit = "share of words"

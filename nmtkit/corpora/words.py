@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from nmtkit.corpora.texts import CODE_POINTS, LOWER, SPACE, UPPER, Counts, Keys, Mask, Side, TextBlock
 
-PART = 1 << 16  # approximate number of characters whose words get their hashes at once, in the CPU cache
+PART = 1 << 16  # words are hashed in parts of about this many characters, which fit into the CPU cache
 BASE = 0x9E3779B97F4A7C15  # an odd number, which has an inverse modulo 2^64
 ROW = np.uint64(0xD6E8FEB86659FD93)
 
@@ -76,7 +76,7 @@ def _pair_words(block: TextBlock) -> PairWords:
 
 
 class Spans(NamedTuple):
-    """The words of one side: positions, hashes, whether each word is in lower case, and the number of each line."""
+    """The words of one side: positions, hashes, cases (`lower`), and the number of words of each line (`total`)."""
 
     starts: Counts
     ends: Counts

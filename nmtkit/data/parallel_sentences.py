@@ -127,7 +127,7 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
         sources.append(digest.digest())
         if sources[0] != digest.digest():
             raise ValueError(
-                f"the {languages[0]} lines of {name} that belong to {languages[1]} and to {languages[index]} differ; "
+                f"{name} has different {languages[0]} lines for {languages[1]} and for {languages[index]}; "
                 "write an entry for each pair of languages"
             )
     return extracted, (Path(name),) * len(languages)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 INTERVAL = 1.0  # seconds between two measurements of the load
-# other processes may use this many cores more than this process leaves free before the idle threads start
+# the idle threads start if other processes use more cores than this process leaves free, plus this number
 TOLERATED_LOAD = 0.25
 # if one of these variables is set, the user or the launcher has decided how threads wait
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")

@@ -31,10 +31,10 @@ def compare(
 ) -> list[Comparison]:
     """Compares systems (name -> translations) with the first system, the baseline, for each metric in turn.
 
-    "bootstrap" resamples sentences (Koehn 2004) and always gives confidence intervals. "randomization" swaps the
-    translations of two systems for random sentences (Riezler and Maxwell 2005) and gives intervals if `confidence` is
-    set. Both tests are two-sided. A copy of the baseline gets p = 1, although sacreBLEU would return the smallest
-    possible p-value.
+    "bootstrap" resamples sentences (Koehn 2004) and always gives confidence intervals. "randomization" chooses
+    sentences at random and exchanges the translations of two systems for these sentences (Riezler and Maxwell 2005).
+    It gives intervals if `confidence` is set. Both tests are two-sided. A copy of the baseline gets p = 1, although
+    sacreBLEU would return the smallest possible p-value.
 
     Raises ValueError for fewer than two systems, and the same errors as `metrics.score`.
     """

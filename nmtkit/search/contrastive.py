@@ -20,7 +20,7 @@ from nmtkit.layers.packed import Packed
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.search.second_model import SecondModel
 
-IMPLAUSIBLE = 100.0  # subtracted from implausible tokens: a required token stays possible, and no other is chosen
+IMPLAUSIBLE = 100.0  # subtracted from the log probability of implausible tokens; only a constraint can then choose them
 
 
 @dataclass(frozen=True, kw_only=True)

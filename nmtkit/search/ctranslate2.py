@@ -109,9 +109,9 @@ class CTranslate2Engine:
     def decoder(self, models: Sequence[Architecture], options: SearchOptions) -> BatchDecoder:
         """Returns a decoder of batches.
 
-        `models`, on the CPU, compute alignments. They also search for sentences whose translation reaches the maximum
-        length or has no finite score, because the engines differ in these cases. Raises the same errors as
-        `check_options`.
+        `models`, on the CPU, compute alignments. If the translation of a sentence reaches the maximum length or has no
+        finite score, `models` translate the sentence again, because the engines differ in these cases. Raises the same
+        errors as `check_options`.
         """
         check_options(options)
         return partial(self._decode, models=models, options=options)
