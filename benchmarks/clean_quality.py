@@ -344,9 +344,10 @@ def main() -> None:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         write(str(folder / "noisy.jsonl"), languages, [row.pair for row in rows], [{"class": row.name} for row in rows])
-        rules = tuple(name for name in DEFAULT_FILTERS if name != "alignment")
+        rules = tuple(name for name in DEFAULT_FILTERS if name not in ("alignment", "word_order"))
         settings: dict[str, tuple[tuple[str, ...], list[str]]] = {
-            "rules and language": (rules, []), "and alignment": (DEFAULT_FILTERS, []),
+            "rules and language": (rules, []), "and alignment": ((*rules, "alignment"), []),
+            "and word order": (DEFAULT_FILTERS, []),
             **({"and models": (DEFAULT_FILTERS, ["--self-train"])} if arguments.self_train else {}),
         }  # fmt: skip
         if arguments.opusfilter:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
+from nmtkit.corpora import model_filters, rules, word_order  # noqa: F401  these modules register the filters
 from nmtkit.corpora.filters import FILTERS
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.training.callbacks import CALLBACKS

@@ -45,7 +45,7 @@ class CleanCommand(Command):
 
 def filter_registry() -> "list[Registry[Filter]]":
     """Imports the filters of the package. Returns the registry of filters, as a list."""
-    from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
+    from nmtkit.corpora import model_filters, rules, word_order  # noqa: F401  these modules register the filters
     from nmtkit.corpora.filters import FILTERS
 
     return [FILTERS]

@@ -11,7 +11,7 @@ from nmtkit.corpora.corpus import as_columns
 
 DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
-    *("length_ratio", "numbers", "urls", "currencies", "alignment"),
+    *("length_ratio", "numbers", "urls", "currencies", "alignment", "word_order"),
 )
 MODEL_PROBABILITY = 0.02  # default of --min-probability with models
 # Name of a preset -> settings of filters that the preset changes.
@@ -19,7 +19,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
     "crawl": {
         "max_characters": 1000, "max_length_z": 2.6, "max_copied": 0.6, "max_repetition": 0.15, "min_language": -0.2,
-        "min_script": 0.7, "min_alignment": 0.25,
+        "min_script": 0.7, "min_alignment": 0.25, "min_word_order": -0.5,
     },
 }  # fmt: skip
 
@@ -118,8 +118,9 @@ class CleanConfig(Config):
     duplicates: Literal["pair", "source", "target", "none"] = option(
         "pair",
         "drop duplicates: pairs with equal source and target (pair), pairs with equal source (source), or pairs with "
-        "equal target (target); case, spaces and punctuation are ignored; the pair with the highest probability stays; "
-        "without probabilities, the model score decides, then the alignment score; otherwise the first pair stays",
+        "equal target (target); case, spaces and punctuation are ignored; the first of equal pairs stays; if only one "
+        "side is compared, the pair with the highest probability stays, or else with the highest model or alignment "
+        "score",
     )
     duplicate_similarity: float | None = option(
         None,

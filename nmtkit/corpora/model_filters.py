@@ -186,6 +186,14 @@ def stems(line: str) -> list[str]:
     return [word[:STEM] for word in _WORD.findall(line.casefold())]
 
 
+def stems_of(block: TextBlock) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the stems of each line of both sides. Several filters share the result."""
+    if "stems" not in block.shared:
+        block.shared["stems"] = tuple([stems(line) for line in side.lines] for side in block.sides)
+    lines: tuple[list[list[str]], list[list[str]]] = block.shared["stems"]
+    return lines
+
+
 class Vocabulary:
     """Numbers the words that occur at least 10 times in a sample. All other words have the id 0."""
 
@@ -235,7 +243,7 @@ class Alignment(Filter):
     def fit(self, sample: TextBlock) -> None:
         if len(sample) < MIN_SAMPLE:
             return
-        lines = [[stems(line) for line in side.lines] for side in sample.sides]
+        lines = stems_of(sample)
         self._vocabularies = [Vocabulary(side) for side in lines]
         source, target = (vocabulary.encode(side) for vocabulary, side in zip(self._vocabularies, lines, strict=True))
         sizes = self._vocabularies[0].size, self._vocabularies[1].size
@@ -267,8 +275,7 @@ class Alignment(Filter):
         if not self._tables:
             return np.ones(len(block), np.float32)
         sides = [
-            vocabulary.encode([stems(line) for line in side.lines])
-            for vocabulary, side in zip(self._vocabularies, block.sides, strict=True)
+            vocabulary.encode(lines) for vocabulary, lines in zip(self._vocabularies, stems_of(block), strict=True)
         ]
         features = (self._features(*sides) - self._mean) / self._scale
         scores = 1 / (1 + np.exp(-(features @ self._weights[1:] + self._weights[0])))
