@@ -18,12 +18,6 @@ from nmtkit.cli import main
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """With pytest-xdist, one worker runs all tests of a file, so that the fixtures of the file are made once."""
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadfile"
-
-
 @pytest.fixture(scope="session", autouse=True)
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Shares the files of `builders.built_once` between the workers of pytest-xdist, as its documentation describes."""

@@ -272,16 +272,16 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
         "from nmtkit.corpora.filters import FILTERS, Filter\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass QuestionsConfig(Config):\n"
         '    max_marks: int = option(0, "drop pairs with more question marks", min=0)\n\n\n'
-        '@FILTERS.register("questions", QuestionsConfig())\nclass Questions(Filter):\n'
+        '@FILTERS.register("question_marks", QuestionsConfig())\nclass Questions(Filter):\n'
         "    def __init__(self, config, context):\n        super().__init__(config, context)\n"
         "        self.highest = config.max_marks\n\n    def score(self, block):\n"
         '        return np.array([line.count("?") for line in block.sides[0].lines], np.float32)\n'
     )
     write(tmp_path / "c.tsv", [("a?", "b"), ("a??", "b"), ("c", "d")])
-    flags = (tmp_path / "c.tsv", "--plugin", tmp_path / "questions.py", "--filters", "empty,questions")
+    flags = (tmp_path / "c.tsv", "--plugin", tmp_path / "questions.py", "--filters", "empty,question_marks")
     succeeds(*flags, "--output", tmp_path / "o.tsv", "--dropped", tmp_path / "d.jsonl", "--max-marks", "1")
     assert [row[0] for row in read(tmp_path / "o.tsv")] == ["a?", "c"]
-    assert json.loads((tmp_path / "d.jsonl").read_text()) == {"en": "a??", "de": "b", "reason": "questions"}
+    assert json.loads((tmp_path / "d.jsonl").read_text()) == {"en": "a??", "de": "b", "reason": "question_marks"}
 
 
 @pytest.mark.parametrize(
