@@ -41,7 +41,7 @@ class NoInitialisation(TorchFunctionMode):
 def to_checkpoint(
     model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, plugins: list[str], update: int
 ) -> checkpoint.Checkpoint:
-    """Returns the contents of a checkpoint for `checkpoint.save`. A run adds its `training` state."""
+    """Returns the contents of a checkpoint for `checkpoint.save`. A training run adds `run` and `training`."""
     return {
         "architecture": architecture,
         "config": to_dict(config),
@@ -98,7 +98,7 @@ def check_translation_models(paths: Sequence[Path], models: Sequence[Architectur
 
 
 def language_model_error(path: Path) -> ValueError:
-    """Returns the error for the checkpoint of a language model in the place of a translation model."""
+    """Returns the error to raise if the user gives `path`, a language model, where a translation model is needed."""
     return ValueError(
         f"{path} is a language model, which reads no source; give a translation model. A language model is for nmtkit "
         "score --path, nmtkit rerank --lm, and nmtkit generate --logits-processors lm_fusion --lm"
@@ -106,29 +106,32 @@ def language_model_error(path: Path) -> ValueError:
 
 
 def check_language_model(path: Path, model: Architecture) -> None:
-    """Raises ValueError if the model of `path`, a checkpoint that the flag --lm names, is a translation model."""
+    """Raises ValueError if the model that the user gave as `--lm path` is a translation model."""
     if model.reads_source:
         raise ValueError(f"--lm {path} is not a language model; train one with nmtkit train DATA --arch transformer_lm")
 
 
 def directions_of(contents: checkpoint.Checkpoint) -> frozenset[tuple[str, str]]:
-    """Returns the pairs of a source and a target language that a multilingual model was trained on.
+    """Returns the directions that a model was trained on: pairs of a source and a target language code.
 
-    The result is empty if a part of the pairs is unknown, for example after fine-tuning of an imported model.
+    The directions of a fine-tuned multilingual model include the directions of its base model. The result is empty if
+    the checkpoint does not record all directions: checkpoints of bilingual models, imported models, and models that
+    were fine-tuned from an imported multilingual model.
     """
     run = contents.get("run", {})
     if "base_directions" not in run:
         known = run.get("directions") or ()
-    else:  # fine-tuned, perhaps on a single direction
+    else:  # fine-tuned from a multilingual model, perhaps on a bilingual dataset
         base = run["base_directions"]
         known = [*(run.get("directions") or [run["languages"]]), *base] if base else ()
     return frozenset((source, target) for source, target in known)
 
 
 def languages_of(path: Path) -> tuple[str, str] | None:
-    """Returns the source and the target language of a checkpoint, or None if neither it nor its dataset names them.
+    """Returns the source and the target language of a bilingual model, or None if the languages are unknown.
 
-    Raises ValueError for a file that is not a checkpoint.
+    If the checkpoint does not record the languages, the function reads the manifest of the training data. Raises
+    ValueError for a file that is not a checkpoint.
     """
     run = checkpoint.load(path, mmap=True).get("run", {})
     languages = run.get("languages")

@@ -44,7 +44,10 @@ class RerankConfig(Config):
         metavar="FILE",
     )
     metric: Literal["bleu", "chrf"] = option("bleu", "metric that --tune maximises")
-    trials: int = option(300, "number of weights that --tune tries", min=1, max=1_000_000)
+    trials: int = option(
+        300, "number of random combinations of the weights and the length penalty that --tune tries",
+        min=1, max=1_000_000,
+    )  # fmt: skip
     seed: int = option(1, "seed of --tune", min=0, max=2**63 - 1)
     source_lang: str | None = option(
         None, "language of the sources, for a multilingual backward model", flag="-s/--source-lang", metavar="CODE"

@@ -124,9 +124,10 @@ class CleanConfig(Config):
     )
     duplicate_similarity: float | None = option(
         None,
-        "drop also pairs whose similarity to a better kept pair is at least X; the similarity is the number of common "
-        "character 5-grams divided by the number of all 5-grams of the two pairs (Jaccard index, estimated by MinHash);"
-        " with --duplicates source or target, only this side is compared",
+        "keep only the best of several similar pairs: the pair with the highest probability, or else the highest model "
+        "or alignment score, or else the first pair; two pairs are similar if the number of their common character "
+        "5-grams, divided by the number of all their 5-grams, is at least X (Jaccard index, estimated by MinHash); "
+        "with --duplicates source or target, only this side is compared",
         min=0.5, max=1,
     )  # fmt: skip
     lid_model: Path | None = option(

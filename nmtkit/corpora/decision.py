@@ -22,22 +22,22 @@ from nmtkit.corpora.writer import CorpusWriter
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # the first available score decides which pair stays
+QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that the run has ranks similar pairs
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 
 
 @dataclass
 class FilterReport:
-    """The results of one filter. `matching` also counts pairs that an earlier filter drops."""
+    """The results of one filter. `lowest` and `highest` are the limits for the scores of kept pairs."""
 
     name: str
     unit: str = ""
     lowest: float = -np.inf
     highest: float = np.inf
-    matching: int = 0
-    dropped: int = 0  # pairs that this filter drops and no earlier filter drops
-    edges: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    matching: int = 0  # pairs outside the limits of this filter
+    dropped: int = 0  # pairs outside the limits of this filter, and inside the limits of all earlier filters
+    edges: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # edges of the bars of `histogram`
     histogram: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     dropped_examples: list[tuple[float, str, str]] = field(default_factory=list)  # distance to limit, source, target
     kept_examples: list[tuple[float, str, str]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Decision:
         for report in self.reports:
             report.histogram = np.zeros(max(0, len(report.edges) - 1), np.int64)
         self._overlaps = np.zeros((len(filters), len(filters)), np.int64)
-        self._unscored = 0  # kept pairs without late scores, because a filter dropped these pairs in the earlier run
+        self._unscored = 0  # kept pairs without model scores, because a filter dropped these pairs in the earlier run
         for start in range(0, count, 1 << 16):
             self._apply(slice(start, start + (1 << 16)))
         if self._unscored:
@@ -137,7 +137,11 @@ class Decision:
         self.reports[-1].matching += len(duplicates)
 
     def _drop_similar(self, similarity: float) -> None:
-        """Drops kept pairs that are similar to a better kept pair. Without scores, the first of similar pairs stays."""
+        """Drops pairs until no two kept pairs are similar. The best of several similar pairs stays.
+
+        The kept pairs are compared from the best to the worst, by the score of `_quality`, or in their order in the
+        corpora if the run has no such score. A pair is dropped if an earlier pair of this order stays and is similar.
+        """
         texts = SimilarTexts(self._scratch / "texts", similarity)
         kept = np.flatnonzero(self._first < 0)
         row = 0
@@ -153,9 +157,9 @@ class Decision:
         self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-        """Returns the score that decides which pair stays, or None if the run has no such score.
+        """Returns the scores by which the pairs `rows` are ranked, or None if the run has none of the scores `QUALITY`.
 
-        The score is rounded to hundredths, so that the first of several nearly equal pairs stays.
+        The scores are rounded to hundredths, so that the first of several nearly equal pairs stays.
         """
         index = next((self.reasons.index(name) for name in QUALITY if name in self._filters), None)
         return None if index is None else np.round(np.nan_to_num(self._scored.scores[rows, index], nan=-1), 2)

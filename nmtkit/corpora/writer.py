@@ -37,11 +37,13 @@ def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
 
 
 class CorpusWriter:
-    """A context that writes pairs to a corpus.
+    """Writes pairs to a corpus, as a context manager. `name` chooses the format, as described at `output_paths`.
 
-    The files appear at the end of the context. After an error, no file appears. Tabs in a text of a .tsv, and control
-    characters in a text of a .tmx, become spaces; a warning counts the changed texts. Only the texts can be stored in
-    two files of lines and in a .zip; other columns are left out with a warning.
+    When the context ends, the files appear. After an error, no file appears. The writer logs a warning in two cases:
+
+    - A .tsv file cannot contain tabs in a cell, and a .tmx file cannot contain control characters. These characters are
+      replaced by spaces. The warning has the number of changed texts.
+    - Two text files and a .zip file can contain only the source and the target texts. Other columns are left out.
     """
 
     def __init__(self, name: str, languages: tuple[str, str]) -> None:
@@ -49,11 +51,11 @@ class CorpusWriter:
         self.format = format_of(self.paths[0]) if len(self.paths) == 1 else None
         self.languages = languages
         self.changed = 0  # number of texts with a replaced character
-        self._names: list[str] | None = None  # names of the columns of the first block, except the texts
+        self._names: list[str] | None = None  # names of the other columns, from the first pairs
         self._stack = ExitStack()
         self._files: list[BinaryIO] = []
         self._parquet: Any = None
-        self._second: Any = None  # target side of a .zip, which is written after the source side
+        self._second: Any = None  # for a .zip: a temporary file with the target side, and the archive
 
     def __enter__(self) -> "CorpusWriter":
         with ExitStack() as stack:
@@ -110,7 +112,7 @@ class CorpusWriter:
                         ", ".join(self._names))  # fmt: skip
 
     def write(self, pairs: Pairs) -> None:
-        """Appends pairs. Raises ValueError if a .tsv or .parquet needs a column that the first pairs do not have."""
+        """Appends pairs. Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack."""
         if self._names is None and len(pairs):
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":

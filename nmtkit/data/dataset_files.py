@@ -2,7 +2,7 @@
 
     manifest.json             format, languages, counts, checksums, settings, cleaning statistics; written last
     tokenizer/                joint.model, or source.model and target.model
-    train.source.ids.bin      uint16 (uint32 above 65,536 entries), the ids of all sentences, concatenated
+    train.source.ids.bin      uint16 (uint32 above 65,536 pieces), the ids of all sentences, concatenated
     train.source.offsets.bin  int64, the position in ids where each sentence begins
     train.source.lengths.bin  int32, the number of tokens of each sentence, eos included
     train.alignments.….bin    with --alignments: three files for the links between pieces (uint32), see alignments.py
@@ -124,7 +124,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def counts_language_token(manifest: dict[str, Any]) -> bool:
-    """Whether the loss counts the language token of each target. Older datasets do not have this setting."""
+    """Returns whether the loss counts the language token, the first token of each target (`--language-token-loss`).
+
+    Manifests of older versions do not have this setting. The loss counts the tokens of these datasets.
+    """
     return bool(manifest["settings"].get("language_token_loss", True))
 
 
@@ -294,7 +297,7 @@ class AtomicFolder:
         """Renames `folder` to `final`. The files must be synced to disk."""
         sync_folder(self.folder)
         if self.final.is_dir() and any(self.final.iterdir()):
-            (self.final / UNFINISHED).touch()  # a later run may remove the folder if this run is killed
+            (self.final / UNFINISHED).touch()  # the mark allows a later run to remove the folder if this run is killed
             os.rename(self.final, self._old)
         os.rename(self.folder, self.final)
         (self.final / UNFINISHED).unlink()

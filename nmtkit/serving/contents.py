@@ -1,4 +1,4 @@
-"""Extracts the lines of a request (a text, a web page or an uploaded document), and inserts their translations."""
+"""Splits a text, a web page or an uploaded document into lines, and joins the translated lines to a whole text."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from nmtkit.serving.reading import Refusal
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
-_SIGNATURES = {  # first bytes of a file -> its kind, for files with a wrong extension
+_SIGNATURES = {  # first bytes of an uploaded file that cannot be translated -> name of the format, for messages
     b"PK\x03\x04": "a zip archive (.zip, .docx, .odt, .epub, …)",
     b"PK\x05\x06": "a zip archive",
     b"\x1f\x8b": "a gzip archive",
@@ -33,7 +33,7 @@ _SIGNATURES = {  # first bytes of a file -> its kind, for files with a wrong ext
     b"GIF8": "an image",
     b"\x7fELF": "a program",
 }
-_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks; such a text may have zero bytes
+_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks of texts that may have zero bytes
 
 
 class PlainText:
@@ -57,11 +57,15 @@ class PlainText:
         return [self.parts[index] for index in self.indices]
 
     def rendered(self, lines: Sequence[Result]) -> Result:
-        """Returns the text with its lines replaced by `lines`. The result has an alignment if every line has."""
+        """Returns the translation of the whole text, with the line ends and the white space of the source.
+
+        `lines` are the translations of `segments`. If all of them have an alignment, the result also has an alignment:
+        the same links, but with positions in the whole source and in the whole translation.
+        """
         parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
             parts[index] = line["text"]
-        offsets = [(0, 0)]  # for each part: number of code points before the part in the source and in the translation
+        offsets = [(0, 0)]  # start of each part in the source and in the translation (code points)
         for old, new in zip(self.parts, parts, strict=True):
             offsets.append((offsets[-1][0] + len(old), offsets[-1][1] + len(new)))
         for index, line in zip(self.indices, lines, strict=True):
@@ -80,7 +84,10 @@ Content = PlainText | Document
 
 
 def rendered(content: Content, lines: Sequence[Result]) -> Result:
-    """Returns the content with its segments replaced by `lines`."""
+    """Returns the translation of a text or a document. `lines` are the translations of its segments.
+
+    Only the translation of a plain text can have an alignment.
+    """
     if isinstance(content, PlainText):
         return content.rendered(lines)
     return {"text": content.render([line["text"] for line in lines])}
@@ -107,7 +114,10 @@ async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
 
 
 def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Returns the content of an uploaded file. Raises Refusal if `data` is not a valid file of this extension."""
+    """Returns the text or the document in an uploaded file. `target` is the code of the target language.
+
+    Raises Refusal if `data` is not a valid file of the format that `extension` names.
+    """
     kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
         kind = "a binary file"

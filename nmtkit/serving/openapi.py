@@ -35,7 +35,7 @@ def document(pairs: Sequence[Pair], needs_key: bool) -> Json:
 
 
 def _fields_schema(endpoint: Endpoint, pairs: Sequence[Pair], needs_key: bool, definitions: Json) -> Json:
-    """Returns the schema of a request, with the served languages."""
+    """Returns the JSON schema of a request. The language fields allow only the languages of `pairs`."""
     schema = _schema(endpoint.fields, definitions)
     properties, example = schema["properties"], dict(endpoint.example)
     for side, name in enumerate(("source", "target")):
@@ -72,9 +72,10 @@ def _schema(type: Any, definitions: Json) -> Json:
 
 
 def page(contents: Json, base_url: str) -> str:
-    """Returns a web page (HTML) that documents the service: a section and a curl command for each path.
+    """Returns the HTML of the web page that documents the service for its users.
 
-    `contents` is the OpenAPI document of the service. The commands use the address `base_url`.
+    Each path of `contents`, the OpenAPI document of the service, has a section with the fields of the request, an
+    example of the answer, the errors, and a curl command. `base_url` is the address of the service in the commands.
     """
     routes = [
         {
@@ -94,7 +95,7 @@ def page(contents: Json, base_url: str) -> str:
 
 
 def command(url: str, body: Json | None) -> str:
-    """Returns a curl command for the example of a request."""
+    """Returns a curl command that sends the example of `body`, a `requestBody` of OpenAPI, or no body for None."""
     words = [shlex.quote(url)]
     if body is not None:
         media_type, content = next(iter(body["content"].items()))

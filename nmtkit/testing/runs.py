@@ -77,11 +77,14 @@ def dataset(tokenizer: Tokenizer | None = None) -> Dataset:
     return _datasets[key]
 
 
-_datasets: dict[str, Dataset] = {}  # by fingerprint of the tokenizer; "" is the default tokenizer
+_datasets: dict[str, Dataset] = {}  # fingerprint of the tokenizer, or "" for the default tokenizer -> dataset
 
 
 def _make_dataset(tokenizer: Tokenizer | None) -> Path:
-    """Writes a dataset with word alignments. Returns its folder, which is removed at exit."""
+    """Preprocesses a random corpus with word alignments. Returns the folder of the dataset, for `Dataset.open`.
+
+    If `tokenizer` is None, a tokenizer of 320 pieces is trained. The files are removed when the process exits.
+    """
     folder = Path(tempfile.mkdtemp(prefix="nmtkit-check-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for seed, (name, pairs) in enumerate(PAIRS.items()):
@@ -103,14 +106,14 @@ def _make_dataset(tokenizer: Tokenizer | None) -> Path:
 
 
 def batch(*pairs: int, tokenizer: Tokenizer | None = None) -> Batch:
-    """Returns training pairs of the tiny dataset, given by their indices, as a micro-batch."""
+    """Returns a micro-batch of the tiny dataset. `pairs` are the indices of its training pairs."""
     return dataset(tokenizer)["train"].batch(torch.tensor(pairs).numpy())
 
 
 def train(data: Path, names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
     """Trains on the dataset `data` until update `max_update`. Resumes an existing run in `save_dir`.
 
-    `names` maps kinds to components.
+    `names` maps kinds of components to registered names, for example "criterion" to "cross_entropy".
     """
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
@@ -133,7 +136,7 @@ def resume_is_exact(subject: Subject[Any]) -> None:
 
 
 def check_resume(subject: Subject[Any], folder: Path) -> None:
-    """Checks the same as `resume_is_exact`, and keeps the checkpoints of both runs in `folder`."""
+    """Makes the check of `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
     kind = next(kind for kind, registry in REGISTRIES.items() if registry is subject.registry)
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)

@@ -65,7 +65,10 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
 
 
 def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether both extreme micro-batches fit while `SPARE_MEMORY` is kept free for larger micro-batches."""
+    """Returns whether the micro-batch with the most tokens fits, and the micro-batch with the most sentences.
+
+    The share `SPARE_MEMORY` is reserved during the trials, because micro-batches of later updates may be larger.
+    """
     spare = None
     try:
         if trainer.device.type == "cuda":
@@ -83,7 +86,10 @@ def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
 
 
 def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
-    """Halves `count` until `attempt(count)` does not run out of memory. Returns this count, or 0 if no count works."""
+    """Returns the first of the numbers count, count // 2, count // 4, …, 1 for which `attempt` has enough memory.
+
+    `attempt(number)` raises OutOfMemoryError if the memory is too small. Returns 0 if all attempts raise this error.
+    """
     while count:
         try:
             attempt(count)
