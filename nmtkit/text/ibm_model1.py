@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
-# number of links whose entries are kept between iterations (4 bytes each); other links are sorted again
+# number of links whose `IndexedLinks` stay in memory (4 bytes for each link); others are computed in each iteration
 KEPT_LINKS = 1 << 28
 FLOOR = 1e-7  # probability of a pair of words without an entry
 
@@ -22,8 +22,8 @@ Ids = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.int64]
 
-# A link is a target word with one source word of its sentence pair, or with the NULL word. The key of a link is
-# source * targets + target, where `targets` is the size of the target vocabulary.
+# A link connects a target word with a source word of its sentence pair, or with the NULL word. The key of a link is
+# source * targets + target, where `source` and `target` are ids, and `targets` is the size of the target vocabulary.
 
 
 class Sentences(Protocol):
@@ -48,12 +48,12 @@ class Links(NamedTuple):
     widths: Keys  # number of links of each target word
 
 
-class Entries(NamedTuple):
-    """The entries of the links of consecutive sentence pairs."""
+class IndexedLinks(NamedTuple):
+    """The links of consecutive sentence pairs, and the indices of their entries in the table."""
 
     last: int  # index of the pair after the last
-    distinct: npt.NDArray[np.int32]  # the entries that occur, ascending
-    position: npt.NDArray[np.int32]  # index in `distinct` of the entry of each link
+    entries: npt.NDArray[np.int32]  # indices of the table entries that the links use, ascending, each once
+    position: npt.NDArray[np.int32]  # index in `entries` of the entry of each link
     starts: Keys  # index of the first link of each target word
     widths: Keys  # number of links of each target word
 
@@ -110,13 +110,13 @@ class LexicalTable:
         keys = _distinct(np.sort(np.concatenate([keys, *pending])))
         word = keys // max(targets, 1)
         probabilities = np.ones(len(keys))
-        kept: list[Entries] = []
+        kept: list[IndexedLinks] = []
         for _ in range(iterations):
             counts = np.zeros(len(keys))
-            for entries in _indexed(keys, source, target, targets, sources, kept):
-                share = probabilities[entries.distinct][entries.position]
-                share /= np.repeat(np.add.reduceat(share, entries.starts), entries.widths)
-                counts[entries.distinct] += np.bincount(entries.position, share)
+            for links in _indexed(keys, source, target, targets, sources, kept):
+                share = probabilities[links.entries][links.position]
+                share /= np.repeat(np.add.reduceat(share, links.starts), links.widths)
+                counts[links.entries] += np.bincount(links.position, share)
             probabilities = counts / np.bincount(word, counts)[word]
         return LexicalTable(sources, targets, keys, probabilities)
 
@@ -143,11 +143,12 @@ class LexicalTable:
 
 
 def word_probabilities(tables: Sequence[LexicalTable], source: Sentences, target: Sentences) -> Floats:
-    """Returns two probabilities of each target word from each table: [tables, 2, target words].
+    """Computes two probabilities of each word of the target sentences, with each table.
 
-    The first probability is the mean of the probabilities given each source word and NULL. The second probability is
-    p(target word | NULL). A pair of words without an entry has the probability `FLOOR`. All tables must have the same
-    vocabularies.
+    Returns an array [tables, 2, target words], where the words of all target sentences are concatenated. The first
+    probability is p(word | source sentence): the mean of p(word | source word) over the words of the source sentence
+    and NULL. The second probability is p(word | NULL). A pair of words that is not in a table has the probability
+    `FLOOR`. All tables must have the same vocabularies. Raises ValueError like `check`.
     """
     sources, targets = tables[0].sources, tables[0].targets
     check(source, target, sources, targets)
@@ -162,7 +163,11 @@ def word_probabilities(tables: Sequence[LexicalTable], source: Sentences, target
 
 
 def check(source: Sentences, target: Sentences, sources: int, targets: int) -> None:
-    """Raises ValueError unless both sides have the same number of sentences, and all ids are in the vocabularies."""
+    """Raises ValueError unless both sides have the same number of sentences, and all ids are in the vocabularies.
+
+    The lengths of the sentences of a side must add up to the number of ids. `sources` and `targets` are the sizes of
+    the vocabularies.
+    """
     if len(source.lengths) != len(target.lengths):
         raise ValueError(
             f"{len(source.lengths):,} source sentences and {len(target.lengths):,} target sentences are not pairs"
@@ -202,16 +207,16 @@ def _distinct_with_index(keys: Keys) -> tuple[Keys, npt.NDArray[np.int32]]:
 
 
 def _indexed(
-    keys: Keys, source: Sentences, target: Sentences, targets: int, null: int, kept: list[Entries]
-) -> Iterator[Entries]:
-    """Yields the entries of all links, in blocks. Appends the first blocks to `kept`, for the next iteration."""
+    keys: Keys, source: Sentences, target: Sentences, targets: int, null: int, kept: list[IndexedLinks]
+) -> Iterator[IndexedLinks]:
+    """Yields all links with their entries, in blocks. Appends the first blocks to `kept`, for the next iteration."""
     yield from kept
-    number = sum(len(each.position) for each in kept)
+    number = sum(len(links.position) for links in kept)
     for block in blocks(source, target, targets, null, kept[-1].last if kept else 0):
         distinct, index = _distinct_with_index(block.keys)
         entries = np.searchsorted(keys, distinct).astype(np.int32)
         number += len(index)
-        each = Entries(block.last, entries, index, block.starts, block.widths)
+        links = IndexedLinks(block.last, entries, index, block.starts, block.widths)
         if number <= KEPT_LINKS:
-            kept.append(each)
-        yield each
+            kept.append(links)
+        yield links
