@@ -10,8 +10,8 @@ ray     A Ray cluster of two nodes on this machine, with an actor on each: kills
         command continues; a node is removed while it runs, and the other node ends the job.
 
 Each job must write the bytes of `generate`, and leave no temporary file. The lines are sentences of the training set,
-again and again, each with one word exchanged. A narrow Transformer with one layer is trained briefly and searches
-greedily, so that most of the time is not the model's.
+again and again, each with one word exchanged; `--words` shortens the sentences. A narrow Transformer with one layer is
+trained briefly and searches greedily, so that most of the time is not the model's.
 """
 
 import argparse
@@ -64,10 +64,13 @@ class Job:
     def __init__(self, arguments: argparse.Namespace, workspace: Workspace) -> None:
         self.folder, self.lines = workspace.folder, 400 if arguments.quick else arguments.lines
         self.shard_lines = min(16_384, self.lines // 16)
+        name = f"bulk-{self.lines}" + (f"-{arguments.words}" if arguments.words else "")
         model = workspace.trained("bulk-model", MODEL)
-        text = write_text(workspace, self.folder / f"bulk-{self.lines}.txt", self.lines)
+        text = write_text(workspace, self.folder / f"{name}.txt", self.lines, arguments.words)
         self.words = ["generate", "--path", str(model), "--input", str(text), "--beam", "1", "--workers", "2"]
-        self.whole = self.folder / f"bulk-{self.lines}.out"
+        if arguments.words:
+            self.words += ["--max-len-b", "2"]  # the model is trained briefly, and repeats pieces without end
+        self.whole = self.folder / f"{name}.out"
 
     def plain(self) -> list[str]:
         return [*self.words, "--device", "cpu", "--output", str(self.whole)]
@@ -116,13 +119,13 @@ class Job:
             time.sleep(0.05)
 
 
-def write_text(workspace: Workspace, path: Path, count: int) -> Path:
-    """Writes `count` sentences. A word of each sentence is exchanged for a word of another sentence."""
+def write_text(workspace: Workspace, path: Path, count: int, most_words: int | None) -> Path:
+    """Writes `count` sentences of at most `most_words` words. Replaces one word of each by a random word."""
     if not path.exists():
         generator, sentences = random.Random(1), [line.split() for line in workspace.lines("train", 0)]
         with path.open("w", encoding="utf-8") as file:
             for number in range(count):
-                words = list(sentences[number % len(sentences)])
+                words = sentences[number % len(sentences)][:most_words]
                 words[generator.randrange(len(words))] = generator.choice(generator.choice(sentences))
                 file.write(" ".join(words) + "\n")
     return path
@@ -246,6 +249,7 @@ def main() -> None:
     flags = parser(__doc__ or "", list(parts), rounds=1)
     flags.set_defaults(parts=["pace", "killed"])
     flags.add_argument("--lines", type=int, default=20_000)
+    flags.add_argument("--words", type=int, help="only the first words of each sentence, for shorter runs")
     arguments = flags.parse_args()
     report, job = Report(arguments), Job(arguments, Workspace(arguments))
     for name in arguments.parts:

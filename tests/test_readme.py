@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.corpora import model_filters, rules, word_order  # noqa: F401  these modules register the filters
-from nmtkit.corpora.filters import FILTERS
+from nmtkit.cli.clean import filter_registry
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import REGISTRIES
@@ -76,7 +75,7 @@ def known_flags() -> set[str]:
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
     flags |= {flag for command in commands for flag in re.findall(r"--[a-z-]+", command.get_help(context))}
-    for registry in (*REGISTRIES.values(), FILTERS, LOGITS_PROCESSORS):
+    for registry in (*REGISTRIES.values(), *filter_registry(), LOGITS_PROCESSORS):
         for entry in registry.entries.values():
             flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
     for plugin in (ROOT / "examples/plugin").glob("*.py"):

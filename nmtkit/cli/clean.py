@@ -45,7 +45,12 @@ class CleanCommand(Command):
 
 def filter_registry() -> "list[Registry[Filter]]":
     """Imports the filters of the package. Returns the registry of filters, as a list."""
-    from nmtkit.corpora import model_filters, rules, word_order  # noqa: F401  these modules register the filters
+    from nmtkit.corpora import (  # noqa: F401  these modules register the filters
+        alignment_filter,
+        language_filters,
+        rules,
+        word_order_filter,
+    )
     from nmtkit.corpora.filters import FILTERS
 
     return [FILTERS]

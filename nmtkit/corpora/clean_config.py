@@ -19,7 +19,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
     "crawl": {
         "max_characters": 1000, "max_length_z": 2.6, "max_copied": 0.6, "max_repetition": 0.15, "min_language": -0.2,
-        "min_script": 0.7, "min_alignment": 0.25, "min_word_order": -0.5,
+        "min_script": 0.7, "min_alignment": 0.25, "min_word_order": -1.5,
     },
 }  # fmt: skip
 

@@ -11,6 +11,8 @@ from nmtkit.corpora.corpus import Corpus
 from nmtkit.corpora.texts import Mask, Scores, TextBlock
 from nmtkit.registry import Registry
 
+MIN_SAMPLE = 1000  # minimum number of pairs of a sample from which filters learn statistics of languages and words
+
 
 @dataclass(frozen=True)
 class FilterContext:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nmtkit.corpora.corpus import Pairs
 from nmtkit.corpora.filters import Limits
-from nmtkit.corpora.model_filters import logistic_regression
+from nmtkit.corpora.logistic_regression import logistic_regression
 from nmtkit.corpora.noise import noise
 from nmtkit.corpora.scored_blocks import StoredBlock
 from nmtkit.corpora.texts import Scores, TextBlock

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from nmtkit.cli import COMMANDS, MODULES, main
 from nmtkit.cli.command import Command, tidied
 from nmtkit.cli.flags import flags
-from nmtkit.corpora import model_filters, rules, word_order  # noqa: F401  these modules register the filters
 from nmtkit.corpora.filters import FILTERS
 from nmtkit.plugins import load_plugin
 from nmtkit.registry import Registry

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from nmtkit.corpora import language_identification
+from nmtkit.corpora.alignment_filter import Alignment, AlignmentConfig, line_features
 from nmtkit.corpora.filters import FilterContext
 from nmtkit.corpora.language_identification import BatchIdentifier, columns_of
-from nmtkit.corpora.model_filters import Alignment, AlignmentConfig, line_features, logistic_regression
+from nmtkit.corpora.logistic_regression import logistic_regression
 from nmtkit.corpora.texts import TextBlock
 from nmtkit.demo.run import read_corpus
 

@@ -7,7 +7,7 @@ import pytest
 
 from nmtkit.corpora import words as words_module
 from nmtkit.corpora.filters import FilterContext
-from nmtkit.corpora.model_filters import own_words
+from nmtkit.corpora.language_filters import own_words
 from nmtkit.corpora.rules import (
     Boilerplate,
     BoilerplateConfig,

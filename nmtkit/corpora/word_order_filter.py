@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.config import Config, option
-from nmtkit.corpora.filters import FILTERS, Filter, FilterContext
-from nmtkit.corpora.model_filters import MIN_SAMPLE, Ids, Vocabulary, stems_of
+from nmtkit.corpora.filters import FILTERS, MIN_SAMPLE, Filter, FilterContext
 from nmtkit.corpora.texts import Scores, TextBlock
+from nmtkit.corpora.word_ids import WordIds, fit_vocabularies, word_ids
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -18,9 +18,9 @@ DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams (Ney et a
 @dataclass(frozen=True, kw_only=True)
 class WordOrderConfig(Config):
     min_word_order: float = option(
-        -0.8,
-        "drop pairs with a side whose mean log(p(word | previous word) / p(word)) is below X; the probabilities come "
-        "from the corpus",
+        -2.0,
+        "drop pairs with a side whose sum of log(p(word | previous word) / p(word)) over its n pairs of words, divided "
+        "by √n, is below X; the probabilities come from the corpus",
     )
 
 
@@ -50,57 +50,59 @@ class BigramTable:
 
 @FILTERS.register("word_order", WordOrderConfig())
 class WordOrder(Filter):
-    """The mean of log(p(word | previous word) / p(word)) over the words of a line, in nats.
+    """The sum of log(p(word | previous word) / p(word)) over the n bigrams of a line, divided by √n, in nats.
 
-    The lower mean of the two sides counts. Each half of the sample makes a table of bigrams for each side, and the
-    lower value of the two tables counts, because a table knows the lines that made the table. Bigrams with a rare word
-    are left out. A line with fewer than 4 other bigrams has the mean score of the sample. All pairs have the score 0 if
-    the sample is small.
+    A line whose words follow each other by chance has a score near or below 0. The division by √n gives long lines the
+    scale of short lines, because the standard deviation of a sum of n independent numbers grows with √n.
+
+    The side with the lower score counts. Each half of the sample makes a table of bigrams for each side. The table that
+    gives the lower score counts, because a table gives too high scores to the lines that made the table. Bigrams with a
+    rare word are left out. A line with fewer than 4 other bigrams has the mean score of the sample. All pairs have the
+    score 0 if the sample is small.
     """
 
-    unit = "mean log ratio"
+    unit = "log ratio / √bigrams"
     min_bigrams = 4
 
     def __init__(self, config: WordOrderConfig, context: FilterContext) -> None:
         super().__init__(config, context)
         self.lowest = config.min_word_order
         self._tables: list[list[BigramTable]] = []  # [sides, halves of the sample]
-        self._usual = [0.0, 0.0]  # mean score of each side
+        self._sample_means = [0.0, 0.0]  # mean score of each side
 
     def fit(self, sample: TextBlock) -> None:
         if len(sample) < MIN_SAMPLE:
             return
-        lines = stems_of(sample)
-        self._vocabularies = [Vocabulary(side) for side in lines]
-        sides = [vocabulary.encode(side) for vocabulary, side in zip(self._vocabularies, lines, strict=True)]
+        self._vocabularies = fit_vocabularies(sample, self.context)
+        sides = word_ids(sample, self._vocabularies)
         rows = np.arange(len(sample))
         self._tables = [
             [BigramTable(_bigrams(side.rows(half), vocabulary.size)[0], vocabulary.size + 1)
              for half in (rows[::2], rows[1::2])]
-            for vocabulary, side in zip(self._vocabularies, sides, strict=True)
+            for side, vocabulary in zip(sides, self._vocabularies, strict=True)
         ]  # fmt: skip
         for index, side in enumerate(sides):
-            scores, counts = self._means(index, side)
-            self._usual[index] = float(scores[counts >= self.min_bigrams].mean())
+            scores, counts = self._side_scores(index, side)
+            self._sample_means[index] = float(scores[counts >= self.min_bigrams].mean())
 
-    def _means(self, index: int, side: Ids) -> tuple[Floats, Integers]:
-        """Returns the mean of each line by the table with the lower mean, and the number of bigrams of each line."""
+    def _side_scores(self, index: int, side: WordIds) -> tuple[Floats, Integers]:
+        """Returns the score and the number of bigrams of each line of side `index`, which is 0 for the source."""
         bigrams, row = _bigrams(side, self._vocabularies[index].size)
         counts = np.bincount(row, minlength=len(side.lengths))
         sums = [np.bincount(row, table.log_ratios(bigrams), len(counts)) for table in self._tables[index]]
-        return np.minimum(*sums) / np.maximum(counts, 1), counts
+        return np.minimum(*sums) / np.sqrt(np.maximum(counts, 1)), counts
 
     def score(self, block: TextBlock) -> Scores:
         if not self._tables:
             return np.zeros(len(block), np.float32)
-        scores = []
-        for index, lines in enumerate(stems_of(block)):
-            means, counts = self._means(index, self._vocabularies[index].encode(lines))
-            scores.append(np.where(counts < self.min_bigrams, self._usual[index], means))
-        return np.minimum(*scores).astype(np.float32)
+        sides = []
+        for index, side in enumerate(word_ids(block, self._vocabularies)):
+            scores, counts = self._side_scores(index, side)
+            sides.append(np.where(counts < self.min_bigrams, self._sample_means[index], scores))
+        return np.minimum(*sides).astype(np.float32)
 
 
-def _bigrams(side: Ids, boundary: int) -> tuple[Integers, Integers]:
+def _bigrams(side: WordIds, boundary: int) -> tuple[Integers, Integers]:
     """Returns the bigrams [2, bigrams] of all lines and the index of the line of each bigram [bigrams].
 
     The id `boundary` stands before and after each line. Bigrams with a word of the id 0 (a rare word) are left out.
