@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.api.encoder_output import source_ids, states_of
-from nmtkit.api.settings import PathLike, check_length, check_text, configs, hints_of, texts
+from nmtkit.api.settings import PathLike, check_length, check_text, configs, hints_of, pairs, texts
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.hidden_states import decoder_states
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
@@ -218,7 +218,7 @@ class Model:
 
         Raises ValueError if the two lists differ in length.
         """
-        requests = _pairs(source, target)
+        requests = pairs(source, target)
         options = SearchOptions(
             score_reference=True, quality=per_piece, source_lang=source_lang, target_lang=target_lang
         )
@@ -233,7 +233,7 @@ class Model:
     def batch(
         self,
         source: str | Sequence[str],
-        target: str | Sequence[str],
+        target: str | Sequence[str] | None = None,
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
@@ -244,14 +244,15 @@ class Model:
         >>> features = model.architectures[0](batch.source, batch.target_input)  # T D
 
         `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
-        L]. `target_output` [T] holds the piece that each position predicts.
+        L]. `target_output` [T] holds the piece that each position predicts. Without `target`, `target_input` has bos
+        and the token of the target language, if the model has such a token: the first tokens that a search gives.
 
         Raises ValueError for a text that is longer than the model can read, and for lists that are empty or differ in
         length.
         """
         search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
         pipeline = Pipeline(self.tokenizer, search, max_source_len=UNLIMITED)
-        segments = [leaf.input for line in pipeline.segments(_pairs(source, target)) for leaf in line.leaves()]
+        segments = [leaf.input for line in pipeline.segments(pairs(source, target)) for leaf in line.leaves()]
         if not segments:
             raise ValueError("the lists are empty; give at least one text and its translation")
         for model in self.architectures:
@@ -433,13 +434,6 @@ class Model:
         names = ", ".join(type(model).__name__ for model in self.architectures)
         sizes = f"{self.tokenizer.source_size:,} source and {self.tokenizer.target_size:,} target pieces"
         return f"<nmtkit.Model: {names}, {sizes}, on {self._translator.device}>"
-
-
-def _pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
-    sources, targets = texts(source), texts(target)
-    if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
-        raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
-    return [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
 
 
 def _request(line: Any, index: int) -> Request:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
+from nmtkit.translation.requests import Request
 
 PathLike = str | Path
 
@@ -64,6 +65,17 @@ def texts(texts: str | Sequence[str]) -> list[str]:
         if not isinstance(text, str):
             raise ValueError(f"item {index} is of type {type(text).__name__}; give a text or a list of texts")
     return listed
+
+
+def pairs(source: str | Sequence[str], target: str | Sequence[str] | None) -> list[Request]:
+    """Returns requests of texts with their translations. Without `target`, the translations are empty."""
+    sources = texts(source)
+    if target is None:
+        return [Request(text, reference="") for text in sources]
+    targets = texts(target)
+    if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
+        raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
+    return [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
 
 
 def check_length(title: str, pieces: int, limit: int | None) -> None:
