@@ -36,8 +36,8 @@ from nmtkit.formats.weights import Weights, load_safetensors, transformer_checkp
 CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
 TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-# tensors that the import may skip: versions, tables of sinusoids, and output biases of zeros
-IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"
+# tensors that the import may skip: versions and tables of sinusoids
+IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)"
 # Defaults of transformers that depend on the model type, for settings that config.json leaves out.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "marian": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
@@ -75,6 +75,8 @@ def load(folder: Path) -> Checkpoint:
         raise ValueError(f"{settings.path}: model type {kind!r} is not supported; supported: {', '.join(LOADERS)}")
     config = config_of(settings, kind)
     weights = Weights(read_weights(folder), folder)
+    if not config.output_bias:
+        leave_out_bias(weights, folder)
     sizes = vocabulary_sizes(settings, weights)
     source, target, tokenizer = LOADERS[kind](folder, settings, sizes)
     shared = tokenizer.joint and settings.flag("share_encoder_decoder_embeddings", True)
@@ -288,6 +290,15 @@ def pieces_by_id(path: Path) -> dict[int, str]:
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
+
+
+def leave_out_bias(weights: Weights, folder: Path) -> None:
+    """Removes the output bias of a model that transformers computes without output bias. Warns if the bias is not 0."""
+    bias = weights.tensors.pop("final_logits_bias", None)
+    if bias is not None and bias.any():
+        log.warning(
+            "%s: final_logits_bias is not imported, because M2M100ForConditionalGeneration has no output bias", folder
+        )
 
 
 def embedding_names(stack: str) -> tuple[str, str]:

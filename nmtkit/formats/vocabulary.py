@@ -96,6 +96,11 @@ def unused(id: int) -> str:
     return f"<unused {id}>"
 
 
+def is_unused(piece: str) -> bool:
+    """Returns whether `piece` is a name that `unused` returns."""
+    return piece.startswith("<unused ") and piece.endswith(">")
+
+
 def read_model(path: Path, purpose: str = "the SentencePiece model of the tokenizer is needed") -> bytes:
     """Returns a SentencePiece model file. Raises ValueError or FileNotFoundError naming the path."""
     model = read_bytes(path, purpose)
