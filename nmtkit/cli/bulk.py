@@ -38,7 +38,8 @@ Start = Callable[[Plan, Sequence[Shard]], Iterator[tuple[Shard, dict[str, Any]]]
 
 SECONDS_OF_MESSAGES = 30.0  # seconds between two messages about progress, if stderr is not a terminal
 SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
-CLEAN_FILES = ("exclude", "lid_model", "forward", "backward")  # contents of these files are compared, not their paths
+# contents of these files are compared, not their paths
+CLEAN_FILES = ("exclude", "domain", "lid_model", "forward", "backward")
 MERGE_ONLY = ("output", "dropped", "scores", "from_scores", "report", "workers")  # settings that do not change shards
 
 
@@ -134,7 +135,7 @@ def clean_shards(
     Raises SystemExit if a signal stops the job.
     """
     from nmtkit.corpora.clean_shards import CleaningJob, StoredJob, prepare
-    from nmtkit.corpora.cleaning import corpora_of, excluded, make_filters
+    from nmtkit.corpora.cleaning import corpora_of, domain_corpora, excluded, make_filters
 
     assert bulk.output_dir is not None
     folder, workers = bulk.output_dir, config.worker_count()
@@ -145,6 +146,7 @@ def clean_shards(
         cluster = RayCluster(workers, bulk.actor_cpus, bulk.actor_gpus)
     corpora = corpora_of(config, names)
     files = files_of("corpus", corpora) | files_of("--exclude", excluded(config))
+    files |= files_of("--domain", domain_corpora(config))
     check_regular(files.values())
     models = {"--lid-model": config.lid_model, "--forward": config.forward, "--backward": config.backward}
     files |= {flag: path for flag, path in models.items() if path is not None}

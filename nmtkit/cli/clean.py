@@ -47,6 +47,7 @@ def filter_registry() -> "list[Registry[Filter]]":
     """Imports the filters of the package. Returns the registry of filters, as a list."""
     from nmtkit.corpora import (  # noqa: F401  these modules register the filters
         alignment_filter,
+        domain_filter,
         language_filters,
         rules,
         word_order_filter,
@@ -152,7 +153,7 @@ def scorer_of(config: CleanConfig) -> "PairScorer | None":
 def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
     """Raises ValueError if an output would overwrite an input or another output."""
     languages = config.source_lang, config.target_lang
-    inputs = [path for name in (*corpora, *config.exclude) for path in (Path(name), *map(
+    inputs = [path for name in (*corpora, *config.exclude, *config.domain) for path in (Path(name), *map(
         Path, (f"{name}.{language}" for language in languages)))]  # fmt: skip
     outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
     for flag, name in (("--output", config.output), ("--dropped", config.dropped)):

@@ -11,7 +11,7 @@ from nmtkit.corpora.corpus import as_columns
 
 DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
-    *("length_ratio", "numbers", "urls", "currencies", "alignment", "word_order"),
+    *("length_ratio", "numbers", "urls", "currencies", "alignment", "word_order", "domain"),
 )
 MODEL_PROBABILITY = 0.02  # default of --min-probability with models
 # Name of a preset -> settings of filters that the preset changes.
@@ -25,7 +25,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 CLEAN_RULES = (
     FlagRule(
-        "--from-scores", excludes=("--sample", "--seed", "--exclude", "--lid-model"), reason="the file has the scores"
+        "--from-scores",
+        excludes=("--sample", "--seed", "--exclude", "--domain", "--lid-model"),
+        reason="the file has the scores",
     ),
     FlagRule(
         "--from-scores",
@@ -33,6 +35,7 @@ CLEAN_RULES = (
         reason="the file has the scores",
     ),
     FlagRule("--self-train", excludes=("--forward", "--backward"), reason="each of these flags gives the two models"),
+    FlagRule("--min-domain", needs=("--domain", "--from-scores")),
     FlagRule("--forward", needs=("--backward",)),
     FlagRule("--backward", needs=("--forward",)),
     FlagRule("--self-train-updates", needs=("--self-train",)),
@@ -78,6 +81,10 @@ class CleanConfig(Config):
     exclude: tuple[str, ...] = option(
         (), "drop pairs whose source or target is in one of these corpora, such as test sets", metavar="CORPUS,…"
     )
+    domain: tuple[str, ...] = option(
+        (), "corpora of the domain of your texts, with at least 1,000 pairs; the filter named domain then drops pairs "
+        "that are more probable in the cleaned corpus than in these corpora", metavar="CORPUS,…",
+    )  # fmt: skip
     scores: Path | None = option(
         None, "write the scores and the reason of each pair to this .parquet or .tsv file", metavar="FILE"
     )

@@ -66,10 +66,14 @@ def excluded(config: CleanConfig) -> list[Corpus]:
     return [locate(name, config.source_lang, config.target_lang) for name in config.exclude]
 
 
+def domain_corpora(config: CleanConfig) -> list[Corpus]:
+    return [locate(name, config.source_lang, config.target_lang) for name in config.domain]
+
+
 def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filter]:
     """Returns the filters of `configs`, which are not fitted yet."""
     languages = config.source_lang, config.target_lang
-    context = FilterContext(*languages, tuple(excluded(config)), config.lid_model)
+    context = FilterContext(*languages, tuple(excluded(config)), tuple(domain_corpora(config)), config.lid_model)
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
 
 

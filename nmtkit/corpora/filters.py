@@ -21,6 +21,7 @@ class FilterContext:
     source_lang: str
     target_lang: str
     exclude: tuple[Corpus, ...] = ()
+    domain: tuple[Corpus, ...] = ()
     lid_model: Path | None = None
     shared: dict[str, Any] = field(default_factory=dict)  # fitted objects that several filters share
 

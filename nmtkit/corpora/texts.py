@@ -166,5 +166,8 @@ class TextBlock:
         return len(self.sides[0])
 
     def select(self, keep: Mask) -> "TextBlock":
-        rows = np.flatnonzero(keep).tolist()
-        return TextBlock(*([side.lines[row] for row in rows] for side in self.sides))
+        return self.rows(np.flatnonzero(keep))
+
+    def rows(self, rows: Counts) -> "TextBlock":
+        """Returns the pairs with the indices `rows`, in this order."""
+        return TextBlock(*([side.lines[row] for row in rows.tolist()] for side in self.sides))

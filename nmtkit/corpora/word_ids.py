@@ -67,7 +67,8 @@ class Vocabulary:
         return WordIds(np.array(ids, np.int64), np.array([len(line) for line in lines], np.int64))
 
 
-def _stems_of(block: TextBlock) -> list[list[list[str]]]:
+def stems_of(block: TextBlock) -> list[list[list[str]]]:
+    """Returns the stems of each line: [sides][lines][words]. Several filters share the result."""
     if "stems" not in block.shared:
         block.shared["stems"] = [[stems(line) for line in side.lines] for side in block.sides]
     lines: list[list[list[str]]] = block.shared["stems"]
@@ -77,7 +78,7 @@ def _stems_of(block: TextBlock) -> list[list[list[str]]]:
 def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabulary]:
     """Returns the vocabularies of the two sides. The first call with a context makes the vocabularies of the sample."""
     if "vocabularies" not in context.shared:
-        context.shared["vocabularies"] = [Vocabulary(lines) for lines in _stems_of(sample)]
+        context.shared["vocabularies"] = [Vocabulary(lines) for lines in stems_of(sample)]
     made: list[Vocabulary] = context.shared["vocabularies"]
     return made
 
@@ -85,7 +86,7 @@ def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabula
 def word_ids(block: TextBlock, vocabularies: list[Vocabulary]) -> list[WordIds]:
     """Returns the ids of both sides of a block. Several filters share the result."""
     if "word ids" not in block.shared:
-        sides = zip(vocabularies, _stems_of(block), strict=True)
+        sides = zip(vocabularies, stems_of(block), strict=True)
         block.shared["word ids"] = [vocabulary.encode(lines) for vocabulary, lines in sides]
     ids: list[WordIds] = block.shared["word ids"]
     return ids

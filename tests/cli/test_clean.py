@@ -294,6 +294,8 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
         (["--from-scores", "s.tsv", "--sample", "100"], "--from-scores and --sample cannot be combined"),
         (["--dropped", "{folder}/o.tsv"], "would overwrite a file that --output"),
         (["--exclude", "nothing"], "no such file: nothing.en"),
+        (["--domain", "nothing"], "no such file: nothing.en"),
+        (["--min-domain", "0.5"], "--min-domain does nothing without --domain or --from-scores"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -268,14 +268,19 @@ def test_a_fasttext_model_is_read_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_other_settings_and_files_are_refused(tmp_path: Path) -> None:
     shutil.copy("test.tsv", tmp_path / "test.tsv")
-    job = ("--filters", "empty,overlap", "--output-dir", tmp_path / "job", "--exclude", tmp_path / "test.tsv")
+    domain = tmp_path / "domain.tsv"
+    domain.write_text("en\tde\n" + "".join(f"a cat {number}\teine Katze {number}\n" for number in range(1000)))
+    job = ("--filters", "empty,overlap,domain", "--output-dir", tmp_path / "job", "--exclude", tmp_path / "test.tsv",
+           "--domain", domain)  # fmt: skip
     succeeds(clean(*job))
     succeeds(clean(*job, "--workers", 2))  # changes no result
     other = clean(*job, "--min-characters", 5)
     assert other.exit_code == 2 and "--min-characters  1              5" in other.stderr, other.output
     (tmp_path / "test.tsv").write_text("en\tde\nother\tandere\n")
+    domain.write_text(domain.read_text().replace("cat 7", "dog 7"))
     other = clean(*job)
-    assert other.exit_code == 2 and "  --exclude 1  " in other.stderr, other.output
+    assert other.exit_code == 2, other.output
+    assert "  --exclude 1  " in other.stderr and "  --domain 1  " in other.stderr, other.output
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ def expected_score(line: list[str], half: list[list[str]]) -> float:
     for first, second in pairwise(line):
         before = sum(count for bigram, count in counts.items() if bigram[0] == first)
         followers = sum(bigram[0] == first for bigram in counts)
-        alone = (sum(count for bigram, count in counts.items() if bigram[1] == second) + 0.5) / counts.total()
+        alone = (sum(count for bigram, count in counts.items() if bigram[1] == second) + 0.5) / (
+            counts.total() + 0.5 * 10
+        )
         seen = max(counts[first, second] - 0.75, 0) / before if before else 0
         ratios.append(math.log((seen + (0.75 * followers / before if before else 1) * alone) / alone))
     return sum(ratios) / math.sqrt(len(ratios))
