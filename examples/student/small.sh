@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Trains a teacher with the shape of transformer_tiny, and a student of this teacher with run.sh. Run it again to resume.
+#
+#   MULTI30K=/path/to/files ./small.sh captions        # Multi30k, English-German: train.en.gz, val.en.gz, …
+#   DEBIAN=/path/to/debian ./small.sh descriptions     # half of the English-Italian pairs of Debian's package descriptions
+#
+# WORK is the folder of all results (captions or descriptions). LINES limits the training text, for a trial. Other flags
+# are passed to both trainings: --threads 1.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+corpus=${1:?give captions or descriptions}
+shift
+lines=${LINES:-1000000}
+work=${WORK:-$corpus}
+mkdir -p "$work"
+case $corpus in
+captions)
+    source=en target=de batch=4096 dropout=0.2
+    folder=${MULTI30K:?is not set: give the folder of train.en.gz}
+    for side in en de; do
+        gzip -dc "$folder/train.$side.gz" | awk -v lines="$lines" 'NR <= lines' > "$work/train.$side"
+        gzip -dc "$folder/val.$side.gz" > "$work/valid.$side"
+        gzip -dc "$folder/test_2016_flickr.$side.gz" > "$work/test.$side"
+    done
+    ;;
+descriptions)
+    source=en target=it batch=2500 dropout=0.1
+    folder=${DEBIAN:?is not set: give the folder of en-it.train.tsv.gz}
+    for split in train valid test; do # the third column is 1 for repeated pairs; every second training pair is used
+        gzip -dc "$folder/en-it.$split.tsv.gz" |
+            awk -F '\t' -v prefix="$work/$split" -v lines="$lines" -v step=$([[ $split == train ]] && echo 2 || echo 1) \
+                '$3 == 0 && count++ % step == 0 && ++used <= lines {print $4 > prefix ".en"; print $5 > prefix ".it"}'
+    done
+    ;;
+*)
+    echo "small.sh: $corpus is neither captions nor descriptions" >&2
+    exit 2
+    ;;
+esac
+cd "$work"
+[[ -e data-bin/manifest.json ]] || nmtkit preprocess -s "$source" -t "$target" --trainpref train --validpref valid \
+    --testpref test --vocab-size "${VOCABULARY:-6000}" --destdir data-bin
+nmtkit train data-bin --arch transformer_tiny --dropout "$dropout" --lr-scheduler cosine --lr 0.005 \
+    --warmup-updates 400 --batch-tokens "$batch" --max-update 2300 --save-interval-updates 60 --keep-last 5 \
+    --metrics none --save-dir teacher "$@"
+nmtkit average-checkpoints teacher --last 5 --output teacher.pt
+TEACHER=teacher.pt TRAIN=train VALID=valid TEST=test SOURCE=$source TARGET=$target WORK=student NBEST=4 \
+    ARCH=transformer_tiny ENTRIES=50 AVERAGE=5 "$here/run.sh" --decoder-layers 2 --decoder-self-attention ssru \
+    --finetune-from teacher.pt --finetune-partial --dropout 0.1 --lr-scheduler cosine --lr 0.003 --warmup-updates 200 \
+    --batch-tokens "$batch" --max-update 1300 --save-interval-updates 60 --keep-last 5 --metrics none "$@"
