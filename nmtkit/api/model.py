@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from nmtkit.api.encoder_output import source_ids, states_of
-from nmtkit.api.settings import PathLike, check_length, check_text, configs, hints_of, pairs, texts
+from nmtkit.api.settings import PathLike, check_length, check_text, configs, pairs, texts, translation_options
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.hidden_states import decoder_states
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Batch, Packed
 from nmtkit.plugins import load_plugins
-from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.search.options import SearchOptions
 from nmtkit.translation.attention import UNLIMITED, Attention, attend
-from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.options import DeviceOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import PivotTranslator
@@ -30,7 +29,6 @@ from nmtkit.translation.translator import Translator
 # D: width of the model, V: target vocabulary
 
 Pooling = Literal["none", "mean"]
-_OF_LOAD = tuple(hints_of(DeviceOptions, TranslatorOptions))
 
 
 def load(
@@ -127,35 +125,18 @@ class Model:
                 'this model is a language model, which does not translate; model.score("", text) returns the log '
                 "probability of a text"
             )
-        for name in ("alignment", "quality"):
-            if nbest is None and options.get(name):
-                raise ValueError(f"{name} needs nbest: without nbest, a translation is a text, which has no {name}")
-        settings = options if nbest is None else options | {"nbest": nbest}
-        named = options.get("logits_processors", ())
-        presets = {name: LOGITS_PROCESSORS[name].preset for name in ([named] if isinstance(named, str) else named)}
-        kinds = SearchOptions, TextOptions, *presets.values()
-        search, text, *processors = configs("translate", settings, *kinds, elsewhere=("nmtkit.load", _OF_LOAD))
-        if search.score_reference:
-            raise ValueError("score_reference is not an option here; call the method score of the model")
-        if search.mbr is not None and nbest is None:
-            raise ValueError("mbr chooses from nbest translations; give nbest")
-        if text.rewriting and search.alignment is not None:
-            names = ", ".join(text.rewriting)
-            raise ValueError(
-                f"alignment refers to the text that the model reads, but {names} changes this text; leave out alignment"
-            )
-        self._translator.processor_configs = dict(zip(presets, processors, strict=True))
-        alone = isinstance(source, str | Request)
-        lines = typing.cast(Iterable[str | Request], [source] if alone else source)
+        search, text, self._translator.processor_configs = translation_options(options, nbest)
+        single = isinstance(source, str | Request)
+        lines = typing.cast(Iterable[str | Request], [source] if single else source)
         requests = (_request(line, index) for index, line in enumerate(lines))
         if pivot is not None:
             if source_tag is not None:
                 raise ValueError("pivot and source_tag cannot be combined: give the tag in the text")
-            found = PivotTranslator(self._translator, self._translator, pivot, search, text).stream(requests)
+            translations = PivotTranslator(self._translator, self._translator, pivot, search, text).stream(requests)
         else:
-            found = self._translator.stream(requests, self._translator.pipeline(search, text, source_tag))
-        results = found if nbest is not None else (translation.text for translation in found)
-        if alone:
+            translations = self._translator.stream(requests, self._translator.pipeline(search, text, source_tag))
+        results = translations if nbest is not None else (translation.text for translation in translations)
+        if single:
             (result,) = results
             return result
         return list(results) if isinstance(source, Sequence) else results

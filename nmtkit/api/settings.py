@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.requests import Request
 
 PathLike = str | Path
@@ -40,6 +43,35 @@ def configs(
             if field.default is dataclasses.MISSING and field.name not in part:
                 raise ValueError(f"{title} needs {flag_of(field)[2:].replace('-', '_')}")
     return [derive(cls, part, COMMAND_LINE) for cls, part in zip(classes, parts, strict=True)]
+
+
+def translation_options(
+    options: Mapping[str, Any], nbest: int | None
+) -> tuple[SearchOptions, TextOptions, dict[str, Any]]:
+    """Returns the `options` of `Model.translate` as configs: of the search, of the text, of each logits processor.
+
+    Raises ValueError for options that are unknown, are out of range or cannot be combined.
+    """
+    for name in ("alignment", "quality"):
+        if nbest is None and options.get(name):
+            raise ValueError(f"{name} needs nbest: without nbest, a translation is a text, which has no {name}")
+    settings = options if nbest is None else {**options, "nbest": nbest}
+    named = options.get("logits_processors", ())
+    presets = {name: LOGITS_PROCESSORS[name].preset for name in ([named] if isinstance(named, str) else named)}
+    of_load = "nmtkit.load", tuple(hints_of(DeviceOptions, TranslatorOptions))
+    search, text, *processors = configs(
+        "translate", settings, SearchOptions, TextOptions, *presets.values(), elsewhere=of_load
+    )
+    if search.score_reference:
+        raise ValueError("score_reference is not an option here; call the method score of the model")
+    if search.mbr is not None and nbest is None:
+        raise ValueError("mbr chooses from nbest translations; give nbest")
+    if text.rewriting and search.alignment is not None:
+        names = ", ".join(text.rewriting)
+        raise ValueError(
+            f"alignment refers to the text that the model reads, but {names} changes this text; leave out alignment"
+        )
+    return search, text, dict(zip(presets, processors, strict=True))
 
 
 def checked(title: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:

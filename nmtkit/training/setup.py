@@ -26,10 +26,11 @@ from nmtkit.plugins import is_own
 from nmtkit.processes import distributed
 from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
+from nmtkit.training.initial_weights import Side, embedding_of, load_embeddings, start_from
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.metrics import objective
-from nmtkit.training.parameters import Side, adapters_of, choose_trained, embedding_of, load_embeddings, start_from
+from nmtkit.training.parameters import adapters_of, choose_trained
 from nmtkit.training.plan import RunPlan, device_of, resolve, trained_directions
 from nmtkit.training.run_config import VALIDATION_FLAGS
 from nmtkit.training.run_facts import run_facts

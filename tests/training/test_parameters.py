@@ -16,7 +16,8 @@ from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import build, to_checkpoint, vocabulary_of
 from nmtkit.training.config import JobTemplate
-from nmtkit.training.parameters import decay_rule, embedding_of, load_embeddings, same_pieces, start_from
+from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, start_from
+from nmtkit.training.parameters import decay_rule
 from nmtkit.training.setup import build_trainer
 
 NAME = "transformer_tiny"

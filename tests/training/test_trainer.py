@@ -17,10 +17,11 @@ from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
 from nmtkit.layers.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
+from nmtkit.training.initial_weights import start_from
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.memory import fit_max_tokens, largest_that_fits, missing_state_bytes, probe_memory
 from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard
-from nmtkit.training.parameters import embedding_names, parameter_groups, start_from
+from nmtkit.training.parameters import embedding_names, parameter_groups
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer, build_transforms
 from nmtkit.training.trainer import Trainer, seed_of

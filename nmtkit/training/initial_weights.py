@@ -1,0 +1,239 @@
+"""Initial weights of a model from another run: from a checkpoint, or embeddings from a text file."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit import checkpoint, models
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.config import derive
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.training.new_pieces import Group, check_relative, groups_of, means
+
+Side = Literal["source", "target"]
+
+log = logging.getLogger("nmtkit")
+
+
+def start_from(
+    model: Architecture,
+    architecture: str,
+    config: Any,
+    tokenizer: Tokenizer,
+    path: Path,
+    relative: str | None = None,
+    partial: bool = False,
+) -> dict[Side, int]:
+    """Copies the weights of a checkpoint into the model. The vocabularies may differ.
+
+    `VocabularyChange` describes the weights of pieces. If `relative` is given, tokens of new languages start from the
+    token of this language. The model also gets the shortlist of the checkpoint, unless the vocabularies differ.
+
+    If `partial` is true, parameters that the checkpoint does not have, or has with another shape, keep their initial
+    values. So a smaller model can start with a part of a larger model ("shrink and fine-tune", Shleifer and Rush 2020).
+
+    Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a model with
+    different shapes, unless `partial` is true, and for a checkpoint without a parameter that fits.
+    """
+    contents = checkpoint.load(path)
+    name, weights = contents["architecture"], contents["model"]
+    if name not in ARCHITECTURES or ARCHITECTURES[name].factory is not ARCHITECTURES[architecture].factory:
+        raise ValueError(f"{path} is a {name}, not a {architecture}; give the same --arch")
+    old_tokenizer = models.tokenizer_of(contents, path)
+    old_config = derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}")
+    old_axes = vocabulary_axes(name, old_config, models.vocabulary_of(old_tokenizer))
+    axes = vocabulary_axes(architecture, config, models.vocabulary_of(tokenizer))
+    if relative is not None:
+        check_relative(tokenizer, old_tokenizer, relative)
+    _take_shortlist(model, contents, tokenizer.fingerprint == old_tokenizer.fingerprint, path)
+    state = model.state_dict()
+    if partial:
+        state = _fitting(state, weights, axes, path)
+    else:
+        _check_fit(state, weights, axes, path)
+    vocabulary = VocabularyChange(tokenizer, old_tokenizer, relative)
+    with torch.no_grad():
+        for key, tensor in state.items():
+            if not axes[key]:
+                tensor.copy_(weights[key])
+            for axis, side in axes[key].items():
+                vocabulary.copy(weights[key], tensor, axis, side, old_axes[key][axis])
+    return vocabulary.counts()
+
+
+def _take_shortlist(model: Architecture, contents: checkpoint.Checkpoint, same_vocabulary: bool, path: Path) -> None:
+    if same_vocabulary:
+        model.shortlist = contents.get("shortlist")
+    elif "shortlist" in contents:
+        log.warning(
+            "the shortlist of %s is left out, because the vocabularies differ; add one with nmtkit shortlist",
+            path,
+        )
+
+
+class VocabularyChange:
+    """Copies weights with a row for each piece from a model with one vocabulary into a model with another vocabulary.
+
+    Pieces that both vocabularies have keep their rows. Other pieces start from means of old rows (see `new_pieces.py`).
+    If embeddings are separate in the old model and joint in the new model, rows of the old target side are used.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, old_tokenizer: Tokenizer, relative: str | None) -> None:
+        self._tokenizer, self._old_tokenizer, self._relative = tokenizer, old_tokenizer, relative
+        self._pieces, self._old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
+        self._kept = {side: set(pieces) for side, pieces in self._old_pieces.items()}
+        if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies
+            self._kept = dict.fromkeys(self._kept, self._kept["source"] | self._kept["target"])
+        self._groups: dict[tuple[Side, Side], list[Group]] = {}  # new side, old side -> group of each piece
+
+    def copy(self, old: Tensor, tensor: Tensor, axis: int, side: Side, old_side: Side) -> None:
+        """Copies the rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
+        pieces = self._pieces[side]
+        rows, old_rows = same_pieces(pieces, self._old_pieces[old_side])
+        tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
+        new = [row for row, piece in enumerate(pieces) if piece not in self._kept[old_side]]
+        if not new:
+            return
+        if (side, old_side) not in self._groups:
+            groups = groups_of(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
+            self._groups[side, old_side] = groups
+        initial = means(old, axis, [self._groups[side, old_side][row] for row in new])
+        tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
+
+    def counts(self) -> dict[Side, int]:
+        """Returns, for each side, the number of pieces that both vocabularies have."""
+        return {side: len(same_pieces(pieces, self._old_pieces[side])[0]) for side, pieces in self._pieces.items()}
+
+
+def _check_fit(
+    state: Mapping[str, Tensor], old: Mapping[str, Tensor], axes: Mapping[str, Collection[int]], path: Path
+) -> None:
+    """Raises ValueError for the first parameter of the model that the checkpoint lacks or has with another shape."""
+    for key, tensor in state.items():
+        if key not in old:
+            raise ValueError(
+                f"{path} has no parameter {key}; its config differs from the config of this model; "
+                "--finetune-partial takes only the parameters that fit"
+            )
+        if not _fits(tensor, old[key], axes[key]):
+            raise ValueError(
+                f"{path}: {key} has shape {tuple(old[key].shape)}, but {tuple(tensor.shape)} in this model; "
+                "--finetune-partial takes only the parameters that fit"
+            )
+
+
+def _fits(tensor: Tensor, old: Tensor, axes: Collection[int]) -> bool:
+    """Returns whether both tensors have the same shape, except the lengths of `axes`, which are vocabulary sizes."""
+    same = (tensor.shape[axis] == old.shape[axis] for axis in range(tensor.dim()) if axis not in axes)
+    return tensor.dim() == old.dim() and all(same)
+
+
+def _fitting(
+    state: Mapping[str, Tensor], old: Mapping[str, Tensor], axes: Mapping[str, Collection[int]], path: Path
+) -> dict[str, Tensor]:
+    """Returns the parameters of the model that the checkpoint has with the same shape. Logs their number."""
+    fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
+    if not fitting:
+        raise ValueError(f"--finetune-partial: {path} has no parameter with a name and a shape of this model")
+    new = [key for key in state if key not in fitting]
+    some = ", ".join(new[:3]) + (", …" if len(new) > 3 else "")
+    log.info(
+        "%d of %d parameters start with the values of %s%s",
+        *(len(fitting), len(state), path, f"; these do not: {some}" if new else ""),
+    )
+    return fitting
+
+
+def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
+    """Returns, for each tensor of a model's state, the axes whose length is a vocabulary size, as {axis: side}.
+
+    The function compares the shapes of models with different vocabulary sizes, without allocating their tensors. The
+    side of a joint vocabulary is "source".
+    """
+
+    def shapes(source: int, target: int) -> dict[str, torch.Size]:
+        with torch.device("meta"):
+            changed = Vocabulary(source=source, target=target, joint=vocabulary.joint)
+            model = models.build(architecture, config, changed)
+        return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+    source, target = vocabulary.source, vocabulary.target
+    larger: dict[Side, dict[str, torch.Size]] = {"source": shapes(source + 1, target + vocabulary.joint)}
+    if not vocabulary.joint:
+        larger["target"] = shapes(source, target + 1)
+    axes: dict[str, dict[int, Side]] = {}
+    for name, shape in shapes(source, target).items():
+        axes[name] = {
+            axis: side
+            for side, others in larger.items()
+            for axis, size in enumerate(shape)
+            if others[name][axis] != size
+        }
+        assert len(axes[name]) < 2, f"{name} has two axes whose length is a vocabulary size"
+    return axes
+
+
+def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
+    return {
+        "source": tokenizer.source_pieces(range(tokenizer.source_size)),
+        "target": tokenizer.target_pieces(range(tokenizer.target_size)),
+    }
+
+
+def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Returns the rows of the pieces that both vocabularies have: the rows in `new`, and the rows in `old`."""
+    old_row = {piece: row for row, piece in enumerate(old)}
+    pairs = [(row, old_row[piece]) for row, piece in enumerate(new) if piece in old_row]
+    rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+    return rows[:, 0], rows[:, 1]
+
+
+# --- vectors from a text file -----------------------------------------------------------------------------------------
+
+
+def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path: Path) -> int:
+    """Copies vectors of pieces from a text file into an embedding. Returns the number of known pieces in the file.
+
+    The file has the format of word2vec, GloVe and fastText: each line has a piece and its numbers, separated by spaces.
+    The first line may hold the counts of lines and numbers. Values are copied without scaling (the Transformer
+    multiplies embeddings by sqrt(d_model)). Raises OSError, or ValueError for vectors of a different width, fields that
+    are not numbers, and a file without a known piece.
+    """
+    pieces = pieces_of(tokenizer)[side]
+    embedding = embedding_of(model, side, len(pieces))
+    rows = {piece: row for row, piece in enumerate(pieces)}
+    width = embedding.embedding_dim
+    known: dict[int, Tensor] = {}
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                piece, *fields = line.rstrip().split(" ")
+                if number == 1 and len(fields) == 1 and width != 1:
+                    continue
+                if len(fields) != width:
+                    raise ValueError(f"line {number} has {len(fields)} numbers, but the embedding has width {width}")
+                if piece in rows:
+                    vector = torch.tensor([float(field) for field in fields])
+                    if not vector.isfinite().all():
+                        raise ValueError(f"line {number} has a number that is not finite")
+                    known[rows[piece]] = vector
+        except ValueError as error:  # includes UnicodeDecodeError
+            raise ValueError(f"{path}: {error}") from error
+    if not known:
+        raise ValueError(f"{path} has no vector for any {side} piece, such as {pieces[-1]!r}; train vectors on pieces")
+    with torch.no_grad():
+        embedding.weight[list(known)] = torch.stack(list(known.values()))
+    return len(known)
+
+
+def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
+    """Returns the embedding of the vocabulary of a side. Raises ValueError if the model has no such embedding."""
+    part = getattr(model, f"{side}_embedding", None)
+    for module in part.modules() if isinstance(part, nn.Module) else ():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == pieces:
+            return module
+    raise ValueError(f"{type(model).__name__} has no {side}_embedding to load vectors into")
