@@ -103,6 +103,33 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
     return weights
 
 
+def checked_languages(config: RerankConfig, backward: Path) -> tuple[None, None] | None:
+    """Checks the direction of a backward model without language tokens. Returns the language tokens that it needs.
+
+    The sources have the language --source-lang. The translations have the language --target-lang, or the language of
+    --lm. Returns None, without a check, if the checkpoint does not name its languages. Raises ValueError for a model of
+    another direction.
+    """
+    from nmtkit.corpora.languages import subtags
+    from nmtkit.models import languages_of
+
+    pair = languages_of(backward)
+    if pair is None:
+        return None
+    of_lm = None if config.lm is None else (languages_of(config.lm) or (None, None))[1]
+    wanted = config.target_lang or of_lm, config.source_lang
+    if any(code and subtags(code)[0] != subtags(own)[0] for code, own in zip(wanted, pair, strict=True)):
+        origins = [f"--lm {config.lm}"] if of_lm and not config.target_lang else []
+        origins += ["--target-lang"] if config.target_lang else []
+        origins += ["--source-lang"] if config.source_lang else []
+        source, target = wanted[0] or "the language of the translations", wanted[1] or "the language of the sources"
+        raise ValueError(
+            f"--backward {backward} translates from {pair[0]} into {pair[1]}, but a backward model must translate from "
+            f"{source} into {target} ({', '.join(origins)})"
+        )
+    return None, None
+
+
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
     from nmtkit.models import check_language_model
     from nmtkit.scoring.metrics import Settings, score
@@ -125,7 +152,10 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     references = None if config.tune is None else read_lines(config.tune)
     if references is not None:
         check_equal_counts({name: lines, str(config.tune): references})
-    add_features(lists, backward, lm, (config.source_lang, config.target_lang))
+    languages: tuple[str | None, str | None] = config.source_lang, config.target_lang
+    if backward is not None and config.backward is not None and not backward.tokenizer.languages:
+        languages = checked_languages(config, config.backward) or languages
+    add_features(lists, backward, lm, languages)
     known = set()  # log probabilities that all hypotheses have
     for field, flag in ((BACKWARD, "backward"), (LM, "lm")):
         found = {field in each for nbest in lists for each in nbest.hypotheses}

@@ -7,6 +7,7 @@ and Language-Contrastive Decoding" (arXiv:2309.07098).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,15 @@ class Contrastive(SecondModel):
         self.log_threshold = math.log(config.contrast_threshold) if config.contrast_threshold else -math.inf
         self.languages = self.tokenizer.languages
         self.language = None if config.contrast_lang is None else self._language(config.contrast_lang)
+
+    def check_models(self, checkpoints: Sequence[Path]) -> None:
+        same_input = self.language is None and not self.empty
+        if same_input and len(checkpoints) == 1 and checkpoints[0].samefile(self.path):
+            raise ValueError(
+                f"--contrast {self.path} is the translation model itself, so both scores of a token are equal and "
+                "cancel out; give another checkpoint, or another input for the contrasted model "
+                "(--contrast-source empty, --contrast-lang CODE)"
+            )
 
     def _language(self, code: str) -> int:
         """Returns the id of a language token. Raises ValueError if the checkpoint does not have the language."""

@@ -5,6 +5,8 @@ fusion). Beam search, sampling and the search of ensembles call all processors a
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -49,6 +51,9 @@ class LogitsProcessor(ABC):
         `source` holds the ids of the sentences, eos last. `max_length` [B] is the largest number of tokens of
         an output, without eos. Rows are sentence-major: row n belongs to sentence n // beams.
         """
+
+    def check_models(self, checkpoints: Sequence[Path]) -> None:  # noqa: B027  # most processors have an effect on every search
+        """Raises ValueError if the processor has no effect on a search with the models of `checkpoints`."""
 
 
 LOGITS_PROCESSORS: Registry[LogitsProcessor] = Registry("logits processor", "--logits-processors", several=True)

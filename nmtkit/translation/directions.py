@@ -39,6 +39,7 @@ class DirectionsTranslator:
         self.translator, self.window = translator, window
         self.parts = [split.select(split.rows_of(number)) for number in np.unique(index).tolist()]
         directions = [split.directions[number] for number in np.unique(index).tolist()]
+        translator.notice_untrained((direction.source, direction.target) for direction in directions)
         self.pipelines = [
             translator.pipeline(in_direction(search, direction, translator), text, source_tag)
             for direction in directions

@@ -75,6 +75,7 @@ class Translator:
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
         self.name = "the checkpoint"  # name of the models in messages
+        self.paths: list[Path] = []  # checkpoints of the models, if the models come from files
         self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
         self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
 
@@ -111,7 +112,7 @@ class Translator:
         if engine == "torch":
             prepared = [prepare(model, device, precision, trainable) for model in prepared]
         translator = Translator(prepared, tokenizer, TranslatorOptions(**options))
-        translator.name = " + ".join(map(str, paths))
+        translator.name, translator.paths = " + ".join(map(str, paths)), paths
         if engine == "ctranslate2":
             translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
         return translator
@@ -120,7 +121,7 @@ class Translator:
         """Returns a translator with the same models, engine and logits processors, but separate slots on a GPU."""
         sibling = Translator(self.models, self.tokenizer, self.options)
         sibling.name, sibling.engine, sibling.processor_configs = self.name, self.engine, self.processor_configs
-        sibling.made_processors, sibling.noticed = self.made_processors, self.noticed
+        sibling.made_processors, sibling.noticed, sibling.paths = self.made_processors, self.noticed, self.paths
         return sibling
 
     def pipeline(
@@ -141,18 +142,20 @@ class Translator:
         pipeline = Pipeline(
             self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines
         )
-        self.notice_untrained(search)
+        if search.source_lang and search.target_lang:
+            self.notice_untrained([(search.source_lang, search.target_lang)])
         return pipeline
 
-    def notice_untrained(self, search: SearchOptions) -> None:
-        """Warns if the model was not trained on a language pair (zero-shot). Warns once for each pair."""
-        pair = search.source_lang or "", search.target_lang or ""
-        if not self.directions or "" in pair or pair in self.directions or pair in self.noticed:
+    def notice_untrained(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Warns of the language pairs that the model was not trained on (zero-shot). Warns once of each pair."""
+        known = self.directions | self.noticed
+        untrained = [pair for pair in pairs if pair not in known]
+        if not self.directions or not untrained:
             return
-        self.noticed.add(pair)
+        self.noticed.update(untrained)
         logger.warning(
-            "the model was not trained on %s to %s (zero-shot); check the translations, or use --pivot to translate "
-            "through a language that the model knows well", *pair,
+            "the model was not trained on %s (zero-shot); check the translations, or use --pivot to translate "
+            "through a language that the model knows well", ", ".join(f"{a} to {b}" for a, b in untrained),
         )  # fmt: skip
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
@@ -212,6 +215,7 @@ class Translator:
             made = self.made_processors.get(name)
             if made is None or made[0] != config:
                 made = self.made_processors[name] = config, entry.factory(config, self.tokenizer)
+                made[1].check_models(self.paths)
             processors.append(made[1])
         return processors
 

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_ending_transformer(folder / "model.pt")
     save_transformer(folder / "small.pt", seed=9)
     save_tiny_transformer(folder / "other.pt", tiny_tokenizer())
+    (folder / "link.pt").symlink_to("model.pt")
     return folder
 
 
@@ -141,6 +143,7 @@ def test_the_command_contrasts_with_the_model(folder: Path) -> None:
 
 def test_a_language_to_avoid_replaces_the_target_language_of_the_contrasted_model(tmp_path: Path) -> None:
     model = str(save_ending_transformer(tmp_path / "many.pt", languages=("en", "it", "de")))
+    copy = shutil.copy(model, tmp_path / "copy.pt")  # the model itself is refused where both read the same input
 
     def translated(*arguments: str) -> str:
         base = [
@@ -156,7 +159,7 @@ def test_a_language_to_avoid_replaces_the_target_language_of_the_contrasted_mode
             "--max-len-b",
             "8",
         ]
-        chosen = ["--logits-processors", "contrastive", "--contrast", model, "--contrast-weight", "4"]
+        chosen = ["--logits-processors", "contrastive", "--contrast", str(copy), "--contrast-weight", "4"]
         words = [*base, *chosen, "--format", "jsonl", *arguments]
         result = CliRunner().invoke(main, words, input="all human beings are born free\n")
         assert result.exit_code == 0, result.output
@@ -174,12 +177,19 @@ def test_a_language_to_avoid_replaces_the_target_language_of_the_contrasted_mode
         (["--contrast", "{folder}/other.pt"], "has other target pieces than the translation model"),
         (["--contrast", "{folder}/small.pt", "--contrast-weight", "-1"], "--contrast-weight is -1.0"),
         (["--contrast", "{folder}/small.pt", "--contrast-lang", "it"], "it has no language tokens"),
+        (["--contrast", "{folder}/model.pt"], "model.pt is the translation model itself, so both scores of a token"),
+        (["--contrast", "{folder}/link.pt"], "link.pt is the translation model itself, so both scores of a token"),
     ],
-    ids=["missing", "vocabulary", "weight", "language"],
+    ids=["missing", "vocabulary", "weight", "language", "equal", "link"],
 )
 def test_a_wrong_contrast_is_refused(folder: Path, arguments: list[str], message: str) -> None:
     result = generate(folder, "--logits-processors", "contrastive", *arguments)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+
+
+def test_the_model_itself_may_read_a_source_without_words(folder: Path) -> None:
+    chosen = ["--logits-processors", "contrastive", "--contrast", "{folder}/model.pt", "--contrast-source", "empty"]
+    assert generate(folder, *chosen).exit_code == 0
 
 
 def test_the_contract_of_processors_holds(folder: Path) -> None:

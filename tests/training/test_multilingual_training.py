@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import tiny_transformer
 from click.testing import CliRunner
 from digits import digit_rows, spelled, write_digits
 from sacrebleu.metrics import BLEU
@@ -109,6 +110,16 @@ def test_a_tiny_model_learns_all_trained_directions(home: Path, trained: Path) -
     for score in ("accuracy", "bleu", "loss"):
         mean = np.mean([row[score] for row in record["directions"][:4]])
         assert record[score] == pytest.approx(mean, rel=1e-4)
+
+
+def test_generate_names_all_zero_shot_directions_of_a_dataset_in_one_notice(home: Path, tmp_path: Path) -> None:
+    dataset = Dataset.open(home / "bin")
+    model = tiny_transformer(models.vocabulary_of(dataset.tokenizer))
+    contents = models.to_checkpoint(model, "transformer_tiny", model.config, dataset.tokenizer, [], 1)
+    checkpoint.save(tmp_path / "model.pt", contents | {"run": {"directions": [["en", "de"], ["it", "en"]]}})
+    words = run("generate", home / "bin", "--gen-subset=test", "--path", tmp_path / "model.pt", "--max-len-b=2").split()
+    assert words.count("(zero-shot);") == 1
+    assert "not trained on de to en, en to it, de to it (zero-shot); check the translations" in " ".join(words)
 
 
 def validations(save_dir: Path) -> list[dict[str, Any]]:

@@ -168,6 +168,41 @@ def test_tuning_keeps_the_sign_of_a_feature() -> None:
     assert (first, highest) == (0, 1) and weights.features["errors"] < -0.4
 
 
+@pytest.fixture(scope="module")
+def directed(folder: Path) -> Path:
+    """The models with the languages of their datasets: a backward model, a model of the other direction, and an LM."""
+    for name, origin, languages in (
+        ("de-en", "back", ["de", "en"]),
+        ("en-de", "back", ["en", "de"]),
+        ("lm-de", "lm", ["en", "de"]),
+    ):
+        contents = checkpoint.load(folder / f"{origin}.pt")
+        checkpoint.save(folder / f"{name}.pt", contents | {"run": {"languages": languages}})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        (["--lm", "{folder}/lm-de.pt"], "from de into the language of the sources (--lm {folder}/lm-de.pt)"),
+        (["-t", "de"], "from de into the language of the sources (--target-lang)"),
+        (["-s", "en"], "from the language of the translations into en (--source-lang)"),
+        (["-s", "eng_Latn", "-t", "deu"], "from deu into eng_Latn (--target-lang, --source-lang)"),
+    ],
+    ids=["lm", "target", "source", "both"],
+)
+def test_a_backward_model_of_the_forward_direction_is_refused(directed: Path, known: list[str], wanted: str) -> None:
+    result = rerank(directed, "--backward", "{folder}/en-de.pt", *known)
+    message = (
+        f"--backward {directed}/en-de.pt translates from en into de, but a backward model must translate "
+        f"{wanted.format(folder=directed)}"
+    )
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
+    right = rerank(directed, "--backward", "{folder}/de-en.pt", *known)
+    assert right.exit_code == 0, right.output
+    assert right.stdout == rerank(directed, "--backward", "{folder}/back.pt", *known[: 2 * ("--lm" in known)]).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
