@@ -405,8 +405,8 @@ class Transformer(Architecture):
         neither. Hooks of torch itself do no harm: the hooks of FSDP have gathered the parameters before a search
         begins, and the graph records the operations in the hooks of weight normalisation.
         """
-        own = type(self)
-        if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
+        cls = type(self)
+        if any(getattr(cls, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
             return False
         attentions = [layer.cross_attention for layer in self.decoder if layer.cross_attention is not None]
         if any(type(attention).project is not CrossAttention.project for attention in attentions):

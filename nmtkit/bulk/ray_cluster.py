@@ -33,7 +33,7 @@ class RayCluster:
         self._ray: Any = ray
         self._actors, self._cpus, self._gpus = actors, cpus, gpus
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
-        check_room(self._nodes(), actors, cpus, gpus)
+        check_capacity(self._nodes(), actors, cpus, gpus)
 
     def _nodes(self) -> list[Mapping[str, float]]:
         """Returns the CPUs and GPUs of each node that is alive."""
@@ -137,18 +137,19 @@ class ShardActor:
         return self._writer.write(shard)
 
 
-def check_room(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
+def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
     """Raises ValueError unless the nodes have room for `actors` actors.
 
     Each actor needs `cpus` CPUs and `gpus` GPUs of a single node.
     """
-    rooms = []
+    fitting = []
     for node in nodes:
-        room = node.get("CPU", 0.0) / cpus
-        rooms.append(int(room if gpus == 0 else min(room, node.get("GPU", 0.0) / gpus)))
-    if sum(rooms) < actors:
+        actors_of_node = node.get("CPU", 0.0) / cpus
+        fitting.append(int(actors_of_node if gpus == 0 else min(actors_of_node, node.get("GPU", 0.0) / gpus)))
+    if sum(fitting) < actors:
         described = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
         raise ValueError(
-            f"the Ray cluster has room for {sum(rooms)} actors with {cpus:g} CPUs and {gpus:g} GPUs each, but {actors} "
-            f"are needed; its nodes have: {described}. Use fewer --workers, or change --actor-cpus or --actor-gpus"
+            f"the Ray cluster has room for {sum(fitting)} actors with {cpus:g} CPUs and {gpus:g} GPUs each, but "
+            f"{actors} are needed; its nodes have: {described}. Use fewer --workers, or change --actor-cpus or "
+            "--actor-gpus"
         )

@@ -41,9 +41,10 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
         return {}
     from nmtkit.testing.components import CONTRACTS
 
-    found = [(contract.registry, name) for contract in CONTRACTS for name in dict.fromkeys(words)]
-    named = {f"{registry.kind} {name}": registry[name].preset for registry, name in found if name in registry}
-    return named if len(named) == 1 else {}
+    registries = [contract.registry for contract in CONTRACTS]
+    pairs = [(registry, name) for registry in registries for name in dict.fromkeys(words) if name in registry]
+    presets = {f"{registry.kind} {name}": registry[name].preset for registry, name in pairs}
+    return presets if len(presets) == 1 else {}
 
 
 @click.command(cls=CheckCommand)
@@ -85,8 +86,8 @@ def command(
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     failed = total = 0
     for contract, name in components(names):
-        given = split_settings(on_command_line(settings), type(contract.registry[name].preset))[0]
-        subject = contract.subject(name, tokenizer, **given)
+        component_settings = split_settings(on_command_line(settings), type(contract.registry[name].preset))[0]
+        subject = contract.subject(name, tokenizer, **component_settings)
         click.echo(str(subject))
         told: dict[str, str] = {}  # reason -> first check that failed for this reason
         for result in contract.results(subject):

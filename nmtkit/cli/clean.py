@@ -90,13 +90,13 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     """
     from nmtkit.corpora.cleaning import clean
 
-    given = on_command_line(settings)
-    config: CleanConfig = derive(CleanConfig, split_settings(given, CleanConfig)[0], COMMAND_LINE)
+    typed = on_command_line(settings)
+    config: CleanConfig = derive(CleanConfig, split_settings(typed, CleanConfig)[0], COMMAND_LINE)
     configs = {
-        name: derive(each, split_settings(given, type(each))[0], COMMAND_LINE)
+        name: derive(each, split_settings(typed, type(each))[0], COMMAND_LINE)
         for name, each in filter_presets(config.filters, config.preset).items()
     }
-    bulk: BulkOptions = derive(BulkOptions, split_settings(given, BulkOptions)[0], COMMAND_LINE)
+    bulk: BulkOptions = derive(BulkOptions, split_settings(typed, BulkOptions)[0], COMMAND_LINE)
     check_flags((*CLEAN_RULES, *BULK_RULES), given_flags(), given_flags() | {f"--executor {bulk.executor}"})
     if bulk.output_dir is not None:
         from nmtkit.cli.bulk import clean_shards

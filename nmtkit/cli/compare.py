@@ -67,11 +67,11 @@ def command(
 
 def folders_of(paths: Sequence[Path]) -> list[Path]:
     """Returns the folders of runs. A path of a folder with several runs is replaced by the folders of these runs."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in paths:
         inside = [] if (path / "log.jsonl").is_file() else sorted(log.parent for log in path.glob("*/log.jsonl"))
-        found += inside or [path]
-    return list(dict.fromkeys(found))
+        folders += inside or [path]
+    return list(dict.fromkeys(folders))
 
 
 def formatted(rows: Sequence["RunSummary"], format: str) -> str:

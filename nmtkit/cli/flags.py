@@ -47,11 +47,11 @@ def given_flags() -> set[str]:
     Arguments are included with their names in capitals, such as DATA.
     """
     context = click.get_current_context()
-    given = on_command_line(context.params)
+    typed = on_command_line(context.params)
     return {
         max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.name.upper()
         for parameter in context.command.params
-        if parameter.name is not None and given.get(parameter.name) not in (None, False, ())
+        if parameter.name is not None and typed.get(parameter.name) not in (None, False, ())
     }
 
 

@@ -122,9 +122,9 @@ command.params += flags(TextOptions, "Text")
 command.params += flags(SearchOptions, "Search")
 
 
-def derived(config: type, given: dict[str, Any]) -> Any:
-    """Returns an object of the class `config` with the settings in `given` that are fields of this class."""
-    return derive(config, split_settings(given, config)[0], COMMAND_LINE)
+def derived(config: type, settings: dict[str, Any]) -> Any:
+    """Returns an object of the class `config` with the settings in `settings` that are fields of this class."""
+    return derive(config, split_settings(settings, config)[0], COMMAND_LINE)
 
 
 def parsed_job(

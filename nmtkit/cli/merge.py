@@ -62,8 +62,8 @@ def command(
             raise ValueError(f"{folder} has shards of nmtkit clean; give --output CORPUS")
         merge_clean(plan, output, dropped, scores, report, plugins)
         return
-    given = {"--dropped": dropped, "--scores": scores, "--report": report, "--plugin": plugins}
-    for flag, value in given.items():
+    clean_flags = {"--dropped": dropped, "--scores": scores, "--report": report, "--plugin": plugins}
+    for flag, value in clean_flags.items():
         if value:
             raise ValueError(f"{flag} does nothing for {folder}, which has no shards of nmtkit clean")
     with nullcontext(sys.stdout.buffer) if output is None else atomic_write(Path(output)) as out:

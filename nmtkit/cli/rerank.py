@@ -158,11 +158,11 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     add_features(lists, backward, lm, languages)
     known = set()  # log probabilities that all hypotheses have
     for field, flag in ((BACKWARD, "backward"), (LM, "lm")):
-        found = {field in each for nbest in lists for each in nbest.hypotheses}
-        if len(found) > 1:
+        present = {field in each for nbest in lists for each in nbest.hypotheses}
+        if len(present) > 1:
             raise ValueError(f"{name}: some hypotheses have no {field}; give the model to compute it")
-        known |= {flag} if True in found else set()
-        if found == {False} and f"--weight-{flag}" in given:
+        known |= {flag} if True in present else set()
+        if present == {False} and f"--weight-{flag}" in given:
             raise ValueError(f"--weight-{flag} has no effect, because {name} has no {field}; give --{flag} FILE")
     features = feature_weights(config.feature)
     for number, nbest in enumerate(lists, 1):

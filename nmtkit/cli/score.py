@@ -291,17 +291,17 @@ def direction_scores(texts: "Texts", config: ScoreConfig) -> "dict[Direction, tu
 
     unusable = {"several --sys": len(texts.systems) > 1, "--sentence-level": config.sentence_level}
     unusable["--target-lang"] = config.target_lang is not None
-    for setting, given in unusable.items():
-        if given:
+    for setting, is_set in unusable.items():
+        if is_set:
             raise ValueError(f"--data has many directions, and {setting} needs one direction; give --ref FILE")
     samples = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
     codes = tuple(dict.fromkeys(code for each in texts.directions for code in (each.source, each.target)))
     result = {}
     for direction in texts.directions:
-        own = texts.of(direction)
-        (lines,) = own.systems.values()
-        settings = dataclasses.replace(settings_of(own, config), languages=config.languages or codes)
-        scores = metrics.score(lines, own.references, config.metric, settings, bootstrap=samples)
+        direction_texts = texts.of(direction)
+        (lines,) = direction_texts.systems.values()
+        settings = dataclasses.replace(settings_of(direction_texts, config), languages=config.languages or codes)
+        scores = metrics.score(lines, direction_texts.references, config.metric, settings, bootstrap=samples)
         result[direction] = len(lines), scores
     return result
 

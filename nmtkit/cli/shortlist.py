@@ -109,22 +109,22 @@ def command(
     rows = np.arange(0 if train is None else len(train))
     number = DEFAULT if entries is None else entries
     if lexicon is not None:
-        found = lexical_shortlist.read(lexicon, tokenizer, vocabularies).best(number)
-        if found.unknown:
-            stderr.print(f"{lexicon}: left out {found.unknown:,} entries with unknown pieces", markup=False)
+        lexical = lexical_shortlist.read(lexicon, tokenizer, vocabularies).best(number)
+        if lexical.unknown:
+            stderr.print(f"{lexicon}: left out {lexical.unknown:,} entries with unknown pieces", markup=False)
     else:
         assert train is not None
-        found = shortlist.learned_entries(train.source.gather(rows), train.target.gather(rows), tokenizer, number)
-    if found.frequent is None:
+        lexical = shortlist.learned_entries(train.source.gather(rows), train.target.gather(rows), tokenizer, number)
+    if lexical.frequent is None:
         number = DEFAULT if frequent is None else frequent
-        found = dataclasses.replace(found, frequent=frequent_pieces(train, tokenizer, number))
+        lexical = dataclasses.replace(lexical, frequent=frequent_pieces(train, tokenizer, number))
     elif entries is not None or frequent is not None:
         raise ValueError(f"{lexicon} is a binary file, whose lists are complete: leave out --entries and --frequent")
     if write_lexicon is not None:
         binary = write_lexicon.suffix == BINARY
         write = lexical_shortlist.write_binary if binary else lexical_shortlist.write_text
-        write(write_lexicon, found, tokenizer)
-    lists = shortlist.shortlist_of(found, tokenizer)
+        write(write_lexicon, lexical, tokenizer)
+    lists = shortlist.shortlist_of(lexical, tokenizer)
     checkpoint.save(output or path, contents | {"shortlist": lists.state()})
     stderr.print(
         f"{output or path}: {len(lists.targets):,} entries for {lists.source_size:,} source pieces, and "

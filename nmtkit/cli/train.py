@@ -44,9 +44,9 @@ def name_flags() -> list[click.Option]:
 
 def chosen(context: click.Context) -> JobTemplate:
     """Loads the plug-ins and returns the components that the parsed flags choose."""
-    given = context.params
-    names = {table: given[parameter_name(kind.flag)] for table, kind in REGISTRIES.items()}
-    return JobTemplate.read(given["config"], names, given["plugin"], given["finetune_from"])
+    params = context.params
+    names = {table: params[parameter_name(kind.flag)] for table, kind in REGISTRIES.items()}
+    return JobTemplate.read(params["config"], names, params["plugin"], params["finetune_from"])
 
 
 def parameter_name(flag: str) -> str:

@@ -75,11 +75,11 @@ class Pairs:
         return Pairs(sources, targets, extras, self.first)  # type: ignore[arg-type]
 
 
-def as_columns(given: Sequence[str]) -> Columns | None:
+def as_columns(items: Sequence[str]) -> Columns | None:
     """Returns the value of --columns, or None if it is empty. Raises ValueError unless it has two items."""
-    if len(given) not in (0, 2):
-        raise ValueError(f"--columns has {len(given)} items; give the source and the target column")
-    return (given[0], given[1]) if given else None
+    if len(items) not in (0, 2):
+        raise ValueError(f"--columns has {len(items)} items; give the source and the target column")
+    return (items[0], items[1]) if items else None
 
 
 def format_of(path: Path) -> str | None:

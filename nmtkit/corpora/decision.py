@@ -145,8 +145,8 @@ class Decision:
         texts = SimilarTexts(self._scratch / "texts", similarity)
         kept = np.flatnonzero(self._first < 0)
         row = 0
-        for place in self._scored.blocks:
-            block = place.read()
+        for stored in self._scored.blocks:
+            block = stored.read()
             pairs = block.select((self._first[row : row + len(block)] < 0).tolist())
             names = {"pair": ("sources", "targets"), "source": ("sources",)}.get(self._config.duplicates, ("targets",))
             sides = [Side(getattr(pairs, name)).normalized for name in names]
@@ -167,10 +167,10 @@ class Decision:
     def write(self, writer: CorpusWriter, dropped: CorpusWriter | None, scores: ScoreWriter | None) -> CleanReport:
         row = 0
         counts = np.zeros((len(self._corpora), 2), np.int64)  # pairs read and pairs kept of each corpus
-        for place in self._scored.blocks:
-            block = place.read()
-            if place.path.parent == self._scratch:
-                place.path.unlink()
+        for stored in self._scored.blocks:
+            block = stored.read()
+            if stored.path.parent == self._scratch:
+                stored.path.unlink()
             rows = slice(row, row + len(block))
             first = self._first[rows]
             writer.write(block.select((first < 0).tolist()))
@@ -180,10 +180,10 @@ class Decision:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
                 codes = first.tolist()
-                scores.write(place.corpus, block.first, sums, values, [self._reason(code) for code in codes])
+                scores.write(stored.corpus, block.first, sums, values, [self._reason(code) for code in codes])
             self._examples(block, rows)
             row += len(block)
-            counts[place.corpus] += len(block), (first < 0).sum()
+            counts[stored.corpus] += len(block), (first < 0).sum()
         kept = int((self._first < 0).sum())
         assert row == len(self._first) == kept + sum(report.dropped for report in self.reports)
         if not kept:

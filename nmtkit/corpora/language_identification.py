@@ -100,13 +100,13 @@ class BatchIdentifier:
         # number of lines that are longer than each position
         active = np.searchsorted(-lengths[order], -np.arange(width), side="left").tolist()
         states = np.zeros(len(texts), np.uint32)
-        found = []
+        visited = []  # for each position, the states of the lines that are longer
         for column, count in zip(table, active, strict=True):
             moves = self._rows.take(states[:count], mode="clip")
             moves += column[:count]
             states = self._next.take(moves, mode="clip")
-            found.append(states)
-        features = self._features.take(np.concatenate(found), mode="clip")
+            visited.append(states)
+        features = self._features.take(np.concatenate(visited), mode="clip")
         # A key has the line in its high bits and the feature in its low bits. Keys of 32 bits are sorted faster.
         bits = len(self._weights).bit_length()
         size = 4 if len(texts) << bits <= 1 << 32 else 8
@@ -152,7 +152,7 @@ class FastTextIdentifier:
         self.__dict__.update(state)
 
     def probabilities(self, lines: Sequence[str]) -> Probabilities:
-        found = []
+        predictions = []  # index of the line, column of the language, probability
         for row, line in enumerate(lines):
             labels, values = self._model.predict(line.replace("\n", " "), 5)
             for label, value in zip(labels, values, strict=True):
@@ -160,9 +160,9 @@ class FastTextIdentifier:
                 if code not in self._columns:
                     self._columns[code] = len(self.languages)
                     self.languages.append(code)
-                found.append((row, self._columns[code], value))
+                predictions.append((row, self._columns[code], value))
         result = np.zeros((len(lines), len(self.languages)), np.float32)
-        for row, column, value in found:
+        for row, column, value in predictions:
             result[row, column] = min(value, 1)
         return result
 

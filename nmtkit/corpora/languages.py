@@ -41,10 +41,10 @@ def includes(wanted: str, code: str) -> bool:
     The parts of `wanted` must occur in `code` in the same order: `zh-TW` includes `zh-Hant-TW`.
     """
     first, *rest = subtags(wanted)
-    own, *others = subtags(code)
-    if own != first:
+    language, *parts = subtags(code)
+    if language != first:
         return False
-    remaining = iter(others)
+    remaining = iter(parts)
     return all(part in remaining for part in rest)
 
 
@@ -54,14 +54,14 @@ def best_match(wanted: str, codes: Sequence[str]) -> int | None:
     An equal code is the best match, then the first code that `wanted` includes, then `wanted` without its last parts
     (RFC 4647, section 3.4). For example, if there is no text in `en-US`, the text in `en` is used.
     """
-    own = subtags(wanted)
-    every = [subtags(code) for code in codes]
-    if own in every:
-        return every.index(own)
+    wanted_parts = subtags(wanted)
+    parts = [subtags(code) for code in codes]
+    if wanted_parts in parts:
+        return parts.index(wanted_parts)
     for index, code in enumerate(codes):
         if includes(wanted, code):
             return index
-    for length in range(len(own) - 1, 0, -1):
-        if own[:length] in every:
-            return every.index(own[:length])
+    for length in range(len(wanted_parts) - 1, 0, -1):
+        if wanted_parts[:length] in parts:
+            return parts.index(wanted_parts[:length])
     return None

@@ -127,10 +127,10 @@ def _members(names: list[str], corpus: Corpus) -> list[str]:
         codes = list(members)
         if None in corpus.languages and len(codes) != 2:
             continue
-        found = [index if language is None else best_match(language, codes)
-                 for index, language in enumerate(corpus.languages)]  # fmt: skip
-        if None not in found and found[0] != found[1]:
-            complete.append([members[codes[index]] for index in found if index is not None])
+        indices = [index if language is None else best_match(language, codes)
+                   for index, language in enumerate(corpus.languages)]  # fmt: skip
+        if None not in indices and indices[0] != indices[1]:
+            complete.append([members[codes[index]] for index in indices if index is not None])
     if len(complete) != 1:
         wanted = " and ".join(f"*.{language}" for language in corpus.languages)
         many = "; ".join(" and ".join(names) for names in complete)

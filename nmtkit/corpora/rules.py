@@ -436,6 +436,6 @@ class Overlap(Filter):
     def score(self, block: TextBlock) -> Scores:
         if not len(self._keys[0]):
             return np.zeros(len(block), np.float32)
-        found = [np.isin(side.keys, keys) for side, keys in zip(block.sides, self._keys, strict=True)]
+        excluded = [np.isin(side.keys, keys) for side, keys in zip(block.sides, self._keys, strict=True)]
         long = [side.characters > 10 for side in block.sides]
-        return ((found[0] & found[1]) | (found[0] & long[0]) | (found[1] & long[1])).astype(np.float32)
+        return ((excluded[0] & excluded[1]) | (excluded[0] & long[0]) | (excluded[1] & long[1])).astype(np.float32)

@@ -57,9 +57,9 @@ def _table() -> npt.NDArray[np.uint8]:
 def script_counts(side: Side) -> Counts:
     """Returns the number of letters of each script in each line: [lines, scripts]."""
     numbers = _table().take(side.codes, mode="clip")
-    found = numbers.tobytes()
+    present = numbers.tobytes()
     counts = np.zeros((len(side), len(SCRIPTS)), np.int64)
     for number in range(1, len(SCRIPTS) + 1):
-        if number in found:
+        if number in present:
             counts[:, number - 1] = side.sums(numbers == number)
     return counts

@@ -88,9 +88,9 @@ def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
             )
         return source, target, find_columns(tuple(cells), Corpus(
             corpus.source, corpus.target, languages=corpus.languages)) == (source, target)  # fmt: skip
-    found = find_columns(tuple(cells), corpus)
-    if found is not None:
-        return *found, True
+    columns = find_columns(tuple(cells), corpus)
+    if columns is not None:
+        return *columns, True
     if len(cells) == 2:
         return 0, 1, False
     if len(cells) < 2:

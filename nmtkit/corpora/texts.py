@@ -115,13 +115,13 @@ class Side:
 
     def rows_with(self, *literals: str) -> list[int]:
         """Returns the indexes of the lines that contain at least one of the literals, ascending."""
-        found = np.zeros(len(self), np.bool_)
+        matches = np.zeros(len(self), np.bool_)
         for literal in literals:
             positions = np.flatnonzero(self.codes == ord(literal[0]))
             for offset, sign in enumerate(literal[1:], 1):
                 positions = positions[self.codes.take(positions + offset, mode="clip") == ord(sign)]
-            found[self.rows_of(positions)] = True
-        return np.flatnonzero(found).tolist()
+            matches[self.rows_of(positions)] = True
+        return np.flatnonzero(matches).tolist()
 
     def rows_of(self, positions: Counts) -> Counts:
         """Returns the index of the line of each position in the text."""

@@ -105,8 +105,8 @@ class CorpusWriter:
         elif self.format == "tsv" and self._names is None:
             self._files[0].write(self._heading([]))
         if self.changed:
-            what = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
-            log.warning("%s: %s become spaces in %s texts", self.paths[0], what, f"{self.changed:,}")
+            replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
+            log.warning("%s: %s become spaces in %s texts", self.paths[0], replaced, f"{self.changed:,}")
         if self._names and self.format in (None, "zip"):
             log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
                         ", ".join(self._names))  # fmt: skip

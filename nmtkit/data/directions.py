@@ -67,9 +67,9 @@ def epoch_weights(rows: Sequence[int], temperature: float | None, weights: dict[
 
     Source: Arivazhagan et al. 2019, section 4.2.
     """
-    given = [weights.get(number, 1.0) for number in range(len(rows))]
+    all_weights = [weights.get(number, 1.0) for number in range(len(rows))]
     if temperature is None:
-        return given
-    shares = [weight * count ** (1 / temperature) for weight, count in zip(given, rows, strict=True)]
+        return all_weights
+    shares = [weight * count ** (1 / temperature) for weight, count in zip(all_weights, rows, strict=True)]
     total = sum(shares) or 1.0
     return [share / total * sum(rows) / count if count else 0.0 for share, count in zip(shares, rows, strict=True)]

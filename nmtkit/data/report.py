@@ -128,8 +128,8 @@ def page(report: Report) -> str:
             (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
         ],
         corpora=[
-            (str(it.source), it.read, sum(it.cleaning.dropped.values()), it.written, round(it.weight, 3))
-            for it in report.corpora
+            (str(each.source), each.read, sum(each.cleaning.dropped.values()), each.written, round(each.weight, 3))
+            for each in report.corpora
         ],
         reasons=report.reason_rows(),
         lengths={name: _charts(split, report) for name, split in report.splits.items()},

@@ -73,14 +73,14 @@ class TeacherFile:
         """Creates a folder, or opens an existing folder. Raises ValueError if its manifest has different settings."""
         manifest = {"nmtkit_teacher": FORMAT, **manifest}
         if (folder / MANIFEST).is_file():
-            found = TeacherFile.open(folder)
-            differences = [name for name, value in manifest.items() if found.manifest.get(name) != value]
+            existing = TeacherFile.open(folder)
+            differences = [name for name, value in manifest.items() if existing.manifest.get(name) != value]
             if differences:
                 raise ValueError(
                     f"{folder} was begun with other settings ({', '.join(differences)}); remove the folder, or give "
                     "the same settings"
                 )
-            return found
+            return existing
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / LENGTHS) as file:
             file.write(np.ascontiguousarray(lengths, np.int32).tobytes())

@@ -41,10 +41,10 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
     table = pieces_of(model)
     end = len(table) - len(tokenizer.languages)
     lowest = min((piece.score for piece in table if piece.type == NORMAL), default=0.0)
-    found = new_pieces(tokenizer, lines, count, facts.model_type, {piece.text for piece in table})
+    chosen = new_pieces(tokenizer, lines, count, facts.model_type, {piece.text for piece in table})
     added = [
         Piece(piece.text, lowest + (piece.score if facts.model_type == "unigram" else -1.0 - rank))
-        for rank, piece in enumerate(found)
+        for rank, piece in enumerate(chosen)
     ]
     if added or languages:
         tokens_of = f" and the tokens of {', '.join(languages)}" if languages else ""

@@ -53,10 +53,10 @@ class TransformPipeline:
             state["state"]["key"][0] = int.from_bytes(key, "little")
             before = sides if transform.level == "ids" else self._decoded(name, sides)
             after = []
-            for pair, one, other in zip(pairs.tolist(), *before, strict=True):
+            for pair, source_sentence, target_sentence in zip(pairs.tolist(), *before, strict=True):
                 state["state"]["key"][1] = pair
                 bits.state = state  # restart the generator for this pair
-                after.append(transform.transform(one, other, generator))
+                after.append(transform.transform(source_sentence, target_sentence, generator))
             sides = self._checked(name, transform.level, after, before, sides)
         heads = list(map(_after, languages[0], tags)), languages[1]
         return self._joined(heads[0], sides[0]), self._joined(heads[1], sides[1])

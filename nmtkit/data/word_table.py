@@ -104,14 +104,14 @@ class WordTable:
     def find(self, keys: Keys) -> Indices:
         """Returns the index of each word, or ABSENT."""
         slots = self._first_slots(keys.hashes())
-        found = self._slots[slots].astype(np.int64)
-        open_rows = np.flatnonzero((found != ABSENT) & ~keys.equal(self._keys, found))
+        indices = self._slots[slots].astype(np.int64)
+        open_rows = np.flatnonzero((indices != ABSENT) & ~keys.equal(self._keys, indices))
         while len(open_rows):  # these slots hold different words, so the next slots are tried
             slots[open_rows] = (slots[open_rows] + 1) % len(self._slots)
-            found[open_rows] = self._slots[slots[open_rows]]
-            there = open_rows[found[open_rows] != ABSENT]
-            open_rows = there[~keys.select(there).equal(self._keys, found[there])]
-        return found
+            indices[open_rows] = self._slots[slots[open_rows]]
+            there = open_rows[indices[open_rows] != ABSENT]
+            open_rows = there[~keys.select(there).equal(self._keys, indices[there])]
+        return indices
 
     def add(self, keys: Keys) -> None:
         """Adds words. The words must be distinct and not in the table yet."""

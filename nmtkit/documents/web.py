@@ -100,27 +100,27 @@ def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
 
     The range from start to end includes the quotes. Entities in the value are decoded.
     """
-    found: dict[str, tuple[int, int, str]] = {}
+    by_name: dict[str, tuple[int, int, str]] = {}
     for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
         group = next((group for group in (2, 3, 4) if match[group] is not None), None)
         if group is not None:
             quotes = int(group < 4)
             span = match.start(group) - quotes, match.end(group) + quotes
-            found.setdefault(match[1].lower(), (*span, html.unescape(match[group])))
+            by_name.setdefault(match[1].lower(), (*span, html.unescape(match[group])))
         else:
-            found.setdefault(match[1].lower(), (match.end(), match.end(), ""))
-    return found
+            by_name.setdefault(match[1].lower(), (match.end(), match.end(), ""))
+    return by_name
 
 
-def shown_attributes(name: str, found: dict[str, tuple[int, int, str]]) -> list[str]:
-    """Returns the attributes of the element `name` that are shown to readers. `found` has all attributes."""
-    shown = [attribute for attribute in found if attribute in ATTRIBUTES]
-    if name in LABELLED and "label" in found:
+def shown_attributes(name: str, by_name: dict[str, tuple[int, int, str]]) -> list[str]:
+    """Returns the attributes of the element `name` that are shown to readers. `by_name` has all attributes."""
+    shown = [attribute for attribute in by_name if attribute in ATTRIBUTES]
+    if name in LABELLED and "label" in by_name:
         shown.append("label")
-    if name == "input" and "value" in found and found.get("type", (0, 0, ""))[2].lower() in BUTTONS:
+    if name == "input" and "value" in by_name and by_name.get("type", (0, 0, ""))[2].lower() in BUTTONS:
         shown.append("value")
-    if name == "meta" and "content" in found:
-        kind = found.get("name", found.get("property", (0, 0, "")))[2].lower()
+    if name == "meta" and "content" in by_name:
+        kind = by_name.get("name", by_name.get("property", (0, 0, "")))[2].lower()
         shown += ["content"] if kind in DESCRIPTIONS else []
     return shown
 
@@ -174,12 +174,12 @@ class _Reader:
         if name == "html" and self.root is None:
             self.root = tag
         inherited = self.translates
-        found = attributes(self.text, tag)
-        translate = found.get("translate", (0, 0, "none"))[2].lower()
-        if "notranslate" in found.get("class", (0, 0, ""))[2].split():
+        by_name = attributes(self.text, tag)
+        translate = by_name.get("translate", (0, 0, "none"))[2].lower()
+        if "notranslate" in by_name.get("class", (0, 0, ""))[2].split():
             translate = "no"
         if inherited and translate != "no":
-            self.attributes += [found[key] for key in shown_attributes(name, found)]
+            self.attributes += [by_name[key] for key in shown_attributes(name, by_name)]
         translates = translate in ("yes", "") or (inherited and translate != "no" and name not in UNTRANSLATED)
         alone = name in VOID or (self.xml and self.text[tag.end - 2] == "/")
         if name not in INLINE:
@@ -307,18 +307,18 @@ class WebPage(Document):
             return []
         code = language.replace("_", "-")
         right_to_left = re.split("[-_]", language.lower())[0] in RIGHT_TO_LEFT
-        found = attributes(self.text, self.root)
-        existing = [name for name in ("lang", "xml:lang") if name in found]
+        by_name = attributes(self.text, self.root)
+        existing = [name for name in ("lang", "xml:lang") if name in by_name]
         wanted = dict.fromkeys(existing or ["lang"], code)
-        if right_to_left or "dir" in found:
+        if right_to_left or "dir" in by_name:
             wanted["dir"] = "rtl" if right_to_left else "ltr"
         edits: list[Edit] = []
         missing = ""
         for name, value in wanted.items():
-            if name not in found:
+            if name not in by_name:
                 missing += f' {name}="{value}"'
-            elif found[name][2].lower() != value.lower():
-                start, end, _ = found[name]
+            elif by_name[name][2].lower() != value.lower():
+                start, end, _ = by_name[name]
                 edits.append((start, end, f'="{value}"' if start == end else f'"{value}"'))
         after_name = self.root.start + len("<html")
         return [*edits, *([(after_name, after_name, missing)] if missing else [])]

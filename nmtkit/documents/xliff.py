@@ -360,9 +360,9 @@ class Xliff(Document):
         """Returns the edit that sets attributes of an element."""
         tag = self.text[node.start : node.inner]
         for name, value in attributes.items():
-            found = re.search(rf"\s{re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')", tag)
-            if found:
-                tag = f'{tag[: found.start(1)]}"{escape(value)}"{tag[found.end(1) :]}'
+            match = re.search(rf"\s{re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')", tag)
+            if match:
+                tag = f'{tag[: match.start(1)]}"{escape(value)}"{tag[match.end(1) :]}'
             else:
                 end = len(tag) - (2 if tag.endswith("/>") else 1)
                 tag = f'{tag[:end].rstrip()} {name}="{escape(value)}"{tag[end:]}'

@@ -128,8 +128,8 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
         raise ValueError(
             f"{path} was trained for the task {task}, which is not supported; supported: {' and '.join(TASKS)}"
         )
-    given = {name: value for name, value in arguments.items() if value is not None}
-    return Settings(DEFAULTS | ARCHITECTURES[arch] | given | {"task": task}, path)
+    stored = {name: value for name, value in arguments.items() if value is not None}
+    return Settings(DEFAULTS | ARCHITECTURES[arch] | stored | {"task": task}, path)
 
 
 def config_of(settings: Settings, joint: bool) -> TransformerConfig:

@@ -243,23 +243,23 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
 
     The oldest releases write a list of names without ids and without <mask>. The first name has the id `size`.
     """
-    found: dict[int, str] = {}
+    tokens_by_id: dict[int, str] = {}
     for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):
         if (folder / name).exists():
             contents = read_json(folder / name)
             with naming(folder / name):
                 tokens = contents.get(key, {})
                 entries = tokens.items() if isinstance(tokens, dict) else ((token["id"], token) for token in tokens)
-                found |= {check_id(id, folder / name): str(token["content"]) for id, token in entries}
+                tokens_by_id |= {check_id(id, folder / name): str(token["content"]) for id, token in entries}
     if (folder / "added_tokens.json").exists():
-        found |= pieces_by_id(folder / "added_tokens.json")
+        tokens_by_id |= pieces_by_id(folder / "added_tokens.json")
     path = folder / "special_tokens_map.json"
-    if not any(is_language(token) for token in found.values()) and path.exists():
+    if not any(is_language(token) for token in tokens_by_id.values()) and path.exists():
         with naming(path):
             names = read_json(path).get("additional_special_tokens", [])
             texts = [name if isinstance(name, str) else str(name["content"]) for name in names]
-        found |= dict(enumerate((text for text in texts if text not in pieces), size))
-    return found
+        tokens_by_id |= dict(enumerate((text for text in texts if text not in pieces), size))
+    return tokens_by_id
 
 
 def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
@@ -303,8 +303,8 @@ def leave_out_bias(weights: Weights, folder: Path) -> None:
 
 def embedding_names(stack: str) -> tuple[str, str]:
     """Returns the possible names of the embeddings of the encoder or decoder in a file, the preferred name first."""
-    own = f"model.{stack}.embed_tokens.weight"
-    return ("model.shared.weight", own) if stack == "encoder" else (own, "model.shared.weight")
+    own_name = f"model.{stack}.embed_tokens.weight"
+    return ("model.shared.weight", own_name) if stack == "encoder" else (own_name, "model.shared.weight")
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:

@@ -135,7 +135,7 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
     sources = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     frequent = np.arange(min(numbers[2], len(names[1])))
     if vocabularies:
-        source_ids, target_ids = (_ids(own, theirs) for own, theirs in zip(pieces, names, strict=True))
+        source_ids, target_ids = map(_ids, pieces, names)
         sources, targets, frequent = source_ids[sources], target_ids[targets], target_ids[frequent]
     known = (sources >= 0) & (targets >= 0)
     unknown = int((~known).sum())
@@ -150,10 +150,10 @@ def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     )
 
 
-def _ids(own: list[str], theirs: list[str]) -> Array:
-    """Maps the ids of the pieces `theirs` to the ids of the same pieces in `own`, or to -1."""
-    ids: Mapping[str, int] = {piece: id for id, piece in enumerate(own)}
-    return np.array([ids.get(piece, -1) for piece in theirs], np.int64)
+def _ids(model_pieces: list[str], file_pieces: list[str]) -> Array:
+    """Maps the ids of the pieces `file_pieces` to the ids of the same pieces in `model_pieces`, or to -1."""
+    ids: Mapping[str, int] = {piece: id for id, piece in enumerate(model_pieces)}
+    return np.array([ids.get(piece, -1) for piece in file_pieces], np.int64)
 
 
 def _from_text(data: bytes, path: Path, tokenizer: Tokenizer) -> LexicalEntries:

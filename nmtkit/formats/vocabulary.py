@@ -75,14 +75,14 @@ def table_of(
     first = by_id[start] if start is not None else "<s>"
     if first in (unk, eos):
         raise ValueError(f"{path}: the decoder starts from {first}, which is not supported")
-    own = {piece.text for model in models for piece in pieces_of(model) if piece.type not in (CONTROL, UNKNOWN)}
+    in_models = {piece.text for model in models for piece in pieces_of(model) if piece.type not in (CONTROL, UNKNOWN)}
     special = SPECIAL | {unk, eos, first} | {piece for id, piece in by_id.items() if piece == unused(id)}
     languages = [
-        piece for id, piece in sorted(by_id.items()) if piece not in own | special and stands_for_language(piece)
+        piece for id, piece in sorted(by_id.items()) if piece not in in_models | special and stands_for_language(piece)
     ]
     known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, eos, first, *languages}]
     known.sort(key=lambda piece: piece not in special)  # sorts languages to the end
-    unknown = sorted(own - ids.keys())
+    unknown = sorted(in_models - ids.keys())
     pieces = [unk, first, eos, *known, *unknown, *languages]
     rows = [ids[unk], start if start is not None else ids[eos], ids[eos]]
     rows += [ids[piece] for piece in known] + [ids[unk]] * len(unknown) + [ids[piece] for piece in languages]

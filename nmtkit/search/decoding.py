@@ -118,8 +118,8 @@ def beam_search(
         # banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
         # banks.
         rest = source.select(torch.tensor(missing, device=source.values.device))
-        found = run(constrained, rest, [constraints[index] for index in missing])
-        for index, hypotheses in zip(missing, found, strict=True):
+        constrained_results = run(constrained, rest, [constraints[index] for index in missing])
+        for index, hypotheses in zip(missing, constrained_results, strict=True):
             results[index] = hypotheses
     return results
 

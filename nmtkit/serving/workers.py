@@ -159,11 +159,11 @@ def work_on_gpu(connection: socket.socket, models: Models) -> None:
     inboxes: dict[Pair, queue.SimpleQueue[Any]] = {}
     threads = []
     for translator in {id(model.translator): model.translator for model in models.values()}.values():
-        own = {pair: model for pair, model in models.items() if model.translator is translator}
+        group = {pair: model for pair, model in models.items() if model.translator is translator}
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        inboxes |= dict.fromkeys(own, inbox)
-        slots = SlotWorker(own, inbox, answer)
-        threads.append(threading.Thread(target=slots.run_or_end_the_process, name="-".join(next(iter(own)))))
+        inboxes |= dict.fromkeys(group, inbox)
+        slots = SlotWorker(group, inbox, answer)
+        threads.append(threading.Thread(target=slots.run_or_end_the_process, name="-".join(next(iter(group)))))
         threads[-1].start()
     while (task := receive(connection)) is not None:
         if tuple(task["pair"]) not in inboxes:

@@ -18,9 +18,9 @@ def build(subject: Subject[Transform]) -> Transform:
     return transform
 
 
-def pairs_for(transform: Transform, given: Tokenizer | None) -> list[tuple[Side, Side]]:
+def pairs_for(transform: Transform, vocabulary: Tokenizer | None) -> list[tuple[Side, Side]]:
     """Returns pairs of the type that the transform takes. One pair has no source words, and one has no target words."""
-    tokenizer, pairs = dataset(given).tokenizer, batch(*PAIRS, tokenizer=given)
+    tokenizer, pairs = dataset(vocabulary).tokenizer, batch(*PAIRS, tokenizer=vocabulary)
     sources = [ids[:-1].numpy() for ids in pairs.source.split()]
     targets = [ids[1:].numpy() for ids in pairs.target_input.split()]
     sources[-1], targets[-2] = sources[-1][:0], targets[-2][:0]

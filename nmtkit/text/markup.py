@@ -134,15 +134,15 @@ class Marked:
 
 def marked(line: str) -> Marked:
     """Separates a line from its markup. A tag without a partner in the same line becomes an element without content."""
-    found = list(tags(line))
-    pairs = partners([(tag.role, tag.name) for tag in found])
+    line_tags = list(tags(line))
+    pairs = partners([(tag.role, tag.name) for tag in line_tags])
     closing = {end: start for start, end in pairs.items()}
     parts: list[str] = []
     length = cursor = 0
     root = Element("", 0, 0)
     open_elements = [root]
     positions = []
-    for index, tag in enumerate(found):
+    for index, tag in enumerate(line_tags):
         text = html.unescape(line[cursor : tag.start])
         parts.append(text)
         length += len(text)

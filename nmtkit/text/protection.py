@@ -207,7 +207,7 @@ class _Restoration:
         self.link_starts = [link.source_start for link in self.links]
         self.fixed = Parts(fixed)
         self.edited = Parts()
-        self.found: list[Edit] = []
+        self.collected: list[Edit] = []
 
     def edits(self) -> list[Edit]:
         exact = [span for span in self.protected.spans if not span.measure]
@@ -218,7 +218,7 @@ class _Restoration:
         same = occurrences(self.target, strings_of(self.source, measures))
         measures = self._matched_by_value(self._matched(measures, same, remove_surplus=False))
         positions: PositionMap | None = None
-        ends = {edit.span[1]: edit.end for edit in self.found if edit.span is not None}
+        ends = {edit.span[1]: edit.end for edit in self.collected if edit.span is not None}
         for span in sorted([*exact, *measures]):
             part = self._attending_words(span)
             if part is None and span.start in ends:  # the span touches the previous span in the source
@@ -231,10 +231,10 @@ class _Restoration:
                 part = position, position
             self._add(*part, self.source[span.start : span.end], span)
             ends[span.end] = part[1]
-        return self.found
+        return self.collected
 
     def _add(self, start: int, end: int, text: str, span: ProtectedSpan | None) -> None:
-        self.found.append(Edit(start, end, text, span and (span.start, span.end)))
+        self.collected.append(Edit(start, end, text, span and (span.start, span.end)))
         self.edited.add(start, end)
 
     def _matched(

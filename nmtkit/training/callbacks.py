@@ -155,10 +155,10 @@ class CallbackList:
         self.callbacks = dict(callbacks)
         self.run = run
         self.started = False
-        self.own = {
+        self.active = {
             name: callback for name, callback in callbacks.items() if callback.every_rank or distributed.is_rank_zero()
         }
-        for name, callback in self.own.items():
+        for name, callback in self.active.items():
             for mistake in hook_mistakes(callback):
                 if distributed.is_rank_zero():
                     log.warning("callback %s: %s", name, mistake)
@@ -179,7 +179,7 @@ class CallbackList:
             yield
 
     def _call(self, hook: str, *arguments: Any) -> None:
-        for name, callback in self.own.items():
+        for name, callback in self.active.items():
             with self._guarded(name, callback):
                 getattr(callback, hook)(self.run, *arguments)
 
@@ -205,7 +205,7 @@ class CallbackList:
         if not self.started:
             return
         self.started = False
-        for name, callback in self.own.items():
+        for name, callback in self.active.items():
             try:
                 with self._guarded(name, callback):
                     callback.end(self.run, reason)
@@ -230,7 +230,7 @@ class CallbackList:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Returns the states of the callbacks. Raises ValueError for a state that a checkpoint cannot hold."""
-        states = {name: callback.state() for name, callback in self.own.items()}
+        states = {name: callback.state() for name, callback in self.active.items()}
         for name, state in states.items():
             if not _is_plain(state):
                 raise ValueError(
@@ -241,8 +241,8 @@ class CallbackList:
 
     def load_state(self, states: Mapping[str, dict[str, Any]]) -> None:
         for name, state in states.items():
-            if name in self.own:
-                self.own[name].load_state(state)
+            if name in self.active:
+                self.active[name].load_state(state)
 
 
 def _is_plain(value: Any) -> bool:

@@ -110,11 +110,11 @@ def sampling_of(config: RunConfig, split: Split) -> Sampling | None:
     if not split.directions:
         raise ValueError(f"{setting} needs a dataset of many directions, which preprocess --corpora makes")
     counts = split.direction_counts()
-    given = named_weights(config.sampling_weights, split.directions, "--sampling-weights")
-    for number in given:
+    typed_weights = named_weights(config.sampling_weights, split.directions, "--sampling-weights")
+    for number in typed_weights:
         if not counts[number]:
             raise ValueError(f"--sampling-weights: the training set has no pairs of {split.directions[number]}")
-    weights = epoch_weights(counts, config.sampling_temperature, given)
+    weights = epoch_weights(counts, config.sampling_temperature, typed_weights)
     if not any(weight * count for weight, count in zip(weights, counts, strict=True)):
         raise ValueError("--sampling-weights leaves no training pair; give a direction a weight above 0")
     return Sampling(split.direction_index, np.array(weights))

@@ -228,9 +228,8 @@ def build_trainer(
     )
     adapters = None
     if job.run.finetune_from and (not resumed or job.run.adapter_rank):
-        names = architecture.name, architecture.config, tokenizer
-        given = job.run.finetune_from, job.run.new_language_from, job.run.finetune_partial
-        known = start_from(model, *names, *given)
+        base = job.run.finetune_from, job.run.new_language_from, job.run.finetune_partial
+        known = start_from(model, architecture.name, architecture.config, tokenizer, *base)
         log.info(
             "weights from %s, which has %d of %d source pieces and %d of %d target pieces",
             *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),

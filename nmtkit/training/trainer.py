@@ -298,16 +298,16 @@ class Trainer:
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         """Loads the optimizer state. Flags that differ from the saved flags override the saved settings."""
-        own = parameter_names(self.optimizer, self.engine.parameters)
+        groups = parameter_names(self.optimizer, self.engine.parameters)
         before = [group["parameters"] for group in saved["groups"]]
-        if before != own:
+        if before != groups:
             raise ValueError(
                 "the optimizer of the checkpoint has different parameter groups from this run: "
-                f"{_difference(before, own)}; resume with the same --freeze and --weight-decay-for, or with "
+                f"{_difference(before, groups)}; resume with the same --freeze and --weight-decay-for, or with "
                 "--reset-optimizer"
             )
         state = self.optimizer.state_dict()
-        names = [name for group in own for name in group]
+        names = [name for group in groups for name in group]
         state["state"] = {
             index: {
                 key: self.engine.shard(name, value) if self._is_sharded(name, value) else value

@@ -219,8 +219,8 @@ class Validator:
         for name, metric in self.metrics.items():
             if name in scores:
                 raise ValueError(f"metric {name!r} has the same name as a different score of this run; rename it")
-            own = {key: value for (owner, key), value in totals.items() if owner == name}
-            outputs = Outputs(sums=shared | own, tokens=tokens, target_lang=target_lang, **texts)
+            sums = {key: value for (owner, key), value in totals.items() if owner == name}
+            outputs = Outputs(sums=shared | sums, tokens=tokens, target_lang=target_lang, **texts)
             scores[name] = score_of(name, metric, outputs)
         return scores
 
@@ -258,12 +258,12 @@ class Validator:
 
         rank, ranks = distributed.rank(), distributed.world_size()
         translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
-        own = np.arange(len(self.sources))[rank::ranks]
+        rows_of_rank = np.arange(len(self.sources))[rank::ranks]
 
         def translate() -> dict[int, str]:
             texts: dict[int, str] = {}
-            for number in np.unique(self.directions[own]).tolist():
-                rows = own[self.directions[own] == number].tolist()
+            for number in np.unique(self.directions[rows_of_rank]).tolist():
+                rows = rows_of_rank[self.directions[rows_of_rank] == number].tolist()
                 source, target = self._languages_of(number)
                 settings: dict[str, Any] = {"beam": self.beam, "source_lang": source, "target_lang": target}
                 translations = translator.translate([self.sources[row] for row in rows], **settings)

@@ -150,12 +150,12 @@ def terms_of_parts(
     terms: Sequence[Occurrence], piece_ends: Sequence[int], part_ends: Sequence[int]
 ) -> list[list[Occurrence]]:
     """Returns the terms of a glossary that begin in each part of a line. Terms beyond the last part are left out."""
-    found: list[list[Occurrence]] = [[] for _ in part_ends]
+    terms_by_part: list[list[Occurrence]] = [[] for _ in part_ends]
     for term in terms:
         part = bisect_right(part_ends, sum(end <= term.start for end in piece_ends))
-        if part < len(found):
-            found[part].append(term)
-    return found
+        if part < len(terms_by_part):
+            terms_by_part[part].append(term)
+    return terms_by_part
 
 
 def joined_alignment(
@@ -208,7 +208,7 @@ class ModelInput(Step):
         part.leading = len(self.first) + segment.leading
         strings = segment.protected.strings if segment.protected is not None else ()
         # leave out targets that contain a protected text, because the translation would repeat this text
-        phrases = [self.phrases.phrase(without(found.term.targets, strings)) for found in segment.terms]
+        phrases = [self.phrases.phrase(without(each.term.targets, strings)) for each in segment.terms]
         constraints = replace(
             segment.constraints,
             prefix=(*self.target_language, *segment.constraints.prefix),
@@ -223,7 +223,7 @@ class ModelInput(Step):
     def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         """Returns a hypothesis with its text, pieces, and alignment or links."""
         (part,) = segment.parts
-        hypothesis = without_given(hypotheses[0], len(self.target_language))
+        hypothesis = without_first(hypotheses[0], len(self.target_language))
         tokens, weights = hypothesis.tokens, hypothesis.attention
         text = self.tokenizer.decode_target(tokens)
         alignment: list[list[int]] | list[list[float]] | None = None
@@ -275,14 +275,14 @@ class ModelInput(Step):
         return " ".join(word for word in words if word)
 
 
-def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
-    """Returns a hypothesis without its first `given` tokens, such as language tokens."""
-    if not given:
+def without_first(hypothesis: Hypothesis, count: int) -> Hypothesis:
+    """Returns a hypothesis without its first `count` tokens, such as language tokens."""
+    if not count:
         return hypothesis
     attention, each = hypothesis.attention, hypothesis.token_log_probabilities
     return replace(
         hypothesis,
-        tokens=hypothesis.tokens[given:],
-        attention=None if attention is None else attention[given:],
-        token_log_probabilities=None if each is None else each[given:],
+        tokens=hypothesis.tokens[count:],
+        attention=None if attention is None else attention[count:],
+        token_log_probabilities=None if each is None else each[count:],
     )

@@ -132,12 +132,12 @@ class RankDispatcher:
         self.decoder, self.messages = decoder, messages
         self.others = range(1, distributed.world_size())
         self.in_hand = dict.fromkeys((0, *self.others), 0)  # rank -> number of unfinished batches
-        self.own: list[int] = []  # numbers of the batches that this rank decodes
+        self.local: list[int] = []  # numbers of the batches that this rank decodes
 
     def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        for index, hypotheses in self.decoder(self.own_batches(batches)):
+        for index, hypotheses in self.decoder(self.local_batches(batches)):
             self.in_hand[0] -= 1
-            yield self.own[index], hypotheses
+            yield self.local[index], hypotheses
             yield from self.received()
         while any(self.in_hand.values()):
             time.sleep(POLL)
@@ -146,7 +146,8 @@ class RankDispatcher:
         for other in self.others:
             self.messages.send(f"to {other}", "end")
 
-    def own_batches(self, batches: Iterable[SegmentBatch]) -> Iterator[SegmentBatch]:
+    def local_batches(self, batches: Iterable[SegmentBatch]) -> Iterator[SegmentBatch]:
+        """Yields the batches that this rank decodes, and sends the other batches to the ranks with the least work."""
         for number, batch in enumerate(batches):
             distributed.heartbeat()
             load = {rank: in_hand - (PREFETCH if rank else 0) for rank, in_hand in self.in_hand.items()}
@@ -156,15 +157,15 @@ class RankDispatcher:
             if rank:
                 self.messages.send(f"to {rank}", [number, [asdict(sentence) for sentence in batch]])
             else:
-                self.own.append(number)
+                self.local.append(number)
                 yield batch
 
     def received(self) -> Iterator[tuple[int, BatchHypotheses]]:
         for other in self.others:
             while (result := self.messages.receive(f"from {other}")) is not None:
                 self.in_hand[other] -= 1
-                number, found = result
-                yield number, [[Hypothesis(**fields) for fields in hypotheses] for hypotheses in found]
+                number, batch_hypotheses = result
+                yield number, [[Hypothesis(**fields) for fields in hypotheses] for hypotheses in batch_hypotheses]
 
 
 def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
@@ -184,9 +185,9 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
                 yield [segment_from(fields) for fields in batch]
             index += 1
 
-    for index, found in decoder(batches()):
+    for index, batch_hypotheses in decoder(batches()):
         if index in numbers:
-            results = [[asdict(hypothesis) for hypothesis in hypotheses] for hypotheses in found]
+            results = [[asdict(hypothesis) for hypothesis in hypotheses] for hypotheses in batch_hypotheses]
             messages.send(f"from {rank}", [numbers.pop(index), results])
 
 

@@ -74,8 +74,8 @@ class PivotTranslator:
             line = 0
             for window in windows:
                 lines = [Request(request.source, request.ids) for request in window]  # drops the constraints
-                found = self.first.run([lines], self.pipelines[0], decoders[0], processes, line)
-                texts = [translation.text for translation in found]
+                translations = self.first.run([lines], self.pipelines[0], decoders[0], processes, line)
+                texts = [translation.text for translation in translations]
                 line += len(window)
                 sources.extend(zip((request.source for request in window), texts, strict=True))
                 pairs = zip(window, texts, strict=True)

@@ -64,8 +64,8 @@ class NBest:
         penalty = length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen)
         return total / penalty + weighted(weights.features)
 
-    def check_features(self, names: Iterable[str], place: str) -> None:
-        """Raises ValueError, with `place`, if a hypothesis lacks a feature or has a feature that is not a number."""
+    def check_features(self, names: Iterable[str], position: str) -> None:
+        """Raises ValueError, with `position`, if a hypothesis lacks a feature or has a feature that is not a number."""
         for name in names:
             for number, hypothesis in enumerate(self.hypotheses, 1):
                 value = hypothesis.get(name)
@@ -75,7 +75,7 @@ class NBest:
                     fields = ", ".join(key for key, value in hypothesis.items() if isinstance(value, int | float))
                     fault = f"has {value!r} as" if name in hypothesis else "lacks"
                     raise ValueError(
-                        f"{place}: hypothesis {number} {fault} --feature {name}, which must be a number; numbers of "
+                        f"{position}: hypothesis {number} {fault} --feature {name}, which must be a number; numbers of "
                         f"this hypothesis: {fields}"
                     )
 
@@ -127,8 +127,8 @@ def add_features(
     texts = [hypothesis["text"] for _, hypothesis in pairs]
     if backward is not None:
         sources = [source for source, _ in pairs]
-        found = likelihoods(backward, texts, sources, languages[1], languages[0])
-        _add(pairs, BACKWARD, (each.log_probability for each in found))
+        backward_scores = likelihoods(backward, texts, sources, languages[1], languages[0])
+        _add(pairs, BACKWARD, (each.log_probability for each in backward_scores))
     if lm is not None:
         _add(pairs, LM, (each.log_probability for each in likelihoods(lm, None, texts)))
 

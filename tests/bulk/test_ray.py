@@ -16,7 +16,7 @@ from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.bulk.merging import merge
 from nmtkit.bulk.plan import Plan, divide, open_plan, read_plan
-from nmtkit.bulk.ray_cluster import check_room
+from nmtkit.bulk.ray_cluster import check_capacity
 
 LINES = 200
 WHOLE = "".join(f"LINE {number}\n" for number in range(LINES)).encode()
@@ -35,10 +35,10 @@ WHOLE = "".join(f"LINE {number}\n" for number in range(LINES)).encode()
 )
 def test_actors_must_fit_into_nodes(nodes, actors, cpus, gpus, room) -> None:
     if room is None:
-        check_room(nodes, actors, cpus, gpus)
+        check_capacity(nodes, actors, cpus, gpus)
     else:
         with pytest.raises(ValueError, match=rf"room for {room} actors with .* but {actors} are needed"):
-            check_room(nodes, actors, cpus, gpus)
+            check_capacity(nodes, actors, cpus, gpus)
 
 
 def job(folder: Path) -> Plan:
