@@ -113,7 +113,8 @@ def decoder_self_attention(config: TransformerConfig) -> "SelfAttention | Averag
         return SSRU(config.d_model, config.norm_eps if config.ssru_norm else None)
     if config.decoder_self_attention == "average":
         inner = (config.d_ff, config.activation, config.activation_dropout) if config.average_ffn else None
-        return AverageAttention(config.d_model, inner, config.average_gate, config.attention_bias)
+        gates = config.average_gate, config.attention_bias, config.average_separate_gates
+        return AverageAttention(config.d_model, inner, *gates)
     return SelfAttention(config, causal=True)
 
 

@@ -54,6 +54,9 @@ class TransformerConfig(Config):
     )
     average_ffn: bool = option(True, "apply a feed-forward network to the average in average attention")
     average_gate: bool = option(True, "combine the input and the average in average attention by a gate")
+    average_separate_gates: bool = option(
+        False, "in average attention, one gate reads the input and the other gate the average, as in Marian"
+    )
     ssru_norm: bool = option(False, "the SSRU normalises both of its projections (--layer-normalization of Marian)")
     decoder_ffn: Literal["all", "none"] = option("all", "decoder layers with a feed-forward network")
     decoder_tied_layers: tuple[int, ...] = option(
@@ -87,10 +90,13 @@ class TransformerConfig(Config):
         for flag, changed, kind in (
             ("--no-average-ffn", not self.average_ffn, "average"),
             ("--no-average-gate", not self.average_gate, "average"),
+            ("--average-separate-gates", self.average_separate_gates, "average"),
             ("--ssru-norm", self.ssru_norm, "ssru"),
         ):
             if changed and self.decoder_self_attention != kind:
                 raise ValueError(f"{flag} needs --decoder-self-attention {kind}, not {self.decoder_self_attention}")
+        if self.average_separate_gates and not self.average_gate:
+            raise ValueError("--average-separate-gates needs a gate; leave out --no-average-gate")
         if self.decoder_tied_layers and len(self.decoder_tied_layers) != self.decoder_layers:
             raise ValueError(
                 f"--decoder-tied-layers has {len(self.decoder_tied_layers)} numbers, and there are "

@@ -33,6 +33,7 @@ ACTIVATIONS = ("relu", "swish", "gelu")
 NORM_EPS = 1e-6
 POSITIONS = "sinusoidal_fairseq"
 SIDES = ("source", "target")
+SELF_ATTENTION = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}  # Marian's -> nmtkit's
 # Setting -> the values that nmtkit's Transformer supports. The first value is the default.
 FIXED: dict[str, tuple[str, ...]] = {
     "type": ("transformer",),
@@ -41,7 +42,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "ulr": ("false",),
     "lemma-dim-emb": ("0",),
     "transformer-attention-mask": ("default",),
-    "transformer-decoder-autoreg": ("self-attention", "rnn"),
+    "transformer-decoder-autoreg": ("self-attention", "rnn", "average-attention"),
     "transformer-disable-position-embeddings": ("false",),
     "transformer-ffn-depth": ("2",),
     "transformer-decoder-ffn-depth": ("0", "2"),
@@ -98,16 +99,17 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
             f"{path} has transformer-decoder-dim-ffn {settings.integer('transformer-decoder-dim-ffn')}; nmtkit "
             "supports only one width for encoder and decoder"
         )
-    recurrent = settings.text("transformer-decoder-autoreg", "self-attention") == "rnn"
+    kind = SELF_ATTENTION[settings.text("transformer-decoder-autoreg", "self-attention")]
     cell = settings.text("dec-cell", "gru")
-    if recurrent and cell != "ssru":
+    if kind == "ssru" and cell != "ssru":
         raise ValueError(f"{path} has dec-cell {cell}; nmtkit's Transformer supports only ssru")
     tied = settings.flag("tied-embeddings-all")
     changes = {
-        "decoder_self_attention": "ssru" if recurrent else "attention",
-        "ssru_norm": recurrent and settings.flag("layer-normalization"),
+        "decoder_self_attention": kind,
+        "ssru_norm": kind == "ssru" and settings.flag("layer-normalization"),
+        **(average_attention(settings, inner, activation) if kind == "average" else {}),
         "decoder_tied_layers": tied_layers(settings),
-        "zero_bos": recurrent,
+        "zero_bos": kind != "attention",
         "encoder_layers": settings.integer("enc-depth"),
         "decoder_layers": settings.integer("dec-depth"),
         "d_model": settings.integer("dim-emb"),
@@ -123,6 +125,25 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
         "embedding_norm": embeddings_are_normalised(settings),
     }
     return derive(BASE, changes, str(path))
+
+
+def average_attention(settings: Settings, inner: int, activation: str) -> dict[str, bool]:
+    """Returns the settings of average attention.
+
+    Raises ValueError unless its feed-forward network has the inner width and the activation of the other feed-forward
+    networks, `inner` and `activation`.
+    """
+    depth, gated = settings.integer("transformer-aan-depth", 2), not settings.flag("transformer-aan-nogate")
+    if depth not in (1, 2):
+        raise ValueError(f"{settings.path} has transformer-aan-depth {depth}; nmtkit supports 1 and 2")
+    wanted = {"transformer-dim-aan": str(inner), "transformer-aan-activation": activation}
+    for name, value in wanted.items() if depth == 2 else ():
+        if settings.text(name) != value:
+            raise ValueError(
+                f"{settings.path} has {name} {settings.text(name)}; nmtkit supports only {value}, the setting of the "
+                "other feed-forward networks"
+            )
+    return {"average_ffn": depth == 2, "average_gate": gated, "average_separate_gates": gated}
 
 
 def tied_layers(settings: Settings) -> tuple[int, ...]:
@@ -242,6 +263,14 @@ def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
                     names.append((f"{cell}.norm.weight", [f"{theirs}_rnn_gamma"]))
                     names.append((f"{cell}.forget_norm.weight", [f"{theirs}_rnn_gammaf"]))
                 norm(f"{ours}.self_attention_norm", f"{theirs}_rnn_ffn")
+            elif stack == "decoder" and config.decoder_self_attention == "average":
+                if config.average_ffn:
+                    linear(f"{ours}.self_attention.feed_forward.fc1", f"{theirs}_aan", "1")
+                    linear(f"{ours}.self_attention.feed_forward.fc2", f"{theirs}_aan", "2")
+                if config.average_gate:
+                    linear(f"{ours}.self_attention.input_gate", f"{theirs}_aan", "i")
+                    linear(f"{ours}.self_attention.average_gate", f"{theirs}_aan", "f")
+                norm(f"{ours}.self_attention_norm", f"{theirs}_aan_ffn")
             else:
                 linear(f"{ours}.self_attention.qkv_proj", f"{theirs}_self", "qkv")
                 linear(f"{ours}.self_attention.out_proj", f"{theirs}_self", "o")

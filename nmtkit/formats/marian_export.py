@@ -3,8 +3,9 @@
 Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embedding of bos. The export therefore
 subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
 change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
-projection, all logits change by the same number, so the probabilities do not change. An SSRU has no such bias, so a
-model with SSRUs must have been trained with --zero-bos, and its decoder also starts from zeros.
+projection, all logits change by the same number, so the probabilities do not change. An SSRU has no such bias, and
+the gates of average attention multiply x. A model with one of them must have been trained with --zero-bos, and its
+decoder also starts from zeros.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
@@ -23,17 +24,17 @@ from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
-from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTINGS, layer_names
+from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS, layer_names
 from nmtkit.formats.model_card import model_card
 from nmtkit.layers.fixed_state import SSRU
 
 # Marian supports every value of the settings in SAME. ALLOWED maps further settings to the values that Marian supports.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
-SAME |= {"zero_bos", "ssru_norm", "decoder_tied_layers"}
+SAME |= {"zero_bos", "ssru_norm", "decoder_tied_layers", "average_ffn", "average_gate", "average_separate_gates"}
 # Marian adds 1e-6 to the variance in norms. For a model with 1e-5, log probabilities differ by about 1e-5 (relative).
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
-ALLOWED |= {"decoder_self_attention": ("attention", "ssru")}
+ALLOWED |= {"decoder_self_attention": tuple(SELF_ATTENTION.values())}
 MODEL = "model.npz"
 USAGE = [
     "```sh",
@@ -51,6 +52,7 @@ def save(source: Path, destination: Path) -> None:
     contents = checkpoint.load(source)
     model, tokenizer = models.from_checkpoint(source)
     transformer = check_expressible(model, source, "Marian", SAME, ALLOWED)
+    check_average_attention(transformer.config, source)
     check_tokenizer(tokenizer, source)
     weights = {name: tensor.contiguous().numpy() for name, tensor in to_marian(transformer).items()}
     settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
@@ -64,6 +66,22 @@ def save(source: Path, destination: Path) -> None:
         (folder / "README.md").write_text(card, encoding="utf-8")
 
     write_folder(destination, fill)
+
+
+def check_average_attention(config: TransformerConfig, source: Path) -> None:
+    """Raises ValueError for average attention that Marian does not support."""
+    if config.decoder_self_attention != "average":
+        return
+    if config.average_gate and not config.average_separate_gates:
+        raise ValueError(
+            f"{source} has average attention whose gates read both inputs, which Marian does not support; train with "
+            "--average-separate-gates or --no-average-gate, or give --format safetensors"
+        )
+    if config.average_ffn and config.d_ff == config.d_model:
+        raise ValueError(
+            f"{source} has average attention with d_ff {config.d_ff} and d_model {config.d_model}; Marian leaves out "
+            "the second product if both are equal; train with another --d-ff, or give --format safetensors"
+        )
 
 
 def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
@@ -114,8 +132,14 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
         "transformer-postprocess-emb": "nd" if config.embedding_norm else "d",
         "transformer-postprocess-top": '""',
     }
-    recurrent = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
-    operations |= recurrent if config.decoder_self_attention == "ssru" else {}
+    if config.decoder_self_attention == "ssru":
+        operations["dec-cell"] = "ssru"
+    if config.decoder_self_attention == "average":
+        sizes |= {"transformer-aan-depth": 1 + config.average_ffn, "transformer-dim-aan": config.d_ff}
+        flags["transformer-aan-nogate"] = not config.average_gate
+        operations["transformer-aan-activation"] = config.activation
+    theirs = {kind: name for name, kind in SELF_ATTENTION.items()}
+    operations["transformer-decoder-autoreg"] = theirs[config.decoder_self_attention]
     settings = {name: allowed[0] or "[]" for name, allowed in FIXED.items()} | operations
     settings |= {name: str(value) for name, value in sizes.items()}
     settings |= {name: str(value).lower() for name, value in flags.items()}
@@ -163,10 +187,11 @@ def shift_bos_to_zero(model: Transformer) -> None:
     bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
     if model.config.zero_bos or not bos.any():
         return
-    if model.config.decoder_self_attention == "ssru":
+    if model.config.decoder_self_attention != "attention":
+        kind = "an SSRU" if model.config.decoder_self_attention == "ssru" else "average attention"
         raise ValueError(
             "the decoder of this model starts from the embedding of bos, and Marian's decoder starts from zeros, which "
-            "an SSRU cannot compensate: train with --zero-bos, or give --format safetensors"
+            f"{kind} cannot compensate: train with --zero-bos, or give --format safetensors"
         )
     if model.config.embedding_norm:
         raise ValueError(

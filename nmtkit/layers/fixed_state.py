@@ -54,17 +54,24 @@ class AverageAttention(nn.Module):
     The layer computes g_j = FFN(average of y_1 to y_j) (equation 1) and returns i_j y_j + f_j g_j. The gates are [i_j;
     f_j] = sigmoid(W [y_j; g_j]) (equations 2 and 3). `inner` has the inner width, the activation and the dropout of the
     feed-forward network. If `inner` is None, there is no feed-forward network. Without `gate`, the layer returns g_j.
+    With `separate`, the gates of Marian are used: i_j = sigmoid(W_i y_j), f_j = sigmoid(W_f g_j).
     """
 
-    def __init__(self, d_model: int, inner: tuple[int, str, float] | None, gate: bool, bias: bool) -> None:
+    def __init__(
+        self, d_model: int, inner: tuple[int, str, float] | None, gate: bool, bias: bool, separate: bool = False
+    ) -> None:
         super().__init__()
         self.feed_forward = nn.Identity() if inner is None else FeedForward(d_model, *inner)
-        self.gate = stacked_linear(2 * d_model, (d_model, d_model), bias) if gate else None
+        self.gate = stacked_linear(2 * d_model, (d_model, d_model), bias) if gate and not separate else None
+        self.input_gate = nn.Linear(d_model, d_model, bias) if gate and separate else None
+        self.average_gate = nn.Linear(d_model, d_model, bias) if gate and separate else None
 
     def forward(self, x: Tensor, context: RecurrentContext) -> Tensor:
         wide = state_dtype(x.dtype)
         average = context.average(x) if x.dtype == wide else context.average(x.to(wide)).to(x.dtype)
         average = self.feed_forward(average)
+        if self.input_gate is not None and self.average_gate is not None:
+            return torch.sigmoid(self.input_gate(x)) * x + torch.sigmoid(self.average_gate(average)) * average
         if self.gate is None:
             return average
         current, past = torch.sigmoid(self.gate(torch.cat([x, average.to(x.dtype)], -1))).chunk(2, -1)

@@ -62,6 +62,7 @@ def test_the_contract_holds(name: str, check: Check) -> None:
 
 DECODERS: dict[str, dict[str, Any]] = {
     "average attention": {"decoder_self_attention": "average"},
+    "average attention with Marian's gates": {"decoder_self_attention": "average", "average_separate_gates": True},
     "average without network and gate": {
         "decoder_self_attention": "average",
         "average_ffn": False,

@@ -207,6 +207,11 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
         ({"window": 0}, "--window is 0; it must be at least 1"),
         ({"ssru_norm": True}, "--ssru-norm needs --decoder-self-attention ssru, not attention"),
         ({"average_gate": False}, "--no-average-gate needs --decoder-self-attention average, not attention"),
+        ({"average_separate_gates": True}, "--average-separate-gates needs --decoder-self-attention average, not"),
+        (
+            {"decoder_self_attention": "average", "average_separate_gates": True, "average_gate": False},
+            "--average-separate-gates needs a gate; leave out --no-average-gate",
+        ),
         (
             {"average_ffn": False, "decoder_self_attention": "ssru"},
             "--no-average-ffn needs --decoder-self-attention average, not ssru",

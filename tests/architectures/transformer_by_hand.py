@@ -145,6 +145,9 @@ class TransformerByHand:
         past = self.feed_forward(f"{name}.feed_forward", past) if self.config.average_ffn else past
         if not self.config.average_gate:
             return past
+        if self.config.average_separate_gates:
+            current = sigmoid(self.linear(f"{name}.input_gate", x))
+            return current * x + sigmoid(self.linear(f"{name}.average_gate", past)) * past
         gates = sigmoid(self.linear(f"{name}.gate", torch.cat([x, past], -1)))
         return gates[:, : self.config.d_model] * x + gates[:, self.config.d_model :] * past
 

@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "pre_norm": True,
     },
+    "average attention, separate gates": {"decoder_self_attention": "average", "average_separate_gates": True},
     "average attention, network alone": {"decoder_self_attention": "average", "average_gate": False},
     "SSRU": {"decoder_self_attention": "ssru", "zero_bos": True},
     "SSRU with norms": {"decoder_self_attention": "ssru", "ssru_norm": True, "pre_norm": True},

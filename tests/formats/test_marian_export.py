@@ -7,6 +7,7 @@ other models are exported and compared live, on lines of Multi30k if MULTI30K na
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,25 @@ VARIANTS = {
     "own output": {"tie_output": False, "output_bias": True},
     "zero bos": {"zero_bos": True, "embedding_norm": True},
     "SSRU": {"decoder_self_attention": "ssru", "zero_bos": True, "norm_eps": 1e-6},
+    "average attention": {
+        "decoder_self_attention": "average",
+        "average_separate_gates": True,
+        "zero_bos": True,
+        "norm_eps": 1e-6,
+    },
+    "average attention, network alone": {
+        "decoder_self_attention": "average",
+        "average_gate": False,
+        "zero_bos": True,
+        "norm_eps": 1e-6,
+    },
+    "average attention, gate alone": {
+        "decoder_self_attention": "average",
+        "average_separate_gates": True,
+        "average_ffn": False,
+        "zero_bos": True,
+        "norm_eps": 1e-6,
+    },
     "SSRU with norms, tied": {
         "decoder_self_attention": "ssru",
         "ssru_norm": True,
@@ -136,9 +156,25 @@ def test_every_setting_that_marian_lacks_is_named_with_what_to_train_with(tmp_pa
     assert not (tmp_path / "folder").exists()
 
 
-def test_an_ssru_needs_a_start_from_zeros() -> None:
-    with pytest.raises(ValueError, match=r"starts from zeros, which an SSRU .* train with --zero-bos"):
-        to_marian(tiny_transformer(decoder_self_attention="ssru"))
+@pytest.mark.parametrize(("kind", "name"), [("ssru", "an SSRU"), ("average", "average attention")])
+def test_replacements_of_self_attention_need_a_start_from_zeros(kind: str, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"starts from zeros, which {name} .* train with --zero-bos"):
+        to_marian(tiny_transformer(decoder_self_attention=kind))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "gates read both inputs, .* train with --average-separate-gates or --no-average-gate"),
+        ({"average_gate": False, "d_model": 16, "d_ff": 16}, "d_ff 16 and d_model 16; .* train with another --d-ff"),
+    ],
+    ids=["joint gates", "square network"],
+)
+def test_average_attention_that_marian_lacks_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    changes |= {"decoder_self_attention": "average", "zero_bos": True, "positions": "sinusoidal_fairseq"}
+    path = save_transformer(tmp_path / "model.pt", **changes)
+    with pytest.raises(ValueError, match=message):
+        save(path, tmp_path / "folder")
 
 
 def test_normalised_embeddings_need_a_start_from_zeros() -> None:
