@@ -100,7 +100,10 @@ def plugin_module(name: str) -> str:
 
 
 def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns the plug-in that defines `entry`, or all plug-ins if no plug-in does, or [] if nmtkit defines `entry`."""
+    """Returns the plug-ins that are needed for `entry`.
+
+    If nmtkit defines `entry`, no plug-in is needed. If none of `plugins` defines `entry`, all of them may be needed.
+    """
     if entry.module.split(".")[0] == "nmtkit":
         return []
     names = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]

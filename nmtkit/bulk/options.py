@@ -33,8 +33,8 @@ class BulkOptions(Config):
 
     output_dir: Path | None = option(
         None,
-        "work in shards: write a file for each shard to this folder; if you repeat the command, it continues in the "
-        "folder; nmtkit merge joins the shards",
+        "work in shards: write a file for each shard to this folder; if you repeat the command, it makes the missing "
+        "shards; nmtkit merge joins the shards",
         metavar="DIR", section="Shards",
     )  # fmt: skip
     shard_lines: int = option(16_384, "number of lines in a shard", min=1, max=1 << 40)

@@ -199,7 +199,7 @@ def flush_output() -> None:
 
 
 def end_quietly() -> NoReturn:
-    """Exits with the code of a process that SIGPIPE ended, because the reader of stdout has closed it (`| head`)."""
+    """Exits after the reader of stdout, such as `head`, has closed the pipe, with the exit code of SIGPIPE."""
     with contextlib.suppress(OSError):
         flush_output()
     sys.exit(141)

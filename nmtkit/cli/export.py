@@ -19,8 +19,8 @@ from nmtkit.plugins import load_plugins
     required=True,
     help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers, "
     "or for M2M100ForConditionalGeneration if the model has several languages; marian: a folder for Marian, or "
-    "pymarian; safetensors: a folder of standard files; checkpoint: a checkpoint without training state, of a "
-    "checkpoint or of a safetensors folder.",
+    "pymarian; safetensors: a folder of standard files; checkpoint: a checkpoint without training state "
+    "(SOURCE can also be a safetensors folder).",
 )
 @click.option(
     "--quantization",

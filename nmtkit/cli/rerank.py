@@ -156,7 +156,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     if backward is not None and config.backward is not None and not backward.tokenizer.languages:
         languages = checked_languages(config, config.backward) or languages
     add_features(lists, backward, lm, languages)
-    known = set()  # log probabilities that all hypotheses have
+    known = set()  # flags of the models whose log probabilities the hypotheses have
     for field, flag in ((BACKWARD, "backward"), (LM, "lm")):
         present = {field in each for nbest in lists for each in nbest.hypotheses}
         if len(present) > 1:

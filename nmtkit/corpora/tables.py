@@ -19,7 +19,7 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
-    """Returns the indexes of the source and target columns, or None if the names do not identify both columns.
+    """Returns the indices of the source and target columns, or None if the names do not identify both columns.
 
     Raises ValueError if a column that the user named does not exist.
     """
@@ -39,7 +39,7 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
             index = next((position for position, name in enumerate(names) if name.lower() in words), None)
         indexes.append(index)
     named = [index for index, code in enumerate(codes) if subtags(code)[0] in SHORT_CODES.values()]
-    if len(named) == 2:  # a language that is not given is the language of the other column, or of the first column
+    if len(named) == 2:  # a side without a language gets the column that is left, or the first column if none is taken
         rest = [index for index in named if index not in indexes]
         for side, language in enumerate(corpus.languages):
             if language is None and indexes[side] is None and rest:
@@ -79,7 +79,7 @@ def read_tsv(corpus: Corpus) -> Iterator[Row]:
 
 
 def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
-    """Returns the indexes of the two columns, and whether the first line is a heading."""
+    """Returns the indices of the source and target columns, and whether `cells`, the first line, is a heading."""
     if corpus.columns is not None and all(column.isdecimal() for column in corpus.columns):
         source, target = (int(column) - 1 for column in corpus.columns)
         if not 0 <= min(source, target) <= max(source, target) < len(cells):
@@ -156,7 +156,7 @@ def _arrow() -> Any:
 
 
 def read_parquet(corpus: Corpus) -> Iterator[Row]:
-    """Yields the pairs of a Parquet file. A row is like an object of `read_jsonl`."""
+    """Yields the pairs of a Parquet file. Each row is read like a JSON object of `read_jsonl`."""
     yield from _parquet_rows(corpus, corpus.source, 0)
 
 

@@ -39,8 +39,8 @@ TOKENIZER_FOLDER = "tokenizer"
 SCRATCH_FOLDER = "scratch"  # folder of temporary files; a finished dataset does not have this folder
 UNFINISHED = ".nmtkit-unfinished"  # empty file that marks a folder that preprocess is writing or removing
 SIDES = ("source", "target")
-SHARED = "shared"  # takes the place of the side in the name of a file of ids that both sides share
-ALIGNMENTS = "alignments"  # takes the place of the side in the names of files of alignments
+SHARED = "shared"  # replaces the name of the side in the name of a file of ids that both sides share
+ALIGNMENTS = "alignments"  # replaces the name of the side in the names of the files of alignments
 ID_DTYPES = ("uint16", "uint32")
 LINK_DTYPE = "uint32"
 DIRECTION_DTYPE = "uint16"
@@ -195,7 +195,7 @@ def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs:
 
 
 def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any], ids: str | None = None) -> None:
-    """Checks the sizes of the arrays of a side. `ids` takes the place of `side` in the name of the file of ids."""
+    """Checks the sizes of the arrays of a side. The file of ids has `ids` instead of `side` in its name."""
     for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
         name = array_file(split, (ids or side) if array == "ids" else side, array)
         if name not in files:

@@ -81,8 +81,8 @@ class ParallelFiles:
 def open_corpora(entries: Sequence[CorpusEntry], scratch: Path) -> dict[str, list[ParallelFiles]]:
     """Returns the corpora of train, valid and test. Extracts formats such as .tmx to files of lines in `scratch`.
 
-    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect. Also raises ValueError
-    if the lines of the first language in a file depend on the language of the other side.
+    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect, and for a file of three
+    or more languages in which the lines of the first language are not the same for all other languages.
     """
     result: dict[str, list[ParallelFiles]] = {split: [] for split in SPLITS}
     for entry in entries:
@@ -178,7 +178,10 @@ class SentenceEncoder:
         return self._encoder.unknown_pieces(encoded)
 
     def hashes(self, pair: LanguagePair, files: ParallelFiles, encoded: Sequence[Encoded]) -> Hashes:
-        """Returns the hashes [lines, 2] of all sentence pairs of two languages. The hashes depend on the languages."""
+        """Returns the hashes [lines, 2] of all sentence pairs of two languages.
+
+        Equal texts have different hashes in different pairs of languages.
+        """
         sides = encoded[pair.first], encoded[pair.second]
         result = np.column_stack([hash(side.ids, side.lengths) for hash, side in zip(self._hashes, sides, strict=True)])
         result[:, 0] += duplicates.tag_salt(f"{files.languages[pair.first]} {files.languages[pair.second]}")

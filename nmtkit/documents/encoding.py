@@ -47,9 +47,9 @@ def codec_of(name: str) -> str:
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
     """Returns text and encoding of a file: the encoding of the byte order mark, or else `declared`, or else UTF-8.
 
-    With `web`, names of encodings have the same meaning as in browsers. If a file has no declaration and is not UTF-8,
-    it is then read as Windows-1252. Raises ValueError with the line for bytes that are invalid or that would change
-    when the text is written again.
+    With `web`, names of encodings have the same meaning as in browsers, and a file without a declaration that is not
+    UTF-8 is read as Windows-1252. Raises ValueError with the line for invalid bytes. Also raises ValueError if writing
+    the text would change the bytes of the file.
     """
     mark, codec = next(((mark, codec) for mark, codec in _MARKS if data.startswith(mark)), (b"", ""))
     if not codec:

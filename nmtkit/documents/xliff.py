@@ -178,7 +178,7 @@ def texts_of(node: Node) -> Iterator[str]:
 
 
 def _byte_to_character(text: str) -> Any:
-    """Returns a function that maps a byte index of the text in UTF-8 to a character index."""
+    """Returns a function that maps the index of a byte of the text in UTF-8 to the index of its character."""
     if text.isascii():
         return lambda byte: byte
     step = 4096

@@ -64,12 +64,12 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
 
 
 def takes_noise(x: Tensor, p: float) -> bool:
-    """Returns whether the masks of this module can be used: on a CPU, in bf16 or fp32, not while compiling."""
+    """Returns whether the masks of this module can be used: on a CPU, in bf16 or fp32, p <= MAX_P, not compiled."""
     return x.device.type == "cpu" and x.dtype in PATTERNS and p <= MAX_P and not torch.compiler.is_compiling()
 
 
 def uses_kernels(x: Tensor) -> bool:
-    """Returns whether the kernels of `residual_gpu` can be used: in training on CUDA, in bf16 or fp32, uncompiled."""
+    """Returns whether the kernels of `residual_gpu` can be used: on CUDA, with gradients, bf16 or fp32, uncompiled."""
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float32) or torch.compiler.is_compiling():
         return False
     return torch.is_grad_enabled() and residual_gpu.is_usable(x.device)

@@ -72,7 +72,7 @@ def kernels() -> tuple[Any, Any] | None:
             valid = inside & (element < rows * width)
             g = tl.load(gradient + element, valid, 0.0).to(tl.float32)
             s = tl.load(total + element, valid, 0.0).to(tl.float32)
-            # rows after the last row are masked, and read the statistics of the last row
+            # masked rows, which are beyond the end of the tensor, read the statistics of the last row
             last = tl.minimum(row, rows - 1)
             m = tl.load(mean + last)
             r = tl.load(rstd + last)

@@ -58,7 +58,11 @@ class PhraseAutomaton:
         self.number_of({(0, 0, ())}, False)
 
     def least(self, phrase: RequiredPhrase) -> int:
-        """Returns the length of the shortest alternative. Prefers alternatives that can follow a letter."""
+        """Returns the length of the shortest alternative.
+
+        In a phrase of whole words, an alternative that begins with a letter cannot follow a letter. If the phrase also
+        has other alternatives, only these alternatives count.
+        """
         joined = self.edges.begins if self.edges is not None and phrase.whole_words else ()
         free = [alternative for alternative in phrase.alternatives if not joined or not joined[alternative[0]]]
         return min(map(len, free or phrase.alternatives))
@@ -101,17 +105,20 @@ class PhraseAutomaton:
         return others + min((len(rest) for rest in self.rests(index, begun)), default=0)
 
     def rests(self, index: int, begun: Phrase) -> list[Phrase]:
-        """Returns the tokens after `begun` in each alternative of a phrase that starts with `begun`."""
+        """Returns the tokens after `begun`, for each alternative of phrase `index` that starts with `begun`."""
         alternatives = self.phrases[index].alternatives if begun else ()
         return [other[len(begun) :] for other in alternatives if other[: len(begun)] == begun]
 
     def dominated(self, reading: Reading, readings: set[Reading]) -> bool:
-        """Returns whether a different reading at the same point of the same phrase has completed more phrases."""
+        """Returns whether one of `readings`, at the same point of the same phrase, has completed additional phrases."""
         held, *rest = reading
         return any(held & other == held and held != other and rest == others for other, *others in readings)
 
     def startable(self, held: int) -> Iterator[int]:
-        """Yields the missing phrases that may begin: only the first if `ordered`; equal phrases only once."""
+        """Yields the indices of the phrases that may begin next, if the phrases of the bits `held` are complete.
+
+        If `ordered`, only the first missing phrase may begin. Equal phrases are yielded once.
+        """
         seen: set[RequiredPhrase] = set()
         for index, phrase in enumerate(self.phrases):
             if not held >> index & 1 and phrase not in seen:

@@ -132,9 +132,9 @@ def score_references(
     lenpen: float,
     language_tokens: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
-    """Returns each reference (ids without eos) with its log probability, eos included, and its score.
+    """Returns each reference (ids without eos) as a hypothesis, with its log probability, eos included, and its score.
 
-    The first language_tokens[i] tokens of reference i do not count.
+    The log probability of reference i does not include its first language_tokens[i] tokens.
     """
     gained = token_log_probabilities(models, source, references)
     totals = [sum(each[free:]) for each, free in zip(gained, language_tokens or [0] * len(references), strict=True)]

@@ -50,7 +50,7 @@ class Subject(Generic[T]):
 
 
 def _checkpoint_in(values: Iterable[Any]) -> Path | None:
-    """Returns the first value, or item of a tuple, that is the path of a checkpoint."""
+    """Returns the first path of a checkpoint among the values and the items of tuples."""
     items = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
     return next((item for item in items if isinstance(item, Path) and zipfile.is_zipfile(item)), None)
 

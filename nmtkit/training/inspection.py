@@ -22,7 +22,10 @@ Section = dict[str, Any]
 
 @dataclass
 class Description:
-    """Facts about a checkpoint or dataset, by title; shell commands, by purpose; and results of `--verify`."""
+    """A description of a checkpoint or dataset.
+
+    `sections` has the facts by title, `commands` has shell commands by purpose, `verified` has results of `--verify`.
+    """
 
     kind: str  # checkpoint or dataset
     path: Path
