@@ -60,8 +60,8 @@ class Alignment(Filter):
         rows = np.arange(len(sample))
         halves, iterations = (rows[::2], rows[1::2]), self.config.alignment_iterations
         self._tables = [
-            [LexicalTable.train(first.rows(half), second.rows(half), *vocabulary_sizes, iterations) for half in halves]
-            for first, second, vocabulary_sizes in ((source, target, sizes), (target, source, sizes[::-1]))
+            [LexicalTable.train(first.rows(half), second.rows(half), size, other, iterations) for half in halves]
+            for first, second, (size, other) in ((source, target, sizes), (target, source, sizes[::-1]))
         ]
         some = rows[:: max(1, len(rows) // CALIBRATION)]
         order = some[np.lexsort((some, source.lengths[some], target.lengths[some]))]  # neighbours have similar lengths
