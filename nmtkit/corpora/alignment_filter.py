@@ -56,7 +56,7 @@ class Alignment(Filter):
             return
         self._vocabularies = fit_vocabularies(sample, self.context)
         source, target = word_ids(sample, self._vocabularies)
-        sizes = [vocabulary.size for vocabulary in self._vocabularies]
+        sizes = self._vocabularies[0].size, self._vocabularies[1].size
         rows = np.arange(len(sample))
         halves, iterations = (rows[::2], rows[1::2]), self.config.alignment_iterations
         self._tables = [
