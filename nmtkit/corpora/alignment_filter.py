@@ -44,6 +44,7 @@ class Alignment(Filter):
     """
 
     unit = "probability"
+    in_probability = True
     min_words = 3
 
     def __init__(self, config: AlignmentConfig, context: FilterContext) -> None:

@@ -32,6 +32,7 @@ class Limits:
     lowest: float = -np.inf
     highest: float = np.inf
     unit: str = ""
+    in_probability: bool = True  # whether the probability of a pair depends on the score
 
     def __init__(self, lowest: float = -np.inf, highest: float = np.inf, unit: str = "") -> None:
         self.lowest, self.highest, self.unit = lowest, highest, unit
@@ -44,7 +45,13 @@ class Filter(Limits, ABC):
     """Gives each pair a score, and drops pairs whose score is beyond the limits of the class or of the config.
 
     Filters run in worker processes: `fit` is called once before the workers start, and `score` in every worker.
+
+    `in_probability` is true for filters that compare the words of both sides or the words of a side with the corpus.
+    The scores of rules such as the length ratio are not used in the probability: the best pairs have a narrow range of
+    length ratios, so many good pairs outside this range would have a low probability.
     """
+
+    in_probability = False
 
     def __init__(self, config: Any, context: FilterContext) -> None:
         self.config, self.context = config, context

@@ -61,7 +61,7 @@ def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_pr
 
 
 class PairProbability:
-    """A logistic regression. It computes the probability that a pair is good from all scores of the pair.
+    """A logistic regression. It computes the probability that a pair is good from several scores of the pair.
 
     The probability assumes that half of all pairs are good. Each score gives one feature: the log odds of a
     probability, the logarithm of a model score (a negative cross-entropy), the distance to the nearest limit if a
@@ -110,7 +110,8 @@ def dropped_rows(limits: Sequence[Limits], scores: Matrix) -> npt.NDArray[np.boo
 class LateScorer:
     """Adds the late columns `columns` to the scores of the filters. `limits` has the limits of each filter.
 
-    `score_block` returns the scores of all filters for a block.
+    `score_block` returns the scores of all filters for a block. The probability of a pair depends on the score of the
+    models and on the scores of the filters with `in_probability`. If no filter has `in_probability`, all scores count.
     """
 
     def __init__(
@@ -119,7 +120,9 @@ class LateScorer:
         self._limits, self._score_block, self._seed = limits, score_block, seed
         self._scorer = columns.scorer
         self._names = list(columns.limits)
-        self._probability = PairProbability([*limits, *(columns.limits[name] for name in self._names if name == MODEL)])
+        self._used = [index for index, each in enumerate(limits) if each.in_probability] or list(range(len(limits)))
+        used = [limits[index] for index in self._used]
+        self._probability = PairProbability([*used, *(columns.limits[name] for name in self._names if name == MODEL)])
 
     def add(
         self, blocks: Sequence[StoredBlock], scores: Matrix, path: Path, on_progress: Callable[[int], None]
@@ -158,7 +161,9 @@ class LateScorer:
         if self._scorer is not None and scores.shape[1] == width:
             columns.append(np.asarray(self._scorer.score(sources, targets), np.float32)[:, None])
         if PROBABILITY in self._names:
-            columns.append(self._probability.score(np.column_stack(columns))[:, None])
+            late = np.column_stack(columns)
+            used = [*self._used, *range(width, late.shape[1])]
+            columns.append(self._probability.score(late[:, used])[:, None])
         return np.column_stack(columns)[:, width:]
 
     def _fit(self, blocks: Sequence[StoredBlock], scores: Matrix, kept: Rows) -> None:
@@ -172,9 +177,9 @@ class LateScorer:
         rows = np.sort(generator.choice(kept, min(SAMPLE, len(kept)), replace=False))
         sources, targets = _texts(blocks, rows)
         some = generator.permutation(len(rows))[:CALIBRATION].tolist()
-        cheap = PairProbability(self._limits)
-        self._fit_probability(cheap, [sources[row] for row in some], [targets[row] for row in some], None)
-        order = np.argsort(-cheap.score(scores[rows]), kind="stable")
+        by_filters = PairProbability([self._limits[index] for index in self._used])
+        self._fit_probability(by_filters, [sources[row] for row in some], [targets[row] for row in some], None)
+        order = np.argsort(-by_filters.score(scores[rows][:, self._used]), kind="stable")
         best = generator.permutation(order[: int(np.ceil(BEST * len(order)))]).tolist()
         held_out = min(CALIBRATION, len(best) // 4)  # number of best pairs for the regression, not for the models
         sources, targets = [sources[row] for row in best], [targets[row] for row in best]
@@ -187,7 +192,7 @@ class LateScorer:
     ) -> None:
         matrices = []
         for texts in (targets, noise(targets, self._seed)):
-            matrix = self._score_block(TextBlock(sources, texts))
+            matrix = self._score_block(TextBlock(sources, texts))[:, self._used]
             if scorer is not None:
                 matrix = np.column_stack((matrix, np.asarray(scorer.score(sources, texts), np.float32)))
             matrices.append(matrix)

@@ -38,6 +38,7 @@ class WordOrder(Filter):
     """
 
     unit = "log ratio / √bigrams"
+    in_probability = True
     min_bigrams = 4
 
     def __init__(self, config: WordOrderConfig, context: FilterContext) -> None:

@@ -11,6 +11,7 @@ from nmtkit.corpora.filters import Limits
 from nmtkit.corpora.late_scores import LateScorer, PairProbability, late_columns
 from nmtkit.corpora.noise import noise
 from nmtkit.corpora.scored_blocks import StoredBlock
+from nmtkit.corpora.texts import TextBlock
 
 
 def test_noise_makes_all_errors_in_turn() -> None:
@@ -103,6 +104,32 @@ def test_only_pairs_that_all_filters_keep_get_late_scores(tmp_path: Path) -> Non
     dropped = set(targets[::4])
     assert len(scorer.pairs) == 169  # 3/4 of the 300 kept pairs are the best; 1/4 of them calibrate the regression
     assert all(target not in dropped and source[6:] == target[6:] for source, target in scorer.pairs)
+
+
+def test_scores_of_rules_do_not_count_beside_scores_of_words(tmp_path: Path) -> None:
+    """The first score is that of a rule. Noise changes both scores, but only the second changes the probability."""
+
+    class Words(Limits):
+        in_probability = True
+
+    class Rule(Limits):
+        in_probability = False
+
+    def score_block(block: TextBlock) -> np.ndarray:
+        pairs = zip(*(side.lines for side in block.sides), strict=True)
+        return np.float32([[source == target] * 2 for source, target in pairs])
+
+    texts = [f"number {row}" for row in range(400)]
+    (tmp_path / "0").write_bytes(pickle.dumps(Pairs(texts, texts, [{}] * 400, 1)))
+    scores = np.tile(np.float32([1, 1]), (400, 1))
+    scores[::2, 0], scores[1::4, 1] = 0, 0
+    probabilities = {}
+    for name, limits in {"one": [Rule(), Words()], "both": [Rule(), Rule()]}.items():
+        late = LateScorer(limits, score_block, late_columns(None, False, 0, 0), seed=1)
+        result = late.add([StoredBlock(0, tmp_path / "0")], scores, tmp_path / name, lambda pairs: None)
+        probabilities[name] = [float(result[row, 2]) for row in (3, 2, 1)]  # scores (1, 1), (0, 1) and (1, 0)
+    assert probabilities["one"][0] == probabilities["one"][1] > 0.5 > probabilities["one"][2]
+    assert probabilities["both"][0] > probabilities["both"][1]
 
 
 def test_too_few_pairs_for_late_scores_are_an_error(tmp_path: Path) -> None:
