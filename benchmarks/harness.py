@@ -235,9 +235,11 @@ def search_path(checkout: Path = ROOT) -> str:
 class Server:
     """A process of a script with `--child`, which answers a JSON line with a JSON line, and otherwise waits."""
 
-    def __init__(self, script: str, settings: Any, checkout: Path = ROOT, threads: int = 1) -> None:
+    def __init__(
+        self, script: str, settings: Any, checkout: Path = ROOT, threads: int = 1, python: Path | str = sys.executable
+    ) -> None:
         environment = os.environ | {"PYTHONPATH": search_path(checkout), "OMP_NUM_THREADS": str(threads)}
-        words = [sys.executable, "-W", "ignore", script, "--child", json.dumps(settings)]
+        words = [str(python), "-W", "ignore", script, "--child", json.dumps(settings)]
         self.process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

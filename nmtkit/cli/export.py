@@ -9,23 +9,33 @@ from nmtkit.cli.command import Command
 from nmtkit.cli.flags import plugin_option
 from nmtkit.plugins import load_plugins
 
+CALIBRATION_LINES = 500
+
 
 @click.command(cls=Command)
 @click.argument("source", type=Path)
 @click.argument("destination", type=Path)
 @click.option(
     "--format",
-    type=click.Choice(["ctranslate2", "huggingface", "marian", "safetensors", "checkpoint"]),
+    type=click.Choice(["ctranslate2", "huggingface", "marian", "bergamot", "safetensors", "checkpoint"]),
     required=True,
     help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers, "
     "or for M2M100ForConditionalGeneration if the model has several languages; marian: a folder for Marian, or "
-    "pymarian; safetensors: a folder of standard files; checkpoint: a checkpoint without training state "
-    "(SOURCE can also be a safetensors folder).",
+    "pymarian; bergamot: a folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs; safetensors: a "
+    "folder of standard files; checkpoint: a checkpoint without training state (SOURCE can also be a safetensors "
+    "folder).",
 )
 @click.option(
     "--quantization",
     type=click.Choice(["float32", "int8"]),
     help="Data type of the weights, with --format ctranslate2 or checkpoint.  [default: float32]",
+)
+@click.option(
+    "--calibration",
+    type=Path,
+    metavar="FILE",
+    help="With --format bergamot: text in the source language, one sentence per line. The first 500 lines are "
+    "translated, to learn the ranges of the 8-bit numbers.",
 )
 @plugin_option
 def command(
@@ -33,6 +43,7 @@ def command(
     destination: Path,
     format: str,
     quantization: Literal["float32", "int8"] | None,
+    calibration: Path | None,
     plugins: tuple[str, ...],
 ) -> None:
     """Write the checkpoint SOURCE to DESTINATION in another format.
@@ -41,14 +52,17 @@ def command(
     nmtkit export --format ctranslate2 --quantization int8 averaged.pt ct2
     nmtkit export --format huggingface averaged.pt en-de
     nmtkit export --format marian averaged.pt en-de-marian
+    nmtkit export --format bergamot --calibration valid.en student.pt bergamot
     nmtkit export --format safetensors averaged.pt averaged
     nmtkit export --format checkpoint averaged averaged.pt
     nmtkit export --format checkpoint --quantization int8 averaged.pt small.pt
     """  # fmt: skip
     if quantization is not None and format not in ("ctranslate2", "checkpoint"):
         raise ValueError("--quantization needs --format ctranslate2 or checkpoint")
+    if (calibration is None) == (format == "bergamot"):
+        raise ValueError("--format bergamot needs --calibration FILE, and other formats do not use it")
     from nmtkit import checkpoint
-    from nmtkit.formats import ctranslate2, huggingface_export, marian_export, safetensors
+    from nmtkit.formats import bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
     if format == "ctranslate2":
@@ -57,8 +71,20 @@ def command(
         huggingface_export.save(source, destination)
     elif format == "marian":
         marian_export.save(source, destination)
+    elif calibration is not None:
+        bergamot.save(source, destination, translated_lines(source, calibration))
     elif format == "safetensors":
         safetensors.save(source, destination)
     else:
         contents = safetensors.load(source) if source.is_dir() else checkpoint.load(source)
         checkpoint.export(contents, destination, quantization == "int8")
+
+
+def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:
+    """Returns the first lines of a file with their translations by the model. Empty lines are left out."""
+    from nmtkit.corpora.lines import line_windows
+    from nmtkit.translation.translator import Translator
+
+    lines = [line for line in next(line_windows(text, CALIBRATION_LINES)) if line.strip()]
+    translations = Translator.load(model).translate(lines, beam=1)
+    return [(line, translation.text) for line, translation in zip(lines, translations, strict=True)]
