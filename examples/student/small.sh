@@ -4,8 +4,8 @@
 #   MULTI30K=/path/to/files ./small.sh captions        # Multi30k, English-German: train.en.gz, val.en.gz, …
 #   DEBIAN=/path/to/debian ./small.sh descriptions     # a quarter of the English-Italian pairs of Debian's package descriptions
 #
-# WORK is the folder of all results (captions or descriptions). LINES limits the training text, for a trial. Other flags
-# are passed to both trainings: --threads 1.
+# Variables: WORK (folder of all results, captions or descriptions), AVERAGE (8 checkpoints), and for a trial LINES (of the
+# training text) and VOCABULARY (6000). Other flags are passed to both trainings: --threads 1.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -44,8 +44,8 @@ cd "$work"
 nmtkit train data-bin --arch transformer_tiny --dropout "$dropout" --lr-scheduler cosine --lr "$rate" \
     --warmup-updates 400 --batch-tokens "$batch" --max-update "$teacher_updates" --save-interval-updates 115 --keep-last 8 \
     --metrics none --save-dir teacher "$@"
-nmtkit average-checkpoints teacher --last 8 --output teacher.pt
+nmtkit average-checkpoints teacher --last "${AVERAGE:-8}" --output teacher.pt
 TEACHER=teacher.pt TRAIN=train VALID=valid TEST=test SOURCE=$source TARGET=$target WORK=student NBEST=4 \
-    ARCH=transformer_tiny ENTRIES=50 AVERAGE=8 "$here/run.sh" --decoder-layers 2 --decoder-self-attention ssru \
+    ARCH=transformer_tiny ENTRIES=50 AVERAGE=${AVERAGE:-8} "$here/run.sh" --decoder-layers 2 --decoder-self-attention ssru \
     --finetune-from teacher.pt --finetune-partial --dropout 0.1 --lr-scheduler cosine --lr 0.003 --warmup-updates 200 \
     --batch-tokens "$batch" --max-update "$student_updates" --save-interval-updates 60 --keep-last 8 --metrics none "$@"
