@@ -49,7 +49,8 @@ for line in sys.stdin:
         command.stderr.file = sys.stderr
         sys.argv[0] = "nmtkit"
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.alarm(10 * seconds)
         resource.setrlimit(resource.RLIMIT_AS, (virtual + memory, virtual + memory))
         code = 1
         try:
@@ -71,7 +72,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Result:
-    code: int  # negative: the signal that ended the process; -14 is a hang
+    code: int  # negative: the signal that ended the process; -14 and -27 are time limits
     stdout: str
     stderr: str
 
@@ -108,7 +109,8 @@ class Forks:
     ) -> Result:
         """Runs `nmtkit ARGUMENTS` on `text`; `files` replace standard input, output and error, None closes them.
 
-        `seconds` and `memory` (bytes beyond those of the imports) are limits.
+        The limits are `seconds` of CPU time, ten times as many seconds by the clock, and `memory` (bytes beyond those
+        of the imports).
         """
         paths = [Path(self.folder.name) / name for name in ("in", "out", "err")]
         for path in paths:
