@@ -109,7 +109,7 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
 @pytest.mark.slow
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
-    imports, languages, huggingface, m2m, marian = blocks("models.md")
+    imports, languages, huggingface, m2m, marian, browsers = blocks("models.md")
     if multilingual:
         typed("nmtkit import nllb-200-distilled-600M nllb.pt", True)
         for line in languages:
@@ -136,6 +136,16 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
     typed("nmtkit average-checkpoints checkpoints --last 2 --output averaged.pt", False)
     typed(export, False)
     assert {"model.npz", "decoder.yml"} <= {path.name for path in Path("en-de-marian").iterdir()}
+    typed("nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val --destdir student-bin "
+          "--vocab-size 400", False)  # fmt: skip
+    shutil.copy("data/val.en", "valid.en")
+    train, export = browsers
+    sizes = "--d-model 64 --d-ff 64 --heads 2 --encoder-layers 1 --decoder-layers 1"  # multiples of 64
+    command = shlex.split(f"{train.replace('data-bin', 'student-bin')} {SHORT} {sizes}")[1:]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    typed(export, False)
+    assert {"vocab.spm", "lex.s2t.bin", "config.yml"} <= {path.name for path in Path("en-de-bergamot").iterdir()}
     shutil.copy("en-de.pt", "averaged.pt")  # a model with positions that transformers has
     for line in huggingface:
         typed(line, False)
