@@ -157,9 +157,10 @@ class Decision:
         self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-        """Returns the scores by which the pairs `rows` are ranked, or None if the run has none of the scores `QUALITY`.
+        """Returns the score of each pair of `rows` that decides which of several similar pairs stays: the highest.
 
-        The scores are rounded to hundredths, so that the first of several nearly equal pairs stays.
+        The score is the first of `QUALITY` that the run has. Returns None if the run has none of these scores. The
+        scores are rounded to hundredths, so that the first of several pairs with nearly equal scores stays.
         """
         index = next((self.reasons.index(name) for name in QUALITY if name in self._filters), None)
         return None if index is None else np.round(np.nan_to_num(self._scored.scores[rows, index], nan=-1), 2)

@@ -46,9 +46,9 @@ class Filter(Limits, ABC):
 
     Filters run in worker processes: `fit` is called once before the workers start, and `score` in every worker.
 
-    `in_probability` is true for filters that compare the words of both sides or the words of a side with the corpus.
-    The scores of rules such as the length ratio are not used in the probability: the best pairs have a narrow range of
-    length ratios, so many good pairs outside this range would have a low probability.
+    `in_probability` is true for filters that judge the words of a pair. Scores of rules, such as the length ratio, are
+    not used for the probability: the examples of good pairs are the best pairs, which have a narrow range of length
+    ratios, so the many good pairs outside this range would get a low probability.
     """
 
     in_probability = False

@@ -19,9 +19,10 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
-    """Returns the indices of the source and target columns, or None if the names do not identify both columns.
+    """Returns the indices of the source and target columns of a table with the column names `names`.
 
-    Raises ValueError if a column that the user named does not exist.
+    The columns of --columns come first, then columns named after the languages, then names such as "source". Returns
+    None if a column is not found. Raises ValueError if a column of --columns does not exist.
     """
     if corpus.columns is not None:
         for column in corpus.columns:
@@ -79,7 +80,10 @@ def read_tsv(corpus: Corpus) -> Iterator[Row]:
 
 
 def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
-    """Returns the indices of the source and target columns, and whether `cells`, the first line, is a heading."""
+    """Returns the index of the source column, the index of the target column, and whether the first line is a heading.
+
+    `cells` are the cells of the first line of a .tsv file. Raises ValueError if the columns cannot be found.
+    """
     if corpus.columns is not None and all(column.isdecimal() for column in corpus.columns):
         source, target = (int(column) - 1 for column in corpus.columns)
         if not 0 <= min(source, target) <= max(source, target) < len(cells):

@@ -41,7 +41,10 @@ class WordIds(NamedTuple):
 
 
 def stems(line: str) -> list[str]:
-    """Returns the first 6 characters of each word of a line, in lower case."""
+    """Returns a stem of each word of a line: the first 6 characters, case-folded.
+
+    Numbers are words too. Each Chinese, Japanese or Thai character is a word.
+    """
     return [word[:STEM] for word in _WORD.findall(line.casefold())]
 
 
@@ -61,14 +64,17 @@ class Vocabulary:
         self.size = len(self._ids) + 1
 
     def encode(self, lines: list[list[str]]) -> WordIds:
-        """Returns the ids of lines of stems."""
+        """Returns the id of each stem. `lines` has the stems of each line."""
         get = self._ids.get
         ids = [get(stem, 0) for line in lines for stem in line]
         return WordIds(np.array(ids, np.int64), np.array([len(line) for line in lines], np.int64))
 
 
 def stems_of(block: TextBlock) -> list[list[list[str]]]:
-    """Returns the stems of each line: [sides][lines][words]. Several filters share the result."""
+    """Returns the stems of a block: [sides][lines][words].
+
+    The block keeps the stems, because computing stems takes more time than looking up their ids.
+    """
     if "stems" not in block.shared:
         block.shared["stems"] = [[stems(line) for line in side.lines] for side in block.sides]
     lines: list[list[list[str]]] = block.shared["stems"]
@@ -76,7 +82,11 @@ def stems_of(block: TextBlock) -> list[list[list[str]]]:
 
 
 def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabulary]:
-    """Returns the vocabularies of the two sides. The first call with a context makes the vocabularies of the sample."""
+    """Returns the source vocabulary and the target vocabulary of a run of `clean`.
+
+    The first filter that calls the function makes the vocabularies from its sample and stores them in `context.shared`.
+    Later filters get the same vocabularies.
+    """
     if "vocabularies" not in context.shared:
         context.shared["vocabularies"] = [Vocabulary(lines) for lines in stems_of(sample)]
     made: list[Vocabulary] = context.shared["vocabularies"]
@@ -84,7 +94,11 @@ def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabula
 
 
 def word_ids(block: TextBlock, vocabularies: list[Vocabulary]) -> list[WordIds]:
-    """Returns the ids of both sides of a block. Several filters share the result."""
+    """Returns the word ids of the source lines and of the target lines of a block.
+
+    `vocabularies` are those of `fit_vocabularies`. The block keeps the ids, so that the filters `alignment` and
+    `word_order` look up each word once.
+    """
     if "word ids" not in block.shared:
         sides = zip(vocabularies, stems_of(block), strict=True)
         block.shared["word ids"] = [vocabulary.encode(lines) for vocabulary, lines in sides]

@@ -293,7 +293,11 @@ def pieces_by_id(path: Path) -> dict[int, str]:
 
 
 def leave_out_bias(weights: Weights, folder: Path) -> None:
-    """Removes the output bias of a model that transformers computes without output bias. Warns if the bias is not 0."""
+    """Removes `final_logits_bias` from the weights of an M2M-100.
+
+    M2M100ForConditionalGeneration of transformers has no output bias and ignores this tensor, so the import ignores the
+    tensor too. Logs a warning if the tensor is not 0.
+    """
     bias = weights.tensors.pop("final_logits_bias", None)
     if bias is not None and bias.any():
         log.warning(

@@ -151,7 +151,10 @@ def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
 
 
 def _ids(model_pieces: list[str], file_pieces: list[str]) -> Array:
-    """Maps the ids of the pieces `file_pieces` to the ids of the same pieces in `model_pieces`, or to -1."""
+    """Returns an array [file_pieces]: the index in `model_pieces` of each piece of `file_pieces`.
+
+    The index is -1 if the model does not have the piece.
+    """
     ids: Mapping[str, int] = {piece: id for id, piece in enumerate(model_pieces)}
     return np.array([ids.get(piece, -1) for piece in file_pieces], np.int64)
 

@@ -64,7 +64,10 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
 
 
 def takes_noise(x: Tensor, p: float) -> bool:
-    """Returns whether the masks of this module can be used: on a CPU, in bf16 or fp32, p <= MAX_P, not compiled."""
+    """Returns whether the fast dropout masks of this module support the tensor x and the dropout probability p.
+
+    The masks need a tensor on a CPU in bf16 or fp32, and p <= MAX_P. torch.compile cannot compile the masks.
+    """
     return x.device.type == "cpu" and x.dtype in PATTERNS and p <= MAX_P and not torch.compiler.is_compiling()
 
 

@@ -115,9 +115,10 @@ class PhraseAutomaton:
         return any(held & other == held and held != other and rest == others for other, *others in readings)
 
     def startable(self, held: int) -> Iterator[int]:
-        """Yields the indices of the phrases that may begin next, if the phrases of the bits `held` are complete.
+        """Yields the index of each required phrase that may begin at the next token.
 
-        If `ordered`, only the first missing phrase may begin. Equal phrases are yielded once.
+        Bit i of `held` is 1 if phrase i is already in the output. If `ordered`, only the first phrase that the output
+        lacks may begin. Of several equal phrases, only the first is yielded.
         """
         seen: set[RequiredPhrase] = set()
         for index, phrase in enumerate(self.phrases):

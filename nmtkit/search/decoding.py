@@ -132,9 +132,11 @@ def score_references(
     lenpen: float,
     language_tokens: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
-    """Returns each reference (ids without eos) as a hypothesis, with its log probability, eos included, and its score.
+    """Returns a hypothesis for each reference translation, with the log probability and score that the models give.
 
-    The log probability of reference i does not include its first language_tokens[i] tokens.
+    `references` are token ids without eos. The log probability is the sum over the tokens and eos, without the first
+    `language_tokens[i]` tokens of reference i, because the user chooses the language token. The score is the log
+    probability divided by the length penalty.
     """
     gained = token_log_probabilities(models, source, references)
     totals = [sum(each[free:]) for each, free in zip(gained, language_tokens or [0] * len(references), strict=True)]

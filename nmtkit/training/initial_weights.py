@@ -105,7 +105,7 @@ class VocabularyChange:
         tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
 
     def counts(self) -> dict[Side, int]:
-        """Returns, for each side, the number of pieces that both vocabularies have."""
+        """Returns the number of pieces that the new and the old vocabulary have in common, for source and target."""
         return {side: len(same_pieces(pieces, self._old_pieces[side])[0]) for side, pieces in self._pieces.items()}
 
 
@@ -231,7 +231,10 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
 
 
 def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
-    """Returns the embedding of the vocabulary of a side. Raises ValueError if the model has no such embedding."""
+    """Returns the first embedding in `model.source_embedding` (or `target_embedding`) that has `pieces` rows.
+
+    Raises ValueError if there is no such embedding.
+    """
     part = getattr(model, f"{side}_embedding", None)
     for module in part.modules() if isinstance(part, nn.Module) else ():
         if isinstance(module, nn.Embedding) and module.num_embeddings == pieces:

@@ -65,9 +65,10 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
 
 
 def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether the micro-batch with the most tokens fits, and the micro-batch with the most sentences.
+    """Returns whether the GPU has enough memory for the two largest micro-batches: in tokens, and in sentences.
 
-    The share `SPARE_MEMORY` is reserved during the trials, because micro-batches of later updates may be larger.
+    Both micro-batches are computed, forward and backward. During these trials, the share `SPARE_MEMORY` of the memory
+    is occupied, because micro-batches of later epochs may be larger.
     """
     spare = None
     try:

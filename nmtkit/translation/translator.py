@@ -147,7 +147,10 @@ class Translator:
         return pipeline
 
     def notice_untrained(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Warns of the language pairs that the model was not trained on (zero-shot). Warns once of each pair."""
+        """Logs one warning that names the pairs (source language, target language) without training data (zero-shot).
+
+        Pairs that an earlier warning named are left out. A model without known training directions gives no warning.
+        """
         known = self.directions | self.noticed
         untrained = [pair for pair in pairs if pair not in known]
         if not self.directions or not untrained:
