@@ -96,7 +96,7 @@ def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabula
 def word_ids(block: TextBlock, vocabularies: list[Vocabulary]) -> list[WordIds]:
     """Returns the word ids of the source lines and of the target lines of a block.
 
-    `vocabularies` are those of `fit_vocabularies`. The block keeps the ids, so that the filters `alignment` and
+    `vocabularies` is the result of `fit_vocabularies`. The block keeps the ids, so that the filters `alignment` and
     `word_order` look up each word once.
     """
     if "word ids" not in block.shared:
