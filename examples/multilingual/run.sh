@@ -3,22 +3,27 @@
 # Polish; then compares them on the test sets. Run it again to resume.
 #
 #   DEBIAN=../../../shared/data/debian ./run.sh
+#   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # two CPU cores
 #   LINES=200 WORK=trial DEBIAN=… ./run.sh --max-update 20       # a trial; flags are passed to `nmtkit train`
 #
-# Variables: WORK (folder of all results, work), LINES (rows of each file, all), VOCABULARY (16000 for the model of
-# eight directions and for denoising), SMALL (8000, for a model of one pair), LANGUAGES ("it da de pl": baselines to train),
-# BEAM (5) and AVERAGE (4 checkpoints).
+# Variables: WORK (folder of all results, work), CONFIG (size and budget, model.toml), MANY_UPDATES (of the model of eight
+# directions; as many as the others), WORDS (rows with more words on one side are left out; all), LINES (rows of each file,
+# all), VOCABULARY (16000 for the model of eight directions and for denoising), SMALL (8000, for a model of one pair),
+# LANGUAGES ("it da de pl": baselines to train), DENOISING (yes), SYNTHETIC (20000 pairs of
+# Italian to Danish), BEAM (5) and AVERAGE (4 checkpoints).
 set -euo pipefail
 
 here=$(realpath "$(dirname "$0")")
 debian=$(realpath "${DEBIAN:?is not set: give the folder of the package descriptions}")
+config=$here/${CONFIG:-model.toml}
 work=${WORK:-work}
 mkdir -p "$work"
 cd "$work"
-[[ -e data/it-da.test.da ]] || python "$here/prepare.py" "$debian" data ${LINES:+"$LINES"}
+[[ -e data/it-da.test.da ]] ||
+    python "$here/prepare.py" "$debian" data ${LINES:+--lines "$LINES"} ${WORDS:+--words "$WORDS"}
 
 train() { # dataset, run, flags
-    nmtkit train "$1" --config "$here/model.toml" --save-dir "$2" "${@:3}"
+    nmtkit train "$1" --config "$config" --save-dir "$2" "${@:3}"
     nmtkit average-checkpoints "$2" --last "${AVERAGE:-4}" --output "$2/averaged.pt"
 }
 translate() { # model, file of lines, name of the output without .txt, flags
@@ -40,20 +45,22 @@ done
 
 # 2. One model of eight directions. Polish has 3 % of the pairs; with this temperature, it has 18 % of an epoch.
 made many-bin || nmtkit preprocess --corpora "$here/corpora.toml" --vocab-size "${VOCABULARY:-16000}" --destdir many-bin
-train many-bin many --sampling-temperature 5 "$@"
+train many-bin many --sampling-temperature 5 ${MANY_UPDATES:+--max-update "$MANY_UPDATES"} "$@"
 
 # 3. Denoising, then fine-tuning on English-Polish and Polish-English.
-made mono-bin || nmtkit preprocess --corpora "$here/denoising.toml" --tokenizer-from many-bin --destdir mono-bin
-train mono-bin denoising --transforms span_masking --sampling-temperature 5 --validate-interval-updates none "$@"
-for pair in "en pl" "pl en"; do
-    read -r from to <<< "$pair"
-    made "tuned-$from-$to-bin" || nmtkit preprocess -s "$from" -t "$to" --trainpref data/en-pl.train \
-        --validpref data/en-pl.valid --tokenizer-from many-bin --source-language-token "$from" \
-        --target-language-token "$to" --destdir "tuned-$from-$to-bin"
-    train "tuned-$from-$to-bin" "tuned-$from-$to" --finetune-from denoising/averaged.pt --lr 0.0005 "$@"
-    translate "tuned-$from-$to/averaged.pt" "data/en-pl.test.$from" "$from-$to.tuned" --source-lang "$from" \
-        --target-lang "$to"
-done
+if [[ ${DENOISING:-yes} == yes ]]; then
+    made mono-bin || nmtkit preprocess --corpora "$here/denoising.toml" --tokenizer-from many-bin --destdir mono-bin
+    train mono-bin denoising --transforms span_masking --sampling-temperature 5 --validate-interval-updates none "$@"
+    for pair in "en pl" "pl en"; do
+        read -r from to <<< "$pair"
+        made "tuned-$from-$to-bin" || nmtkit preprocess -s "$from" -t "$to" --trainpref data/en-pl.train \
+            --validpref data/en-pl.valid --tokenizer-from many-bin --source-language-token "$from" \
+            --target-language-token "$to" --destdir "tuned-$from-$to-bin"
+        train "tuned-$from-$to-bin" "tuned-$from-$to" --finetune-from denoising/averaged.pt --lr 0.0005 "$@"
+        translate "tuned-$from-$to/averaged.pt" "data/en-pl.test.$from" "$from-$to.tuned" --source-lang "$from" \
+            --target-lang "$to"
+    done
+fi
 
 # 4. Compare: the first system of each table is the baseline, and p says whether another system differs from it.
 for language in ${LANGUAGES:-it da de pl}; do
@@ -67,12 +74,20 @@ for language in ${LANGUAGES:-it da de pl}; do
 done
 
 for pair in en-pl pl-en; do
-    nmtkit score --ref "data/en-pl.test.${pair#*-}" --sys "$pair.txt" --sys "$pair.tuned.txt" --sys "$pair.many.txt" \
-        --metric bleu,chrf | tee "$pair.tuned.scores.txt"
+    [[ ! -e $pair.tuned.txt ]] || nmtkit score --ref "data/en-pl.test.${pair#*-}" --sys "$pair.txt" \
+        --sys "$pair.tuned.txt" --sys "$pair.many.txt" --metric bleu,chrf | tee "$pair.tuned.scores.txt"
 done
 
-# 5. A direction without training pairs: Italian to Danish, directly and through English.
+# 5. A direction without training pairs: Italian to Danish, directly and through English. Then the model is tuned with
+# pairs of this direction: Danish lines whose English translations this model translates into Italian.
 translate many/averaged.pt data/it-da.test.it it-da.zero --source-lang it --target-lang da
 translate many/averaged.pt data/it-da.test.it it-da.pivot --source-lang it --target-lang da --pivot en
-nmtkit score --ref data/it-da.test.da --sys it-da.pivot.txt --sys it-da.zero.txt --metric bleu,chrf,off-target \
-    --target-lang da --languages en,it,da,de,pl | tee it-da.scores.txt
+head -n "${SYNTHETIC:-20000}" data/en-da.train.da > data/it-da.synthetic.da
+head -n "${SYNTHETIC:-20000}" data/en-da.train.en > synthetic.en
+BEAM=1 translate many/averaged.pt synthetic.en synthetic --source-lang en --target-lang it
+cp synthetic.txt data/it-da.synthetic.it
+made it-da-bin || nmtkit preprocess --corpora "$here/it-da.toml" --tokenizer-from many-bin --destdir it-da-bin
+train it-da-bin it-da --finetune-from many/averaged.pt --sampling-temperature 5 --lr 0.0005 "$@"
+translate it-da/averaged.pt data/it-da.test.it it-da.tuned --source-lang it --target-lang da
+nmtkit score --ref data/it-da.test.da --sys it-da.pivot.txt --sys it-da.zero.txt --sys it-da.tuned.txt \
+    --metric bleu,chrf,off-target --target-lang da --languages en,it,da,de,pl | tee it-da.scores.txt
