@@ -1,8 +1,8 @@
-"""Warns if the first losses of a run are so high that the user has probably made a mistake.
+"""Warns if the losses of a run are so high that the user has probably made a mistake.
 
-Healthy runs stay far below the limits. The first loss of a new Transformer is 0.0 to 0.6 nats per token above the loss
-of uniform guesses. On the data of the demo and on Multi30k, the first validation loss is below the last training loss,
-because the validation comes later and has no dropout.
+Healthy runs stay far below the limits, or pass them within a few log lines. The first loss of a new Transformer is 0.0
+to 0.6 nats per token above the loss of uniform guesses. On the data of the demo and on Multi30k, the first validation
+loss is below the last training loss, because the validation comes later and has no dropout.
 """
 
 import logging
@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from nmtkit.data.binarized import Split
 from nmtkit.training.config import JobConfig
 from nmtkit.training.trainer import StepMetrics
 
@@ -17,6 +20,9 @@ log = logging.getLogger("nmtkit")
 
 FIRST_EXCESS = 2.0  # nats per token by which the first loss may exceed the loss of uniform guesses
 SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
+PLATEAU = 0.2  # nats per token below the entropy of the target pieces that a run must reach
+PROGRESS = 0.05  # nats per token by which the loss of a run that leaves the plateau falls between two log lines
+SAMPLE = 20_000  # sentences from which the entropy of the target pieces is computed
 VALID_EXCESS = 1.5  # nats per token by which the first validation may exceed the training loss before it
 
 
@@ -28,13 +34,14 @@ class TrainingHealth:
     because a run that repeats a few batches has a high validation loss.
     """
 
-    def __init__(self, job: JobConfig, target_pieces: int, fresh: bool) -> None:
-        self.uniform = math.log(target_pieces)
+    def __init__(self, job: JobConfig, train: Split, fresh: bool) -> None:
+        self.uniform = math.log(train.tokenizer.target_size)
+        self.entropy = target_entropy(train)
         warmup = getattr(job.components["lr-scheduler"].config, "warmup_updates", 0)
         self.settled = max(SETTLED, warmup or 0)
         self.first_due = fresh and job.run.finetune_from is None
         self.valid_due = fresh and job.run.overfit_batches is None
-        self.above_due = True
+        self.rate_due = True  # advice about the learning rate is given once
         self.logged: tuple[int, float] | None = None  # update and loss of the newest log line
 
     def after_update(self, metrics: StepMetrics) -> None:
@@ -56,14 +63,24 @@ class TrainingHealth:
         if "ppl" not in record:
             return
         nll, update = math.log(record["ppl"]), record["update"]
-        began = self.logged[0] if self.logged else 0
+        began, before = self.logged or (0, math.inf)
         self.logged = update, nll
-        if self.above_due and began >= self.settled and nll > self.uniform:
-            self.above_due = False
+        if not self.rate_due or began < self.settled:
+            return
+        if nll > self.uniform:
+            self.rate_due = False
             log.warning(
                 "update %d has a loss of %.1f per token, above the %.1f of uniform guesses, although warm-up is "
                 "over: is the learning rate too high? Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
                 *(update, nll, self.uniform),
+            )
+        elif before - nll < PROGRESS and nll > self.entropy - PLATEAU:
+            self.rate_due = False
+            log.warning(
+                "update %d has a loss of %.1f per token, and the loss hardly falls: a model that knows only the "
+                "frequencies of the target pieces has %.1f. Try a lower --lr, a longer --warmup-updates, or --pre-norm "
+                "if the architecture has this option",
+                *(update, nll, self.entropy),
             )
 
     def after_validation(self, scores: Mapping[str, float]) -> None:
@@ -78,3 +95,16 @@ class TrainingHealth:
                 "training set have the same languages and direction? `nmtkit inspect DATA --verify` shows them",
                 *(nll, self.logged[1]),
             )
+
+
+def target_entropy(train: Split) -> float:
+    """Returns the entropy of the frequencies of the target pieces that the loss counts, in nats.
+
+    The frequencies are from at most SAMPLE sentences, at equal distances in the training set.
+    """
+    rows = np.linspace(0, len(train) - 1, min(SAMPLE, len(train)), dtype=np.int64)
+    sample = train.target.gather(rows)
+    position = np.arange(len(sample.ids)) - np.repeat(np.cumsum(sample.lengths) - sample.lengths, sample.lengths)
+    counts = np.bincount(sample.ids[position >= train.uncounted])
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

@@ -65,7 +65,7 @@ class Run:
             self.log = RunLog(save_dir, display)
             self.meter = Meter(self.trainer.device, NonfiniteGuard(save_dir))
             fresh = not resumed_from and distributed.is_rank_zero()
-            self.health = TrainingHealth(self.job, self.dataset.tokenizer.target_size, fresh)
+            self.health = TrainingHealth(self.job, self.dataset["train"], fresh)
         except BaseException:
             self.checkpoints.unlock()
             raise

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.data.binarized import Dataset
 from nmtkit.processes import distributed, folder_lock
 from nmtkit.training import health, setup
 from nmtkit.training.config import JobConfig, JobTemplate
@@ -520,10 +523,33 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     assert "above the 5.8 of uniform guesses" in warning and "is the learning rate too high?" in warning
 
 
+def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Dataset.open(mirror_data)["train"]
+    counts = Counter(piece for row in range(len(data)) for piece in data.target.sentence(row))
+    entropy = -sum(count / counts.total() * math.log(count / counts.total()) for count in counts.values())
+
+    def losses(*above: float) -> None:
+        watch = health.TrainingHealth(job(tmp_path), data, fresh=True)
+        assert watch.entropy == pytest.approx(entropy)
+        for number, excess in enumerate(above, 1):
+            watch.after_log_line({"update": 100 * number, "ppl": math.exp(entropy + excess)})
+
+    losses(0.9, 0.1, 0.05, -0.3, -0.31)  # passes the plateau
+    losses(0.9, 0.1, 0.04, -0.03, -0.1)  # falls slowly
+    assert not warned(caplog)
+    losses(0.9, 0.1, 0.05, 0.03, 0.02)
+    (warning,) = warned(caplog)
+    assert warning.startswith(f"update 400 has a loss of {entropy + 0.03:.1f} per token, and the loss hardly falls")
+    assert f"frequencies of the target pieces has {entropy:.1f}. Try a lower --lr" in warning
+
+
 def test_a_first_validation_far_above_training_is_told(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = health.TrainingHealth(job(tmp_path), 320, fresh=True)
+    data = Dataset.open(mirror_data)["train"]
+    watch = health.TrainingHealth(job(tmp_path), data, fresh=True)
     watch.after_validation({"ppl": 1e9})  # there is no training loss yet
     watch.after_log_line({"update": 10, "ppl": 20.0})
     watch.after_validation({"ppl": 400.0})
@@ -531,8 +557,8 @@ def test_a_first_validation_far_above_training_is_told(
     (warning,) = warned(caplog)
     assert "the first validation has a loss of 6.0 per token, but training has 3.0" in warning
     for other in (
-        health.TrainingHealth(job(tmp_path), 320, fresh=False),
-        health.TrainingHealth(job(tmp_path, overfit_batches=1), 320, True),
+        health.TrainingHealth(job(tmp_path), data, fresh=False),
+        health.TrainingHealth(job(tmp_path, overfit_batches=1), data, True),
     ):
         other.after_log_line({"update": 10, "ppl": 20.0})
         other.after_validation({"ppl": 400.0})
