@@ -2,10 +2,11 @@
 # Trains a teacher with the shape of transformer_tiny, and a student of this teacher with run.sh. Run it again to resume.
 #
 #   MULTI30K=/path/to/files ./small.sh captions        # Multi30k, English-German: train.en.gz, val.en.gz, …
-#   DEBIAN=/path/to/debian ./small.sh descriptions     # half of the English-Italian pairs of Debian's package descriptions
+#   DEBIAN=/path/to/debian ./small.sh descriptions     # English-Italian pairs of Debian's package descriptions
 #
-# Variables: WORK (folder of all results, captions or descriptions), AVERAGE (8 checkpoints), and for a trial LINES (of the
-# training text) and VOCABULARY (6000). Other flags are passed to both trainings: --threads 1.
+# Variables: WORK (folder of all results, captions or descriptions), WORDS (12: longer descriptions are left out), AVERAGE
+# (8 checkpoints), and for a trial LINES (of the training text) and VOCABULARY (6000). Other flags are passed to both
+# trainings: --threads 1.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +17,9 @@ work=${WORK:-$corpus}
 mkdir -p "$work"
 case $corpus in
 captions)
-    source=en target=de dropout=0.2 teacher_updates=2300 student_updates=1300
+    source=en target=de
+    teacher=(--dropout 0.2 --lr 0.005 --warmup-updates 400 --batch-tokens 4096 --max-update 2300)
+    student=(--lr 0.003 --warmup-updates 200 --batch-tokens 4096 --max-update 1300)
     folder=${MULTI30K:?is not set: give the folder of train.en.gz}
     for side in en de; do
         gzip -dc "$folder/train.$side.gz" | awk -v lines="$lines" 'NR <= lines' > "$work/train.$side"
@@ -25,12 +28,15 @@ captions)
     done
     ;;
 descriptions)
-    source=en target=it dropout=0.1 teacher_updates=9000 student_updates=5000
+    source=en target=it
+    # small updates, and norms before the sub-layers: this teacher learns in fewer tokens
+    teacher=(--pre-norm --dropout 0.1 --lr 0.004 --warmup-updates 150 --batch-tokens 1024 --max-update 2800)
+    student=(--pre-norm --lr 0.003 --warmup-updates 100 --batch-tokens 1024 --max-update 2800)
     folder=${DEBIAN:?is not set: give the folder of en-it.train.tsv.gz}
-    for split in train valid test; do # the third column is 1 for repeated pairs; every second training pair is used
-        gzip -dc "$folder/en-it.$split.tsv.gz" |
-            awk -F '\t' -v prefix="$work/$split" -v lines="$lines" -v step=$([[ $split == train ]] && echo 2 || echo 1) \
-                '$3 == 0 && count++ % step == 0 && ++used <= lines {print $4 > prefix ".en"; print $5 > prefix ".it"}'
+    for split in train valid test; do # the third column is 1 for repeated pairs
+        gzip -dc "$folder/en-it.$split.tsv.gz" | awk -F '\t' -v prefix="$work/$split" -v lines="$lines" -v words="${WORDS:-12}" \
+            '$3 == 0 && split($4, en, " ") <= words && split($5, it, " ") <= words && ++used <= lines {
+                print $4 > prefix ".en"; print $5 > prefix ".it"}'
     done
     ;;
 *)
@@ -41,12 +47,10 @@ esac
 cd "$work"
 [[ -e data-bin/manifest.json ]] || nmtkit preprocess -s "$source" -t "$target" --trainpref train --validpref valid \
     --testpref test --vocab-size "${VOCABULARY:-6000}" --destdir data-bin
-nmtkit train data-bin --arch transformer_tiny --dropout "$dropout" --lr-scheduler cosine --lr 0.005 \
-    --warmup-updates 400 --batch-tokens 4096 --max-update "$teacher_updates" --save-interval-updates 115 \
-    --keep-last 8 --metrics none --save-dir teacher "$@"
+nmtkit train data-bin --arch transformer_tiny --lr-scheduler cosine --save-interval-updates 115 --keep-last 8 \
+    --metrics none --save-dir teacher "${teacher[@]}" "$@"
 nmtkit average-checkpoints teacher --last "${AVERAGE:-8}" --output teacher.pt
 TEACHER=teacher.pt TRAIN=train VALID=valid TEST=test SOURCE=$source TARGET=$target WORK=student NBEST=4 \
     ARCH=transformer_tiny ENTRIES=50 AVERAGE=${AVERAGE:-8} "$here/run.sh" --decoder-layers 2 \
     --decoder-self-attention ssru --finetune-from teacher.pt --finetune-partial --dropout 0.1 --lr-scheduler cosine \
-    --lr 0.003 --warmup-updates 200 --batch-tokens 4096 --max-update "$student_updates" \
-    --save-interval-updates 60 --keep-last 8 --metrics none "$@"
+    --save-interval-updates 60 --keep-last 8 --metrics none "${student[@]}" "$@"

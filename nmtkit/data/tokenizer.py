@@ -8,9 +8,9 @@ byte fallback, except a vocabulary of words.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,12 @@ class Tokenizer:
         return all(token != UNK and not self._source.is_byte(token) for token in ids)
 
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self._target.id_to_piece(int(token)) for token in ids]
+        return [self._target_piece(int(token)) for token in ids]
+
+    @cached_property
+    def _target_piece(self) -> Callable[[int], str]:
+        """Returns a target piece. Keeps the pieces that were asked for, because a call of the library takes 5 µs."""
+        return cache(self._target.id_to_piece)
 
     @cached_property
     def source_tags(self) -> frozenset[int]:

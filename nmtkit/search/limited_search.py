@@ -1,15 +1,19 @@
 """A search over a part of the target vocabulary: the pieces in the shortlists of the sentences of a batch.
 
-The tokens of such a search are columns, indices into the sorted pieces of all lists. The columns of unk, bos and eos
-equal their ids, so the search itself is the same as without a shortlist. Pieces that are not in the list of a sentence
-have the logit -inf, so the translation of a sentence does not depend on the other sentences of the batch.
+The output projection computes the union of all lists of the batch. The search of a sentence sees only the columns of
+its own list, which are a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns,
+indices into the sorted list of the sentence. The columns of unk, bos and eos equal their ids, so the search itself is
+the same as without a shortlist. Shorter lists are padded with columns whose logit is -inf. So the translation of a
+sentence does not depend on the other sentences of the batch.
 """
 
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,65 +22,90 @@ from nmtkit.architectures.interface import DecoderState
 from nmtkit.data.tokenizer import Encoded
 from nmtkit.layers.output_columns import select_columns
 from nmtkit.layers.packed import Packed
-from nmtkit.search.constraints import Constraints, Phrase, PieceEdges, RequiredPhrase
+from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.search.scorer import SearchModel
 from nmtkit.search.segments import BatchHypotheses
 from nmtkit.search.shortlist import Shortlist
 
-# B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces that are in some list
+# B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in some list, K in the longest list
 
 Models = Sequence[SearchModel]
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Search = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], BatchHypotheses]
 
 
-class LimitedState(DecoderState):
-    """The state of a model, with the columns that are missing in the list of each sentence."""
+@dataclass
+class Columns:
+    """The pieces that the columns of each sentence stand for."""
 
-    def __init__(self, state: DecoderState, forbidden: Tensor | None) -> None:
+    pieces: Tensor  # U, sorted
+    lists: Tensor | None  # B K, indices into `pieces`; None: column i of every sentence is piece i
+    absent: Tensor | None  # B 1 K (or U), bool, columns that are not in the list of a sentence; None: there are none
+
+    def select(self, sentences: Tensor) -> "Columns":
+        lists, absent = (None if part is None else part[sentences] for part in (self.lists, self.absent))
+        return Columns(self.pieces, lists, absent)
+
+    def ids(self, tokens: Tensor) -> Tensor:
+        """Returns the pieces of the columns `tokens` [N]."""
+        if self.lists is not None:
+            tokens = self.lists.gather(1, tokens.view(len(self.lists), -1)).flatten()
+        return self.pieces[tokens]
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Returns the logits of the columns, N K, from the logits of the union or of all pieces, N U or N V."""
+        if logits.shape[1] != len(self.pieces):
+            logits = logits[:, self.pieces]
+        if self.lists is not None:
+            rows = logits.unflatten(0, (len(self.lists), -1))
+            logits = rows.gather(2, self.lists[:, None].expand(-1, rows.shape[1], -1)).flatten(0, 1)
+        if self.absent is not None:
+            logits.unflatten(0, (len(self.absent), -1)).masked_fill_(self.absent, -torch.inf)
+        return logits
+
+
+class LimitedState(DecoderState):
+    """The state of a model, and the columns of each sentence."""
+
+    def __init__(self, state: DecoderState, columns: Columns) -> None:
         self.beams = state.beams
-        self.state = state
-        self.forbidden = forbidden  # B 1 U, bool; None: every list has all columns
+        self.state, self.columns = state, columns
 
     def reorder(self, beam_index: Tensor) -> None:
         self.state.reorder(beam_index)
 
     def drop_finished(self, sentences: Tensor) -> None:
         self.state.drop_finished(sentences)
-        if self.forbidden is not None:
-            self.forbidden = self.forbidden[sentences]
+        self.columns = self.columns.select(sentences)
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         raise NotImplementedError("a search with a shortlist has no slots")
 
 
 class LimitedModel:
-    """A model with the target pieces `pieces` [U] instead of the whole vocabulary.
+    """A model with the pieces of `columns` instead of the whole target vocabulary.
 
     The model is a shallow copy with a different output projection, and shares all weights with the given model. If the
-    `step` of a model does not use `output_projection`, the logits of `pieces` are selected from its result.
+    `step` of a model does not use `output_projection`, the logits of the pieces are selected from its result.
     """
 
-    def __init__(self, model: Architecture, pieces: Tensor, forbidden: Tensor | None) -> None:
+    def __init__(self, model: Architecture, columns: Columns) -> None:
         self.model = copy.copy(model)
         self.model._modules = {name: part for name, part in model._modules.items() if name != "output_projection"}
-        self.model.__dict__["output_projection"] = select_columns(model.output_projection, pieces)
+        self.model.__dict__["output_projection"] = select_columns(model.output_projection, columns.pieces)
         self.max_target_positions = model.max_target_positions
-        self.pieces, self.forbidden = pieces, forbidden
+        self.columns = columns
 
     def encode(self, source: Packed) -> Packed:
         return self.model.encode(source)
 
     def start(self, memory: Packed, beams: int) -> LimitedState:
-        return LimitedState(self.model.start(memory, beams), self.forbidden)
+        return LimitedState(self.model.start(memory, beams), self.columns)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, LimitedState)
-        logits = self.model.step(self.pieces[tokens], state.state)
-        if logits.shape[1] != len(self.pieces):
-            logits = logits[:, self.pieces]
-        if state.forbidden is not None:
-            logits.unflatten(0, (len(state.forbidden), -1)).masked_fill_(state.forbidden, -torch.inf)
-        return logits
+        return state.columns.logits(self.model.step(state.columns.ids(tokens), state.state))
 
 
 def limited_search(
@@ -90,23 +119,43 @@ def limited_search(
     """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
 
     The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models, source,
-    constraints and piece edges. Constraints and edges refer to columns.
+    constraints and piece edges. Constraints and edges refer to columns. If the search needs the edges, which all
+    sentences share, the columns of all sentences are the union of the lists.
     """
     sentences = Encoded(source.values.cpu().numpy(), source.layout.lengths.cpu().numpy())
     allowed = shortlist.allowed(sentences, [_pieces(sentence) for sentence in constraints])
     pieces = np.flatnonzero(allowed.any(0))
-    column = np.full(allowed.shape[1], -1)
-    column[pieces] = np.arange(len(pieces))
-    forbidden = torch.from_numpy(~allowed[:, None, pieces]).to(source.values.device)
-    ids = torch.from_numpy(pieces).to(source.values.device)
-    limited = [LimitedModel(model, ids, forbidden if len(allowed) > 1 else None) for model in models]
+    shared = len(allowed) == 1 or (edges is not None and any(sentence.required for sentence in constraints))
+    lists = [pieces] * len(allowed) if shared else [np.flatnonzero(row) for row in allowed]
+    columns = _columns(allowed, pieces, None if shared else lists, source.values.device)
+    limited = [LimitedModel(model, columns) for model in models]
     if edges is not None:
-        edges = PieceEdges(*([values[piece] for piece in pieces.tolist()] for values in edges))
-    results = search(limited, source, [_in_columns(sentence, column) for sentence in constraints], edges)
+        edges = PieceEdges(*([values[piece] for piece in pieces.tolist()] for values in edges)) if shared else None
+    own = [_in_columns(sentence, ids) for sentence, ids in zip(constraints, lists, strict=True)]
     return [
-        [dataclasses.replace(hypothesis, tokens=pieces[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
-        for hypotheses in results
+        [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
+        for hypotheses, ids in zip(search(limited, source, own, edges), lists, strict=True)
     ]
+
+
+def _columns(allowed: Mask, pieces: Ids, lists: Sequence[Ids] | None, device: torch.device) -> Columns:
+    """Returns the columns of all sentences: the columns of their own `lists`, or all `pieces`.
+
+    `allowed` [B, V] says whether a piece is in the list of a sentence. `pieces` [U] are in some list.
+    """
+    if lists is None:
+        index, absent = None, ~allowed[:, None, pieces]
+    else:
+        index = np.zeros((len(lists), max(map(len, lists))), np.int64)
+        absent = np.ones((len(lists), 1, index.shape[1]), np.bool_)
+        for row, ids in enumerate(lists):
+            index[row, : len(ids)] = np.searchsorted(pieces, ids)
+            absent[row, 0, : len(ids)] = False
+    return Columns(
+        torch.from_numpy(pieces).to(device),
+        None if index is None else torch.from_numpy(index).to(device),
+        torch.from_numpy(absent).to(device) if absent.any() else None,
+    )
 
 
 def _pieces(sentence: Constraints) -> list[int]:
@@ -115,11 +164,14 @@ def _pieces(sentence: Constraints) -> list[int]:
     return [piece for phrase in (sentence.prefix, *alternatives) for piece in phrase]
 
 
-def _in_columns(sentence: Constraints, column: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Constraints:
-    """Returns the constraints with columns instead of pieces. Avoided phrases that cannot occur are left out."""
+def _in_columns(sentence: Constraints, pieces: Ids) -> Constraints:
+    """Returns the constraints with columns, indices into `pieces`. Avoided phrases that cannot occur are left out."""
+    if sentence == NO_CONSTRAINTS:
+        return sentence
 
     def convert(phrase: Phrase) -> Phrase:
-        return tuple(column[list(phrase)].tolist())
+        columns = np.searchsorted(pieces, phrase).clip(max=len(pieces) - 1)
+        return tuple(np.where(pieces[columns] == phrase, columns, -1).tolist())
 
     return Constraints(
         convert(sentence.prefix),

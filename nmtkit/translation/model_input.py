@@ -209,12 +209,14 @@ class ModelInput(Step):
         strings = segment.protected.strings if segment.protected is not None else ()
         # leave out targets that contain a protected text, because the translation would repeat this text
         phrases = [self.phrases.phrase(without(each.term.targets, strings)) for each in segment.terms]
-        constraints = replace(
-            segment.constraints,
-            prefix=(*self.target_language, *segment.constraints.prefix),
-            language_tokens=len(self.target_language),
-            required=(*segment.constraints.required, *(phrase for phrase in phrases if phrase is not None)),
-        )
+        constraints = segment.constraints
+        if self.target_language or phrases:
+            constraints = replace(
+                constraints,
+                prefix=(*self.target_language, *constraints.prefix),
+                language_tokens=len(self.target_language),
+                required=(*constraints.required, *(phrase for phrase in phrases if phrase is not None)),
+            )
         reference = None if segment.reference is None else [*self.target_language, *segment.reference]
         constraints.check(self.options)
         part.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
