@@ -48,7 +48,8 @@ class Filter(Limits, ABC):
 
     `in_probability` is true for filters that judge the words of a pair. Scores of rules, such as the length ratio, are
     not used for the probability: the examples of good pairs are the best pairs, which have a narrow range of length
-    ratios, so the many good pairs outside this range would get a low probability.
+    ratios, so the many good pairs outside this range would get a low probability. If no chosen filter has
+    `in_probability`, the scores of all filters count.
     """
 
     in_probability = False
