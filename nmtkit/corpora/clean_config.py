@@ -13,7 +13,7 @@ DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
     *("length_ratio", "numbers", "urls", "currencies", "alignment", "word_order", "domain"),
 )
-MODEL_PROBABILITY = 0.05  # default of --min-probability with models
+MODEL_PROBABILITY = 0.03  # default of --min-probability with models
 # Name of a preset -> settings of filters that the preset changes.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
@@ -120,7 +120,7 @@ class CleanConfig(Config):
     )
     min_probability: float | None = option(
         None, "drop pairs whose probability of being good, computed from the scores of alignment, word_order and "
-        "models, is below X; none means 0.05 with models, and no limit without models", min=0, max=1,
+        "models, is below X; none means 0.03 with models, and no limit without models", min=0, max=1,
     )  # fmt: skip
     duplicates: Literal["pair", "source", "target", "none"] = option(
         "pair",
