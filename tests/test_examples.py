@@ -569,7 +569,7 @@ def test_dry_runs_stand_beside_the_papers_figures():
         )
 
 
-OTHERS = ("corpora.toml", "denoising.toml", "demo.toml")  # not of train
+OTHERS = ("corpora.toml", "denoising.toml", "it-da.toml", "demo.toml")  # not of train
 CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name not in OTHERS]
 
 
@@ -605,17 +605,20 @@ def test_descriptions_become_pairs_single_languages_and_a_zero_shot_test_set(tmp
         "it": ["a\t0\t0\tOne\tUno", "a\t1\t1\tOne\tUno", "b\t0\t0\tTwo\tDue", "c\t0\t0\tSix\tSei"],
         "da": ["b\t0\t0\tTwo\tTo", "a\t0\t0\tOne\tEn"],
         "de": ["a\t0\t0\tOne\tEins"],
-        "pl": ["a\t0\t0\tOne\tJeden", "b\t0\t0\tTwo\tDwa"],
+        "pl": ["a\t0\t0\tOne\tJeden i trochę", "b\t0\t0\tTwo\tDwa"],
     }
     for language, lines in rows.items():
         for split in ("train", "valid", "test"):
             with gzip.open(tmp_path / f"en-{language}.{split}.tsv.gz", "wt", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in lines))
-    prepare.main(tmp_path, tmp_path / "data", None)
+    prepare.main(tmp_path, tmp_path / "data", None, None)
     made = {path.name: path.read_text().split() for path in (tmp_path / "data").iterdir()}
     assert made["en-it.train.en"] == ["One", "Two", "Six"] and made["en-it.train.it"] == ["Uno", "Due", "Sei"]
     assert made["mono.en"] == ["One", "Two", "Six"] and made["mono.da"] == ["To", "En"]
     assert made["it-da.test.it"] == ["Uno", "Due"] and made["it-da.test.da"] == ["En", "To"]
     assert len(made) == 2 * 4 * 3 + 5 + 2
-    prepare.main(tmp_path, tmp_path / "few", 1)
-    assert (tmp_path / "few/en-pl.test.pl").read_text() == "Jeden\n"
+    prepare.main(tmp_path, tmp_path / "few", 1, None)
+    assert (tmp_path / "few/en-pl.test.pl").read_text() == "Jeden i trochę\n"
+    prepare.main(tmp_path, tmp_path / "short", 1, 2)
+    assert (tmp_path / "short/en-pl.test.pl").read_text() == "Dwa\n"
+    assert (tmp_path / "short/mono.pl").read_text() == "Dwa\n"

@@ -3,7 +3,7 @@
 # Polish; then compares them on the test sets. Run it again to resume.
 #
 #   DEBIAN=../../../shared/data/debian ./run.sh
-#   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # two CPU cores
+#   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # two cores
 #   LINES=200 WORK=trial DEBIAN=… ./run.sh --max-update 20       # a trial; flags are passed to `nmtkit train`
 #
 # Variables: WORK (folder of all results, work), CONFIG (size and budget, model.toml), MANY_UPDATES (of the model of eight
@@ -15,7 +15,6 @@ set -euo pipefail
 
 here=$(realpath "$(dirname "$0")")
 debian=$(realpath "${DEBIAN:?is not set: give the folder of the package descriptions}")
-config=$here/${CONFIG:-model.toml}
 work=${WORK:-work}
 mkdir -p "$work"
 cd "$work"
@@ -23,7 +22,7 @@ cd "$work"
     python "$here/prepare.py" "$debian" data ${LINES:+--lines "$LINES"} ${WORDS:+--words "$WORDS"}
 
 train() { # dataset, run, flags
-    nmtkit train "$1" --config "$config" --save-dir "$2" "${@:3}"
+    nmtkit train "$1" --config "$here/${CONFIG:-model.toml}" --save-dir "$2" "${@:3}"
     nmtkit average-checkpoints "$2" --last "${AVERAGE:-4}" --output "$2/averaged.pt"
 }
 translate() { # model, file of lines, name of the output without .txt, flags

@@ -17,9 +17,7 @@ work=${WORK:-$corpus}
 mkdir -p "$work"
 case $corpus in
 captions)
-    source=en target=de
-    teacher=(--dropout 0.2 --lr 0.005 --warmup-updates 400 --batch-tokens 4096 --max-update 2300)
-    student=(--lr 0.003 --warmup-updates 200 --batch-tokens 4096 --max-update 1300)
+    source=en target=de dropout=0.2 lr=0.005 warmup=400 batch_tokens=4096 teacher_updates=2300 student_updates=1300
     folder=${MULTI30K:?is not set: give the folder of train.en.gz}
     for side in en de; do
         gzip -dc "$folder/train.$side.gz" | awk -v lines="$lines" 'NR <= lines' > "$work/train.$side"
@@ -28,10 +26,8 @@ captions)
     done
     ;;
 descriptions)
-    source=en target=it
-    # small updates, and norms before the sub-layers: this teacher learns in fewer tokens
-    teacher=(--pre-norm --dropout 0.1 --lr 0.004 --warmup-updates 150 --batch-tokens 1024 --max-update 2800)
-    student=(--pre-norm --lr 0.003 --warmup-updates 100 --batch-tokens 1024 --max-update 2800)
+    source=en target=it dropout=0.1 lr=0.004 warmup=150 batch_tokens=1024 teacher_updates=2800 student_updates=2800
+    set -- --pre-norm "$@" # with small updates and norms before the sub-layers, the models learn from fewer tokens
     folder=${DEBIAN:?is not set: give the folder of en-it.train.tsv.gz}
     for split in train valid test; do # the third column is 1 for repeated pairs
         gzip -dc "$folder/en-it.$split.tsv.gz" | awk -F '\t' -v prefix="$work/$split" -v lines="$lines" -v words="${WORDS:-12}" \
@@ -48,9 +44,11 @@ cd "$work"
 [[ -e data-bin/manifest.json ]] || nmtkit preprocess -s "$source" -t "$target" --trainpref train --validpref valid \
     --testpref test --vocab-size "${VOCABULARY:-6000}" --destdir data-bin
 nmtkit train data-bin --arch transformer_tiny --lr-scheduler cosine --save-interval-updates 115 --keep-last 8 \
-    --metrics none --save-dir teacher "${teacher[@]}" "$@"
+    --metrics none --save-dir teacher --dropout "$dropout" --lr "$lr" --warmup-updates "$warmup" \
+    --batch-tokens "$batch_tokens" --max-update "$teacher_updates" "$@"
 nmtkit average-checkpoints teacher --last "${AVERAGE:-8}" --output teacher.pt
 TEACHER=teacher.pt TRAIN=train VALID=valid TEST=test SOURCE=$source TARGET=$target WORK=student NBEST=4 \
     ARCH=transformer_tiny ENTRIES=50 AVERAGE=${AVERAGE:-8} "$here/run.sh" --decoder-layers 2 \
     --decoder-self-attention ssru --finetune-from teacher.pt --finetune-partial --dropout 0.1 --lr-scheduler cosine \
-    --save-interval-updates 60 --keep-last 8 --metrics none "${student[@]}" "$@"
+    --lr 0.003 --warmup-updates 200 --batch-tokens "$batch_tokens" --max-update "$student_updates" \
+    --save-interval-updates 60 --keep-last 8 --metrics none "$@"

@@ -139,7 +139,7 @@ def limited_search(
 
 
 def _columns(allowed: Mask, pieces: Ids, lists: Sequence[Ids] | None, device: torch.device) -> Columns:
-    """Returns the columns of all sentences: the columns of their own `lists`, or all `pieces`.
+    """Returns the columns of all sentences: the columns of `lists`, or all `pieces`.
 
     `allowed` [B, V] says whether a piece is in the list of a sentence. `pieces` [U] are in some list.
     """
