@@ -85,7 +85,8 @@ head -n "${SYNTHETIC:-20000}" data/en-da.train.da > data/it-da.synthetic.da
 head -n "${SYNTHETIC:-20000}" data/en-da.train.en > synthetic.en
 BEAM=1 translate many/averaged.pt synthetic.en synthetic --source-lang en --target-lang it
 cp synthetic.txt data/it-da.synthetic.it
-made it-da-bin || nmtkit preprocess --corpora "$here/it-da.toml" --tokenizer-from many-bin --destdir it-da-bin
+cat "$here/corpora.toml" "$here/it-da.toml" > it-da.toml
+made it-da-bin || nmtkit preprocess --corpora it-da.toml --tokenizer-from many-bin --destdir it-da-bin
 train it-da-bin it-da --finetune-from many/averaged.pt --lr 0.001 "$@"
 translate it-da/averaged.pt data/it-da.test.it it-da.tuned --source-lang it --target-lang da
 nmtkit score --ref data/it-da.test.da --sys it-da.pivot.txt --sys it-da.zero.txt --sys it-da.tuned.txt \

@@ -19,7 +19,7 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
-    """Returns the indices of the source and target columns of a table with the column names `names`.
+    """Returns the indices of the source column and the target column in a table whose columns have the given names.
 
     The columns of --columns come first, then columns named after the languages, then names such as "source". Returns
     None if a column is not found. Raises ValueError if a column of --columns does not exist.

@@ -41,7 +41,7 @@ class WordIds(NamedTuple):
 
 
 def stems(line: str) -> list[str]:
-    """Returns a stem of each word of a line: the first 6 characters, case-folded.
+    """Returns the stem of each word of a line. The stem is the first 6 characters of the case-folded word.
 
     Numbers are words too. Each Chinese, Japanese or Thai character is a word.
     """
@@ -64,7 +64,7 @@ class Vocabulary:
         self.size = len(self._ids) + 1
 
     def encode(self, lines: list[list[str]]) -> WordIds:
-        """Returns the id of each stem. `lines` has the stems of each line."""
+        """Returns the ids of the stems of all lines. `lines` has a list of stems for each line; rare stems get 0."""
         get = self._ids.get
         ids = [get(stem, 0) for line in lines for stem in line]
         return WordIds(np.array(ids, np.int64), np.array([len(line) for line in lines], np.int64))
@@ -96,8 +96,8 @@ def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabula
 def word_ids(block: TextBlock, vocabularies: list[Vocabulary]) -> list[WordIds]:
     """Returns the word ids of the source lines and of the target lines of a block.
 
-    `vocabularies` is the result of `fit_vocabularies`. The block keeps the ids, so that the filters `alignment` and
-    `word_order` look up each word once.
+    `vocabularies` is the result of `fit_vocabularies`. The ids are stored in `block.shared`, so that the filters
+    `alignment` and `word_order` look up each word once.
     """
     if "word ids" not in block.shared:
         sides = zip(vocabularies, stems_of(block), strict=True)

@@ -151,9 +151,9 @@ def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
 
 
 def _ids(model_pieces: list[str], file_pieces: list[str]) -> Array:
-    """Returns an array [file_pieces]: the index in `model_pieces` of each piece of `file_pieces`.
+    """Returns the id in the vocabulary `model_pieces` of each piece of `file_pieces`, in the order of `file_pieces`.
 
-    The index is -1 if the model does not have the piece.
+    The id of a piece that the model does not have is -1.
     """
     ids: Mapping[str, int] = {piece: id for id, piece in enumerate(model_pieces)}
     return np.array([ids.get(piece, -1) for piece in file_pieces], np.int64)

@@ -37,7 +37,10 @@ Search = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], Ba
 
 @dataclass
 class Columns:
-    """The pieces that the columns of each sentence stand for."""
+    """The meaning of the tokens in a search with a shortlist.
+
+    A token of such a search is a column: an index into the list of target pieces that its sentence may use.
+    """
 
     pieces: Tensor  # U, sorted
     lists: Tensor | None  # B K, indices into `pieces`; None: column i of every sentence is piece i
@@ -48,13 +51,16 @@ class Columns:
         return Columns(self.pieces, lists, absent)
 
     def ids(self, tokens: Tensor) -> Tensor:
-        """Returns the pieces of the columns `tokens` [N]."""
+        """Returns the ids in the target vocabulary, [N], that the columns `tokens` [N] stand for."""
         if self.lists is not None:
             tokens = self.lists.gather(1, tokens.view(len(self.lists), -1)).flatten()
         return self.pieces[tokens]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits of the columns, N K, from the logits of the union or of all pieces, N U or N V."""
+        """Selects the logits of each sentence's list, N K, from logits of the union of the lists, N U, or of V pieces.
+
+        Columns that are not in the list of a sentence get the logit -inf.
+        """
         if logits.shape[1] != len(self.pieces):
             logits = logits[:, self.pieces]
         if self.lists is not None:
@@ -66,7 +72,7 @@ class Columns:
 
 
 class LimitedState(DecoderState):
-    """The state of a model, and the columns of each sentence."""
+    """The decoder state of a `LimitedModel`: the state of the whole model, and the `Columns` of the open sentences."""
 
     def __init__(self, state: DecoderState, columns: Columns) -> None:
         self.beams = state.beams
@@ -139,9 +145,9 @@ def limited_search(
 
 
 def _columns(allowed: Mask, pieces: Ids, lists: Sequence[Ids] | None, device: torch.device) -> Columns:
-    """Returns the columns of all sentences: the columns of `lists`, or all `pieces`.
+    """Returns the columns of all sentences. Column i of sentence b is piece lists[b][i], or pieces[i] without lists.
 
-    `allowed` [B, V] says whether a piece is in the list of a sentence. `pieces` [U] are in some list.
+    `allowed` [B, V] is true for the pieces in the list of each sentence. `pieces` [U] is the union of the lists.
     """
     if lists is None:
         index, absent = None, ~allowed[:, None, pieces]

@@ -98,9 +98,10 @@ class TrainingHealth:
 
 
 def target_entropy(train: Split) -> float:
-    """Returns the entropy of the frequencies of the target pieces that the loss counts, in nats.
+    """Returns the entropy of the relative frequencies of the target pieces in a training set, in nats per token.
 
-    The frequencies are from at most SAMPLE sentences, at equal distances in the training set.
+    This entropy is the loss of a model that knows only the frequencies of the pieces. Tokens that the loss does not
+    count, such as language tokens, are left out. At most SAMPLE sentences are read, evenly spaced in the set.
     """
     rows = np.linspace(0, len(train) - 1, min(SAMPLE, len(train)), dtype=np.int64)
     sample = train.target.gather(rows)

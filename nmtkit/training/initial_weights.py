@@ -231,8 +231,9 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
 
 
 def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
-    """Returns the first embedding in `model.source_embedding` (or `target_embedding`) that has `pieces` rows.
+    """Returns the `nn.Embedding` of the source or target pieces of a model, into which vectors are loaded.
 
+    The embedding is the first one with `pieces` rows inside `model.source_embedding` or `model.target_embedding`.
     Raises ValueError if there is no such embedding.
     """
     part = getattr(model, f"{side}_embedding", None)

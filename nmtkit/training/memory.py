@@ -65,10 +65,11 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
 
 
 def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether the GPU has enough memory for the two largest micro-batches: in tokens, and in sentences.
+    """Returns whether the GPU has enough memory for the two largest micro-batches of the data.
 
-    Both micro-batches are computed, forward and backward. During these trials, the share `SPARE_MEMORY` of the memory
-    is occupied, because micro-batches of later epochs may be larger.
+    One micro-batch has the most tokens, the other has the most sentences. Both are computed, forward and backward.
+    During these trials, the share `SPARE_MEMORY` of the memory is occupied, because micro-batches of later epochs may
+    be larger.
     """
     spare = None
     try:

@@ -22,6 +22,7 @@ from nmtkit.layers.packed import Packed
 from nmtkit.layers.prepack import Int8Linear, Precision, PrepackedLinear, prepack
 from nmtkit.search.constraints import Constraints, PieceEdges, RequiredPhrase
 from nmtkit.search.decoding import beam_search
+from nmtkit.search.limited_search import LimitedModel
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Hypothesis
 from nmtkit.search.shortlist import Shortlist, learned_entries, most_frequent, shortlist_of
@@ -112,6 +113,37 @@ def test_a_batch_equals_each_sentence_alone_with_all_other_pieces_masked(
         expected += beam_search(masks, alone, options, [constraints[0]], [index], EDGES)
         assert all(set(hypothesis.tokens) <= pieces for hypothesis in found[index])
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize("edges", [EDGES, None], ids=["edges", "no_edges"])
+def test_each_sentence_of_a_batch_has_its_constraints(edges: PieceEdges | None) -> None:
+    model = tiny_transformer(SIZE, sharpness=4.0)
+    constraints = [CONSTRAINTS[name] for name in ("none", "prefix", "avoided", "required", "required")]
+    options = {"beam": 4, "max_len_b": 6, "nbest": 2}
+    batch, limited = Packed.from_lists(SOURCES, CPU), SearchOptions(shortlist=True, **options)
+    found = beam_search([model], batch, limited, constraints, edges=edges, shortlist=SHORTLIST)
+    expected = [
+        beam_search([masked(model, allowed(source, each))], Packed.from_lists([source], CPU), SearchOptions(**options),
+                    [each], [index], edges)[0]
+        for index, (source, each) in enumerate(zip(SOURCES, constraints, strict=True))
+    ]  # fmt: skip
+    assert_same(found, expected)
+
+
+def test_a_search_sees_as_many_columns_as_the_longest_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+
+    def step(self: LimitedModel, tokens: torch.Tensor, state: Any) -> torch.Tensor:
+        logits = original(self, tokens, state)
+        widths.append(logits.shape[1])
+        return logits
+
+    original = LimitedModel.step
+    monkeypatch.setattr(LimitedModel, "step", step)
+    options = SearchOptions(beam=1, max_len_b=6, shortlist=True)
+    beam_search([tiny_transformer(SIZE)], Packed.from_lists(SOURCES, CPU), options, shortlist=SHORTLIST)
+    lists = [allowed(source, Constraints()) for source in SOURCES]
+    assert max(widths) == max(map(len, lists)) < len(set().union(*lists))
 
 
 @pytest.mark.parametrize("architecture", ["gnmt_small", "convs2s_small", "transformer_moe_tiny"])

@@ -1,5 +1,6 @@
 """Runs from start to end: resume, early stopping, checkpoints kept, bad input."""
 
+import dataclasses
 import json
 import logging
 import math
@@ -529,6 +530,10 @@ def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
     data = Dataset.open(mirror_data)["train"]
     counts = Counter(piece for row in range(len(data)) for piece in data.target.sentence(row))
     entropy = -sum(count / counts.total() * math.log(count / counts.total()) for count in counts.values())
+
+    counts = Counter(piece for row in range(len(data)) for piece in data.target.sentence(row)[1:])
+    without_first = -sum(count / counts.total() * math.log(count / counts.total()) for count in counts.values())
+    assert health.target_entropy(dataclasses.replace(data, uncounted=1)) == pytest.approx(without_first)
 
     def losses(*above: float) -> None:
         watch = health.TrainingHealth(job(tmp_path), data, fresh=True)
