@@ -109,7 +109,7 @@ class GenerateJob:
     @property
     def has_own_processes(self) -> bool:
         """Whether --workers are processes. CTranslate2 uses threads as workers."""
-        return self.config.workers > 1 and self.devices.engine == "torch"
+        return self.config.workers > 1 and self.devices.engine != "ctranslate2"
 
 
 def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:

@@ -16,23 +16,27 @@ TRAINING |= {"gradient_checkpointing"}
 
 
 def check_expressible(
-    model: Architecture, source: Path, program: str, same: Collection[str], allowed: Mapping[str, Sequence[Any]]
+    model: Architecture,
+    source: Path,
+    program: str,
+    same: Collection[str],
+    allowed: Mapping[str, Sequence[Any]],
+    otherwise: str = "give --format safetensors",
 ) -> Transformer:
     """Returns `model`, the model of the checkpoint `source`. Raises ValueError if `program` cannot reproduce `model`.
 
     The program supports every value of the settings in `same`. `allowed` maps further settings to the values that the
     program supports. All other settings must have their default values. Subclasses of Transformer are rejected, because
-    their computation can differ.
+    their computation can differ. `otherwise` is advice for a model that the program does not support.
     """
     if type(model) is not Transformer or type(model.config) is not TransformerConfig:
         raise ValueError(
-            f"{source} is a {type(model).__name__}, which {program} does not support: export a Transformer, or give "
-            "--format safetensors"
+            f"{source} is a {type(model).__name__}, which {program} does not support: use a Transformer, or {otherwise}"
         )
     if not model.reads_source:
         raise ValueError(
-            f"{source} is a language model, which {program} does not support: export a model with an encoder, or give "
-            "--format safetensors"
+            f"{source} is a language model, which {program} does not support: use a model with an encoder, or "
+            f"{otherwise}"
         )
     config = model.config
     width = config.d_model // config.heads  # default width of a head
@@ -48,7 +52,7 @@ def check_expressible(
     if refused:
         raise ValueError(
             f"{source} has {', '.join(refused)}, which {program} does not support; train with {' '.join(wanted)}, or "
-            "give --format safetensors"
+            f"{otherwise}"
         )
     return model
 

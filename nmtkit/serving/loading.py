@@ -166,7 +166,11 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
     for pair, paths in groups.items():
         new = paths not in loaded
         if new:
-            loaded[paths] = Translator.load(paths, device, "fp32" if with_engine else precision, **options)
+            loaded[paths] = (
+                Translator.load(paths, device, "fp32", **options)
+                if with_engine
+                else Translator.load(paths, device, precision, job.devices.engine, **options)
+            )
             check_translation_models(paths, loaded[paths].models)
         for name, settings in job.processors.items():
             loaded[paths].processor_configs[name] = derive(LOGITS_PROCESSORS[name].preset, settings, "serve")

@@ -19,12 +19,13 @@ from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.prepack import prepack
 from nmtkit.processes.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.search.constrained_search import lacking
-from nmtkit.search.constraints import PieceEdges
+from nmtkit.search.constraints import NO_CONSTRAINTS, PieceEdges
 from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.ctranslate2 import CTranslate2Engine
 from nmtkit.search.decoding import annotated, decode
 from nmtkit.search.graph_search import supports
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
+from nmtkit.search.numba_engine import NumbaEngine
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 from nmtkit.search.shortlist import Shortlist
@@ -45,7 +46,7 @@ TOKENS_PER_SLOT = 64  # a GPU search has `max_tokens` / TOKENS_PER_SLOT slots
 logger = logging.getLogger("nmtkit")
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
-Engine = Literal["torch", "ctranslate2"]
+Engine = Literal["torch", "numba", "ctranslate2"]
 
 
 class Translator:
@@ -72,6 +73,7 @@ class Translator:
         # on a GPU, background threads encode lines and decode tokens while this thread launches kernels
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
+        self.compiled: NumbaEngine | None = None
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
         self.name = "the checkpoint"  # name of the models in messages
@@ -93,6 +95,8 @@ class Translator:
 
         `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` "ctranslate2"
         uses CTranslate2 on the CPU for searches whose options CTranslate2 supports, with `workers` batches at a time.
+        `engine` "numba" uses a compiled search on the CPU. Torch then searches only sentences with constraints, and
+        searches with options that the compiled search does not support.
         With `trainable`, the modules are the same as in training: in fp32, with all parameters and hooks.
 
         Raises FileNotFoundError or ValueError. The message names the file.
@@ -109,10 +113,11 @@ class Translator:
         if trainable and (engine != "torch" or precision not in ("auto", "fp32")):
             raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
         prepared = [model for model, _ in loaded]
-        if engine == "torch":
+        numba = numba_engine(prepared, paths, device, precision) if engine == "numba" else None
+        if engine != "ctranslate2":
             prepared = [prepare(model, device, precision, trainable) for model in prepared]
         translator = Translator(prepared, tokenizer, TranslatorOptions(**options))
-        translator.name, translator.paths = " + ".join(map(str, paths)), paths
+        translator.name, translator.paths, translator.compiled = " + ".join(map(str, paths)), paths, numba
         if engine == "ctranslate2":
             translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
         return translator
@@ -120,7 +125,8 @@ class Translator:
     def sibling(self) -> "Translator":
         """Returns a translator with the same models, engine and logits processors, but separate slots on a GPU."""
         sibling = Translator(self.models, self.tokenizer, self.options)
-        sibling.name, sibling.engine, sibling.processor_configs = self.name, self.engine, self.processor_configs
+        sibling.name, sibling.engine, sibling.compiled = self.name, self.engine, self.compiled
+        sibling.processor_configs = self.processor_configs
         sibling.made_processors, sibling.noticed, sibling.paths = self.made_processors, self.noticed, self.paths
         return sibling
 
@@ -197,6 +203,20 @@ class Translator:
 
     def decode(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
         """Returns the hypotheses of each sentence of a batch, best first."""
+        if self.compiled is None or not self.compiled.supports(options):
+            return self.decode_with_torch(batch, options)
+        free = [index for index, sentence in enumerate(batch) if sentence.constraints == NO_CONSTRAINTS]
+        rest = sorted(set(range(len(batch))) - set(free))
+        results = dict(zip(rest, self.decode_with_torch([batch[index] for index in rest], options), strict=True))
+        if free:
+            part = [batch[index] for index in free]
+            found = annotated(
+                self.models, part, options, self.device, self.compiled.search(part, options, self.shortlist)
+            )
+            results |= zip(free, found, strict=True)
+        return [results[index] for index in range(len(batch))]
+
+    def decode_with_torch(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
         required = any(sentence.constraints.required for sentence in batch)
         edges = self.edges if required else None
         return decode(self.models, batch, options, self.device, edges, self.processors(options), self.shortlist)
@@ -363,13 +383,25 @@ def ctranslate2_engine(
     paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
 ) -> CTranslate2Engine:
     """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
-    if len(paths) > 1:
-        raise ValueError("--engine ctranslate2 decodes with one model; leave out --engine for an ensemble")
-    if not device.startswith("cpu"):
-        raise ValueError(f"--engine ctranslate2 runs only on a CPU; leave out --device {device} or --engine")
-    if precision == "bf16":
-        raise ValueError("--engine ctranslate2 supports --precision fp32 and int8; for bf16, leave out --engine")
+    check_engine("ctranslate2", paths, device, precision)
     return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
+
+
+def numba_engine(
+    loaded: Sequence[Architecture], paths: Sequence[Path], device: str, precision: Precision
+) -> NumbaEngine:
+    """Returns the engine for a model in fp32. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
+    check_engine("numba", paths, device, precision)
+    return NumbaEngine(loaded[0], paths[0], "int8" if precision == "int8" else "fp32")
+
+
+def check_engine(engine: Engine, paths: Sequence[Path], device: str, precision: Precision) -> None:
+    if len(paths) > 1:
+        raise ValueError(f"--engine {engine} decodes with one model; leave out --engine for an ensemble")
+    if not device.startswith("cpu"):
+        raise ValueError(f"--engine {engine} runs only on a CPU; leave out --device {device} or --engine")
+    if precision == "bf16":
+        raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, leave out --engine")
 
 
 def prepare(model: Architecture, device: str, precision: Precision, trainable: bool = False) -> Architecture:

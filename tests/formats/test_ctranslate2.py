@@ -86,7 +86,7 @@ def test_what_ctranslate2_does_not_have_is_refused_with_the_reason(name: str, tm
     if name == "transformer_tiny":
         assert result.exit_code == 0, result.output
     else:
-        reason = "has decoder_self_attention ssru" if name == "student_tiny" else "export a Transformer, or"
+        reason = "has decoder_self_attention ssru" if name == "student_tiny" else "use a Transformer, or"
         assert result.exit_code == 2 and reason in result.stderr
         assert not (tmp_path / "out").exists()
 
@@ -103,7 +103,7 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
     for model in (Other(TransformerConfig(d_model=16, heads=2, d_ff=8), vocabulary), tiny_model("transformer_tiny")):
         if type(model) is Transformer:
             model.config = Wider(d_model=16, heads=2, d_ff=8)
-        with pytest.raises(ValueError, match="export a Transformer, or"):
+        with pytest.raises(ValueError, match="use a Transformer, or"):
             check_expressible(model, Path("model.pt"), "CTranslate2", ctranslate2.SAME, {})
 
 
