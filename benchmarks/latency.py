@@ -9,7 +9,8 @@ pieces and 15 forced steps; and a transformer_tiny (trained: `--checkpoint`, or 
 the test set, where each system has its own rule to stop. A time is from lines to translated lines; `--clock cpu` counts
 the seconds of the processor, which other processes disturb less. `--only` takes texts such as `base fp32 beam 1`.
 CTranslate2 has no SSRU for the student.
-`--shortlist` adds nmtkit with a shortlist of 100 entries for each source piece.
+`--engine numba` measures nmtkit's compiled search instead of PyTorch. `--shortlist` adds nmtkit with a shortlist of
+100 entries for each source piece.
 
 Each system is a process of `--latency-threads` threads, which is warm and idle while the others run. Systems take
 turns, round by round, on the same lines, and the median round counts. For single lines there are percentiles, too.
@@ -34,11 +35,11 @@ STEPS = 15
 
 
 def nmtkit_system(
-    path: str, precision: str, beam: int, forced: bool, threads: int, shortlist: bool = False
+    path: str, precision: str, beam: int, forced: bool, threads: int, engine: str, shortlist: bool = False
 ) -> Callable[[list[str]], Any]:
     import nmtkit
 
-    model = nmtkit.load(path, precision=precision, threads=threads)
+    model = nmtkit.load(path, precision=precision, threads=threads, engine=engine)
     steps = {"min_len": STEPS - 1, "max_len_a": 0, "max_len_b": STEPS - 1} if forced else {}
     return lambda lines: model.translate(lines, beam=beam, shortlist=shortlist, **steps)
 
@@ -100,11 +101,12 @@ def contest(arguments: argparse.Namespace, name: str, path: Path, lines: list[st
 
     model, precision, _, beam = name.split()
     settings = [precision, int(beam), model != "trained", arguments.latency_threads]
-    systems: dict[str, tuple[list[Any], Path]] = {"nmtkit": ([str(path), *settings], ROOT)}
+    ours = [str(path), *settings, arguments.engine]
+    systems: dict[str, tuple[list[Any], Path]] = {"nmtkit": (ours, ROOT)}
     if arguments.before:
-        systems["before"] = [str(path), *settings], arguments.before.resolve()
+        systems["before"] = ours, arguments.before.resolve()
     if arguments.shortlist:
-        systems["nmtkit shortlist"] = [str(path), *settings, True], ROOT
+        systems["nmtkit shortlist"] = [*ours, True], ROOT
     if model != "student" and PRECISIONS[precision] in ctranslate2.get_supported_compute_types("cpu"):
         folder = path.with_name(f"{path.stem}-{'int8' if precision == 'int8' else 'float32'}-latency")
         if not folder.exists():
@@ -138,6 +140,7 @@ def main() -> None:
     flags.add_argument("--sizes", type=int, nargs="+", choices=GROUPS, default=list(GROUPS), help="sentences at once")
     flags.add_argument("--latency-threads", type=int, default=1, help="of each process")
     flags.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="time of a clock or of the processor")
+    flags.add_argument("--engine", choices=("torch", "numba"), default="torch", help="the search of nmtkit")
     flags.add_argument("--shortlist", action="store_true", help="also measure nmtkit with a shortlist")
     flags.add_argument("--child", help=argparse.SUPPRESS)
     arguments = flags.parse_args()

@@ -6,6 +6,7 @@
 Each model translates the test set (`--text`) with every beam and precision, and with its shortlist if the checkpoint
 has one; other engines run the same weights:
 
+- nmtkit's compiled search, `--engine numba`, if numba is installed;
 - CTranslate2, without shortlist, if it is installed beside nmtkit;
 - Marian, with `--marian`, the command pymarian of its environment (`pip install pymarian`). In 8 bits, Marian
   multiplies with intgemm or FBGEMM. Both run with and without the shortlist;
@@ -25,6 +26,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,15 @@ from nmtkit.formats import bergamot, lexical_shortlist, marian_export
 from nmtkit.scoring.metrics import score
 
 PRECISIONS = {"fp32": "float32", "int8": "int8"}  # ours -> CTranslate2's compute type
-SYMBOLS = {"nmtkit": "o", "CTranslate2": "s", "Marian": "^", "Marian intgemm": "^", "Marian FBGEMM": "v", "slimt": "D"}
+SYMBOLS = {
+    "nmtkit": "o",
+    "nmtkit numba": "P",
+    "CTranslate2": "s",
+    "Marian": "^",
+    "Marian intgemm": "^",
+    "Marian FBGEMM": "v",
+    "slimt": "D",
+}
 System = Callable[[], list[str]]  # translates all lines
 
 
@@ -104,16 +115,16 @@ class Candidate:
 
 
 def nmtkit_systems(model: Model) -> Iterator[Candidate]:
-    def start(path: Path, precision: Any, beam: int, shortlist: bool) -> System:
-        loaded = api.load(path, precision=precision, threads=1)
+    def start(engine: Any, path: Path, precision: Any, beam: int, shortlist: bool) -> System:
+        loaded = api.load(path, engine=engine, precision=precision, threads=1)
         return model.system(partial(loaded.translate, beam=beam, shortlist=shortlist, lenpen=0.0))
 
-    for precision in model.arguments.precisions:
+    engines = {"torch": "nmtkit"} | ({"numba": "nmtkit numba"} if find_spec("numba") else {})
+    for engine, precision in product(engines, model.arguments.precisions):
         path = model.quantized if precision == "int8" else model.plain
-        for beam in model.arguments.beams:
-            for shortlist in model.shortlists:
-                make = partial(start, path, precision, beam, shortlist)
-                yield Candidate("nmtkit", precision, beam, shortlist, [path], make)
+        for beam, shortlist in product(model.arguments.beams, model.shortlists):
+            make = partial(start, engine, path, precision, beam, shortlist)
+            yield Candidate(engines[engine], precision, beam, shortlist, [path], make)
 
 
 def ctranslate2_systems(model: Model) -> Iterator[Candidate]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmtkit.data.tokenizer import BOS, EOS
+from nmtkit.data.tokenizer import BOS, EOS, UNK
 from nmtkit.layers.compiled import (
     Array,
     Linear,
@@ -88,6 +88,7 @@ class Settings(NamedTuple):
     lenpen: float
     min_length: int
     max_length: int
+    language_tokens: int  # tokens at the start of the prefix that do not count in scores
 
 
 class Finished(NamedTuple):
@@ -244,52 +245,43 @@ def penalty(length: int, lenpen: float) -> Any:
 
 
 @compiled
-def best_continuations(
-    logits: Array,
-    rows: int,
-    before: Array,
-    only_eos: bool,
-    allows_eos: bool,
-    forbidden: Array,
-    space: Space,
-    found: Any,
-) -> int:
+def best_continuations(logits: Array, rows: int, before: Array, only: int, found: Any) -> int:
     """Finds the continuations of `rows` hypotheses with the highest log probabilities. Returns their number.
 
-    `before` [R] has the log probabilities of the hypotheses. `found` has three arrays, which this function fills, best
-    first: the log probabilities of the continued hypotheses, their rows, and the new tokens.
+    `before` [R] has the log probabilities of the hypotheses. If `only` is not negative, all hypotheses continue with
+    this token. `found` has three arrays, which this function fills, best first: the log probabilities of the continued
+    hypotheses, their rows, and the new tokens. Tokens with the logit -inf are left out.
     """
     scores, parents, tokens = found
-    columns, count = logits.shape[1], 0
+    size, count = len(scores), 0
     for row in range(rows):
-        if before[row] == -INFINITY:
+        offset, x = before[row], logits[row]
+        if not np.isfinite(offset):  # a hypothesis that does not exist, or whose logits overflowed
             continue
-        x = logits[row]
-        largest = maximum(x, columns)
-        offset = before[row] - largest - np.log(exponentials(x, columns, largest, space, space.numbers))
-        if not np.isfinite(offset):  # the model overflowed
-            continue
-        for token in forbidden:
-            x[token] = -np.inf
-        if not allows_eos:
-            x[EOS] = -np.inf
         limit = -INFINITY  # lower bound of the logits that may still be among the best
-        start, end = (EOS, EOS + 1) if only_eos else (0, columns)
+        start, end = (only, only + 1) if only >= 0 else (0, len(x))
         for i in range(start, end):
             if not x[i] > limit:  # smaller, or NaN
                 continue
             score = x[i] + offset
-            if count == len(scores) and score <= scores[count - 1]:
+            if count == size and score <= scores[size - 1]:
                 continue
-            place = min(count, len(scores) - 1)
+            place = min(count, size - 1)
             while place and scores[place - 1] < score:
                 scores[place], parents[place], tokens[place] = scores[place - 1], parents[place - 1], tokens[place - 1]
                 place -= 1
             scores[place], parents[place], tokens[place] = score, row, i
-            count = min(count + 1, len(scores))
-            if count == len(scores):
-                limit = scores[count - 1] - offset - 1e-3
+            count = min(count + 1, size)
+            if count == size:
+                limit = scores[size - 1] - offset - 1e-3  # a logit below this limit is not among the best
     return count
+
+
+@compiled
+def normalizer(logits: Array, space: Space) -> Any:
+    """Returns the logarithm of the sum of exponentials. The result is not finite if a logit is NaN or infinite."""
+    largest = maximum(logits, len(logits))
+    return largest + np.log(exponentials(logits, len(logits), largest, space, space.numbers))
 
 
 @compiled
@@ -332,11 +324,11 @@ def grown_columns(x: Array, size: int) -> Array:
 
 
 @compiled
-def search(model: Model, ids: Array, settings: Settings, columns: Array, forbidden: Array) -> Finished:
-    """Returns the best hypotheses of the source sentence `ids` [S].
+def search(model: Model, ids: Array, settings: Settings, columns: Array, prefix: Array) -> Finished:
+    """Returns the best hypotheses of the source sentence `ids` [S], which begin with `prefix`.
 
-    `columns` are the sorted target pieces of a shortlist, or empty for all pieces. `forbidden` are pieces that no
-    hypothesis may contain.
+    `columns` are the sorted target pieces of a shortlist, or empty for all pieces. The tokens of `prefix` are indices
+    into `columns`, if there are any.
     """
     beam, width, layers = settings.beam, model.target.tokens.shape[1], model.decoder.query.weight.shape[0]
     output = model.output
@@ -384,10 +376,17 @@ def search(model: Model, ids: Array, settings: Settings, columns: Array, forbidd
         seen[:rows, length] = np.arange(length * beam, length * beam + rows)
         step(model, x, rows, length + 1, length * beam, seen, cache, states, memory, source, space)
         linear(x, rows, output, 0, logits)
-        only_eos = length >= settings.max_length
-        count = best_continuations(
-            logits, rows, before, only_eos, length >= settings.min_length, forbidden, space, found
-        )
+        forced = length < len(prefix)
+        for row in range(rows):
+            if forced and length < settings.language_tokens:
+                logits[row, prefix[length]] = 0
+            else:
+                before[row] -= normalizer(logits[row], space)
+                logits[row, BOS] = logits[row, UNK] = -np.inf
+                if length < settings.min_length:
+                    logits[row, EOS] = -np.inf
+        only = prefix[length] if forced else EOS if length >= settings.max_length else -1
+        count = best_continuations(logits, rows, before, only, found)
         scores, found_parents, found_tokens = found
         row = 0
         before[:] = -INFINITY

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import ROW_WISE, Embedding, SelfAttention, Transformer
 from nmtkit.config import changed_flags
-from nmtkit.data.tokenizer import BOS, EOS, UNK, Encoded
+from nmtkit.data.tokenizer import EOS, Encoded
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.layers import int8, is_unmodified
 from nmtkit.layers.feed_forward import FeedForward
 from nmtkit.layers.fixed_state import SSRU
 from nmtkit.search.beam_search import nonempty
+from nmtkit.search.constraints import Constraints
 from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
+from nmtkit.search.segments import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 from nmtkit.search.shortlist import Shortlist
 
 if TYPE_CHECKING:  # these files import numba
@@ -75,44 +76,49 @@ class NumbaEngine:
         )
         notice.start()
         try:
-            self.search_sentence(np.array([EOS]), 1, np.empty(0, np.int64), SearchOptions())
+            self.search([Segment([EOS])], SearchOptions(), None)
         finally:
             notice.cancel()
 
     def supports(self, options: SearchOptions) -> bool:
         return changed_flags(options) <= FLAGS
 
+    @staticmethod
+    def supports_constraints(constraints: Constraints) -> bool:
+        return not constraints.required and not constraints.avoided
+
     def search(self, batch: SegmentBatch, options: SearchOptions, shortlist: Shortlist | None) -> BatchHypotheses:
-        """Returns the hypotheses of each sentence, best first. Ignores the constraints of the sentences."""
+        """Returns the hypotheses of each sentence, best first. Of the constraints, only prefixes have an effect."""
         sources = [np.array(sentence.ids) for sentence in batch]
-        lengths = [options.max_length(len(ids) - 1) for ids in sources]
+        prefixes = [np.array(sentence.constraints.prefix, np.int64) for sentence in batch]
         limit = self.transformer.max_target_positions
+        lengths = [options.max_length(len(ids) - 1) for ids in sources]
         lengths = [length if limit is None else min(length, limit - 1) for length in lengths]
-        lists: Sequence[Any] = [np.empty(0, np.int64)] * len(batch)
+        settings = [
+            compiled_settings(options, max(length, len(prefix)), sentence.constraints.language_tokens)
+            for length, prefix, sentence in zip(lengths, prefixes, batch, strict=True)
+        ]
+        lists: list[Any] = [np.empty(0, np.int64)] * len(batch)
         if options.shortlist and shortlist is not None:
             encoded = Encoded(np.concatenate(sources), np.array([len(ids) for ids in sources]))
-            lists = [np.flatnonzero(row) for row in shortlist.allowed(encoded)]
-        self.reserve_positions(max(map(len, sources)), max(lengths) + 1)
-        jobs = (sources, lengths, lists, [options] * len(batch))
+            lists = [np.flatnonzero(row) for row in shortlist.allowed(encoded, [list(ids) for ids in prefixes])]
+            prefixes = [np.searchsorted(ids, prefix) for ids, prefix in zip(lists, prefixes, strict=True)]
+        self.reserve_positions(max(map(len, sources)), max(each.max_length for each in settings) + 1)
         if len(batch) > 1 and self.threads > 1:
-            return list(self.pool.map(self.search_sentence, *jobs))
-        return list(map(self.search_sentence, *jobs))
+            return list(self.pool.map(self.search_sentence, sources, settings, lists, prefixes))
+        return list(map(self.search_sentence, sources, settings, lists, prefixes))
 
-    def search_sentence(self, ids: Any, length: int, columns: Any, options: SearchOptions) -> list[Hypothesis]:
+    def search_sentence(
+        self, ids: Any, settings: "compiled_search.Settings", columns: Any, prefix: Any
+    ) -> list[Hypothesis]:
         from nmtkit.search import compiled_search
 
-        settings = compiled_search.Settings(options.beam, options.nbest, float(options.lenpen), options.min_len, length)
-        found = compiled_search.search(self.model, ids, settings, columns, np.array([BOS, UNK]))
-        columns_of_results = (
-            found.tokens,
-            found.lengths.tolist(),
-            found.scores.tolist(),
-            found.log_probabilities.tolist(),
-        )
+        found = compiled_search.search(self.model, ids, settings, columns, prefix)
+        fields = found.tokens, found.lengths.tolist(), found.scores.tolist(), found.log_probabilities.tolist()
         return nonempty(
             [
                 Hypothesis(tokens[:size].tolist(), score, log_probability)
-                for tokens, size, score, log_probability in zip(*columns_of_results, strict=True)
+                for tokens, size, score, log_probability in zip(*fields, strict=True)
                 if score > -math.inf
             ]
         )
@@ -136,6 +142,13 @@ class NumbaEngine:
     def pool(self) -> ThreadPoolExecutor:
         """Threads that search sentences at the same time. The compiled function releases the lock of Python."""
         return ThreadPoolExecutor(self.threads, "numba")
+
+
+def compiled_settings(options: SearchOptions, max_length: int, language_tokens: int) -> "compiled_search.Settings":
+    from nmtkit.search import compiled_search
+
+    fixed = options.beam, options.nbest, float(options.lenpen), options.min_len
+    return compiled_search.Settings(*fixed, max_length, language_tokens)
 
 
 def require() -> None:

@@ -19,7 +19,7 @@ from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.prepack import prepack
 from nmtkit.processes.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.search.constrained_search import lacking
-from nmtkit.search.constraints import NO_CONSTRAINTS, PieceEdges
+from nmtkit.search.constraints import PieceEdges
 from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.ctranslate2 import CTranslate2Engine
 from nmtkit.search.decoding import annotated, decode
@@ -95,8 +95,8 @@ class Translator:
 
         `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` "ctranslate2"
         uses CTranslate2 on the CPU for searches whose options CTranslate2 supports, with `workers` batches at a time.
-        `engine` "numba" uses a compiled search on the CPU. Torch then searches only sentences with constraints, and
-        searches with options that the compiled search does not support.
+        `engine` "numba" uses a compiled search on the CPU. Torch searches sentences with required or avoided phrases,
+        and searches with options that the compiled search does not support.
         With `trainable`, the modules are the same as in training: in fp32, with all parameters and hooks.
 
         Raises FileNotFoundError or ValueError. The message names the file.
@@ -203,16 +203,16 @@ class Translator:
 
     def decode(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
         """Returns the hypotheses of each sentence of a batch, best first."""
-        if self.compiled is None or not self.compiled.supports(options):
+        engine = self.compiled
+        if engine is None or not engine.supports(options):
             return self.decode_with_torch(batch, options)
-        free = [index for index, sentence in enumerate(batch) if sentence.constraints == NO_CONSTRAINTS]
+        free = [index for index, sentence in enumerate(batch) if engine.supports_constraints(sentence.constraints)]
         rest = sorted(set(range(len(batch))) - set(free))
         results = dict(zip(rest, self.decode_with_torch([batch[index] for index in rest], options), strict=True))
         if free:
             part = [batch[index] for index in free]
-            found = annotated(
-                self.models, part, options, self.device, self.compiled.search(part, options, self.shortlist)
-            )
+            found = engine.search(part, options, self.shortlist)
+            found = annotated(self.models, part, options, self.device, found)
             results |= zip(free, found, strict=True)
         return [results[index] for index in range(len(batch))]
 

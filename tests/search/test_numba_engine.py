@@ -18,6 +18,7 @@ from nmtkit.cli import main
 from nmtkit.data.tokenizer import BOS, EOS, UNK
 from nmtkit.layers import int8
 from nmtkit.layers.packed import Packed
+from nmtkit.search.constraints import Constraints
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Hypothesis, Segment
@@ -114,6 +115,22 @@ def test_a_shortlist_gives_the_hypotheses_of_pytorch(search: str, precision: Any
         assert all(set(hypothesis.tokens) <= allowed for hypothesis in hypotheses)
 
 
+@pytest.mark.parametrize("search", ["greedy", "nbest", "short"])
+@pytest.mark.parametrize("shortlist", [False, True])
+@pytest.mark.parametrize("language_tokens", [0, 1])
+def test_prefixes_give_the_hypotheses_of_pytorch(search: str, shortlist: bool, language_tokens: int) -> None:
+    model, options = ending(), SearchOptions(**SEARCHES[search], shortlist=shortlist)
+    lists = Shortlist.from_entries(np.arange(3, 30), np.arange(29, 2, -1), np.array([5]), 30, 30)
+    prefixes = [(4, 9, 11), (4,), (7, 8), (6, 6, 6, 6), (3,), (10, 12)]
+    constraints = [Constraints(prefix, language_tokens) for prefix in prefixes]
+    expected = beam_search([model], Packed.from_lists(SOURCES), options, constraints, shortlist=lists)
+    batch = [Segment(ids, sentence) for ids, sentence in zip(SOURCES, constraints, strict=True)]
+    found = NumbaEngine(model, Path("model.pt"), "fp32").search(batch, options, lists)
+    compare(found, expected, 1e-4)
+    for prefix, hypotheses in zip(prefixes, found, strict=True):
+        assert all(tuple(hypothesis.tokens[: len(prefix)]) == prefix for hypothesis in hypotheses)
+
+
 def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, options = NumbaEngine(ending(), Path("model.pt"), "fp32"), SearchOptions()
     alone = engine.search(segments(SOURCES * 5), options, None)
@@ -186,12 +203,13 @@ def test_translations_are_those_of_pytorch_with_all_options(trained: Path, optio
             assert a.score == pytest.approx(b.score, rel=1e-4)
 
 
-def test_constraints_are_searched_by_pytorch_and_other_lines_are_not(
+def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines, output = tmp_path / "lines", {engine: tmp_path / engine for engine in ("torch", "numba")}
     lines.write_text("\n".join(fragments()[:6]) + "\n")
-    (tmp_path / "prefixes").write_text("a\n\nthe dog\n\n\na\n")
+    (tmp_path / "phrases").write_text("dog\n\nthe\n\n\ncat\n")
+    (tmp_path / "prefixes").write_text("\nthe dog\n\n\na\n\n")
     searched: list[int] = []
     with_torch = Translator.decode_with_torch
 
@@ -201,8 +219,9 @@ def test_constraints_are_searched_by_pytorch_and_other_lines_are_not(
 
     monkeypatch.setattr(Translator, "decode_with_torch", counted)
     for engine, file in output.items():
-        flags = ["--input", str(lines), "--prefix", str(tmp_path / "prefixes"), "--output", str(file)]
-        arguments = ["generate", "--path", str(trained), "--engine", engine, "--device", "cpu", *flags]
+        files = ["--constraints", str(tmp_path / "phrases"), "--prefix", str(tmp_path / "prefixes")]
+        flags = ["--input", str(lines), *files, "--output", str(file), "--device", "cpu"]
+        arguments = ["generate", "--path", str(trained), "--engine", engine, *flags]
         result = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
     assert output["numba"].read_text() == output["torch"].read_text()
