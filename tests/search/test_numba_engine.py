@@ -26,6 +26,7 @@ from nmtkit.search.shortlist import Shortlist
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("numba")
+pytestmark = pytest.mark.slow  # the first search compiles for half a minute
 from nmtkit.layers import compiled
 from nmtkit.search import numba_engine
 from nmtkit.search.numba_engine import NumbaEngine
@@ -228,7 +229,6 @@ def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
     assert sum(searched) == 6 + 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--workers", "2"], ["--threads", "2"], ["--precision", "int8", "--beam", "1"]])
 def test_the_command_translates_like_pytorch(trained: Path, tmp_path: Path, flags: list[str]) -> None:
     (tmp_path / "lines").write_text("\n".join(fragments()) + "\n")
