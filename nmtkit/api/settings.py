@@ -1,6 +1,7 @@
 """Checks the arguments of the Python interface: texts, and settings, which have the names and types of flags."""
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,12 @@ from nmtkit.translation.requests import Request
 PathLike = str | Path
 
 
-def hints_of(*classes: Any) -> dict[str, Any]:
+@functools.lru_cache(64)  # each call of `Model.translate` needs these types
+def hints_of(*classes: Any) -> Mapping[str, Any]:
     """Maps the flag names of config classes, with underscores for hyphens, to the types of the fields."""
+    types = {cls: field_types(cls) for cls in classes}
     return {
-        flag_of(field)[2:].replace("-", "_"): field_types(cls)[field.name]
+        flag_of(field)[2:].replace("-", "_"): types[cls][field.name]
         for cls in classes
         for field in dataclasses.fields(cls)
     }

@@ -94,6 +94,6 @@ def _job(settings: dict[str, Any], data: PathLike | None) -> JobConfig:
     start = settings.get("finetune_from")
     template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()), Path(start) if start else None)
     hints = hints_of(RunConfig, *(type(component.config) for component in template.components.values()))
-    values = checked(title, settings, types | hints)
+    values = checked(title, settings, {**types, **hints})
     changes = {name: value for name, value in values.items() if name in hints}
     return template.job(changes, None if data is None else Path(data))

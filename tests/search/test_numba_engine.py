@@ -26,10 +26,11 @@ from nmtkit.search.shortlist import Shortlist
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("numba")
-pytestmark = pytest.mark.slow  # the first search compiles for half a minute
 from nmtkit.layers import compiled
 from nmtkit.search import numba_engine
 from nmtkit.search.numba_engine import NumbaEngine
+
+pytestmark = pytest.mark.slow  # the first search compiles for half a minute
 
 SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [20, 2], [3, 21, 8, 2], [2], [*range(3, 29), *range(3, 29), 2]]
 MODELS: dict[str, dict[str, Any]] = {
