@@ -93,7 +93,8 @@ def _job(settings: dict[str, Any], data: PathLike | None) -> JobConfig:
     names = {kind: ",".join(kinds[name]) or "none" for kind, name in chosen.items() if name in kinds}
     start = settings.get("finetune_from")
     template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()), Path(start) if start else None)
-    hints = hints_of(RunConfig, *(type(component.config) for component in template.components.values()))
+    classes: list[Any] = [RunConfig, *(type(component.config) for component in template.components.values())]
+    hints = hints_of(*classes)
     values = checked(title, settings, {**types, **hints})
     changes = {name: value for name, value in values.items() if name in hints}
     return template.job(changes, None if data is None else Path(data))
