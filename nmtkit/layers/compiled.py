@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from nmtkit.layers.int8_sums import LANES, sums_of_products
+
 # L layers of a stack, T rows, I inputs, O outputs, D model width, H heads, S keys
 
 Array = npt.NDArray[Any]
@@ -22,6 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RELAXED = {"reassoc", "contract", "nsz", "arcp"}  # infinities and NaN keep their meaning
 INPUT_LIMIT = np.float32(8191)  # largest absolute value of an input of an 8-bit product
 LOG2_E = np.float32(1.4426950408889634)
+sums_4_2, sums_1_4 = sums_of_products(4, 2), sums_of_products(1, 4)
 SMALLEST = np.float32(1e-30)
 # Coefficients of a polynomial for 2 ** x on [0, 1), lowest power first, with a relative error below 2e-7. They come
 # from a Chebyshev interpolation.
@@ -122,17 +125,37 @@ def product_int8(x: Array, rows: int, weight: Array, scale: Array, bias: Array, 
         for i in range(inputs):
             rounded[row, i] = np.int16(np.rint(x[row, i] * factor))
         steps[row] = largest / INPUT_LIMIT
-    for output in range(outputs):
-        for row in range(rows):
-            y[row, output] = dot_int8(rounded[row], weight[output]) * (steps[row] * scale[output]) + bias[output]
+    row = done = 0  # outputs before `done` are computed in blocks
+    if inputs % LANES == 0:
+        x_address, address = rounded.ctypes.data, weight.ctypes.data
+        while row + 4 <= rows:
+            for output in range(0, outputs - 1, 2):
+                sums = sums_4_2(x_address + 2 * row * inputs, address + output * inputs, inputs)
+                for i in range(4):
+                    for j in range(2):
+                        factor = steps[row + i] * scale[output + j]
+                        y[row + i, output + j] = np.float32(sums[2 * i + j]) * factor + bias[output + j]
+            if outputs % 2:
+                for r in range(row, row + 4):
+                    total = dot_int8(rounded[r], weight[outputs - 1])
+                    y[r, outputs - 1] = total * (steps[r] * scale[outputs - 1]) + bias[outputs - 1]
+            row += 4
+        done = outputs - outputs % 4
+        for r in range(row, rows):
+            for output in range(0, done, 4):
+                sums = sums_1_4(x_address + 2 * r * inputs, address + output * inputs, inputs)
+                for i in range(4):
+                    y[r, output + i] = np.float32(sums[i]) * (steps[r] * scale[output + i]) + bias[output + i]
+    for r in range(row, rows):
+        for output in range(done, outputs):
+            y[r, output] = dot_int8(rounded[r], weight[output]) * (steps[r] * scale[output]) + bias[output]
 
 
 @compiled
 def dot_int8(x: Array, y: Array) -> Any:
     total = np.int32(0)
     for i in range(x.shape[0]):
-        # without these conversions, Numba adds in 64 bits, and LLVM does not use the instruction for 16-bit products
-        total = np.int32(total + np.int32(x[i]) * np.int32(y[i]))
+        total = np.int32(total + np.int32(x[i]) * np.int32(y[i]))  # without the conversion, Numba adds in 64 bits
     return np.float32(total)
 
 

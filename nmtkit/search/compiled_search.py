@@ -28,6 +28,7 @@ from nmtkit.layers.compiled import (
 # L layers, S source tokens, R rows, V target vocabulary, D model width, F inner width of the feed-forward networks. A
 # size of 0 means that a model lacks a part.
 
+BLOCK = 64  # logits whose maximum decides whether they are read one by one
 STEPS = 64  # steps for which memory is reserved at first
 INFINITY = np.inf
 
@@ -260,20 +261,25 @@ def best_continuations(logits: Array, rows: int, before: Array, only: int, found
             continue
         limit = -INFINITY  # lower bound of the logits that may still be among the best
         start, end = (only, only + 1) if only >= 0 else (0, len(x))
-        for i in range(start, end):
-            if not x[i] > limit:  # smaller, or NaN
+        for block in range(start, end, BLOCK):
+            size_of_block = min(BLOCK, end - block)
+            if not maximum(x[block : block + size_of_block], size_of_block) > limit:
                 continue
-            score = x[i] + offset
-            if count == size and score <= scores[size - 1]:
-                continue
-            place = min(count, size - 1)
-            while place and scores[place - 1] < score:
-                scores[place], parents[place], tokens[place] = scores[place - 1], parents[place - 1], tokens[place - 1]
-                place -= 1
-            scores[place], parents[place], tokens[place] = score, row, i
-            count = min(count + 1, size)
-            if count == size:
-                limit = scores[size - 1] - offset - 1e-3  # a logit below this limit is not among the best
+            for i in range(block, block + size_of_block):
+                if not x[i] > limit:  # smaller, or NaN
+                    continue
+                score = x[i] + offset
+                if count == size and score <= scores[size - 1]:
+                    continue
+                place = min(count, size - 1)
+                while place and scores[place - 1] < score:
+                    scores[place], parents[place] = scores[place - 1], parents[place - 1]
+                    tokens[place] = tokens[place - 1]
+                    place -= 1
+                scores[place], parents[place], tokens[place] = score, row, i
+                count = min(count + 1, size)
+                if count == size:
+                    limit = scores[size - 1] - offset - 1e-3  # a logit below this limit is not among the best
     return count
 
 
