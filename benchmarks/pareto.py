@@ -316,6 +316,7 @@ def main() -> None:
     flags.add_argument("--beams", nargs="+", type=int, default=[1, 4])
     flags.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     flags.add_argument("--lines", type=int, default=64, help="lines that are translated at a time")
+    flags.add_argument("--test-lines", type=int, help="lines of the test set; default: all")
     flags.add_argument("--marian", type=Path, metavar="PROGRAM", help="the command pymarian of its environment")
     flags.add_argument("--slimt", type=Path, metavar="PROGRAM", help="the command slimt of its environment")
     flags.add_argument("--figure", type=Path, help="PNG or SVG file to draw")
@@ -337,8 +338,8 @@ def main() -> None:
             if "shortlist" not in checkpoint.read(path, mmap=True):
                 nmtkit("shortlist", str(workspace.data), "--path", str(path))
     lines, references = (workspace.lines("test", side) for side in (0, 1))
-    if arguments.quick:
-        lines, references = lines[:4], references[:4]
+    limit = 4 if arguments.quick else arguments.test_lines
+    lines, references = lines[:limit], references[:limit]
     tokenizer = models.tokenizer_of(checkpoint.load(next(iter(paths.values())), mmap=True), Path("the first model"))
     tokens = sum(map(len, tokenizer.encode_target(references).split()))
     systems: dict[str, tuple[System, Row]] = {}
