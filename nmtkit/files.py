@@ -1,5 +1,6 @@
 """Writes files and folders completely or not at all, even if the power fails. Does not import torch."""
 
+import atexit
 import errno
 import io
 import os
@@ -8,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -134,3 +136,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@cache
+def cache_folder() -> Path:
+    """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if there is no cache."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder

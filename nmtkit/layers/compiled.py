@@ -8,13 +8,18 @@ in fp32, or integers of 8 bits with a scale for each output (`int8.quantize`). T
 integers of 14 bits, with one scale for each row. Sums of these products are exact in 32 bits.
 """
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numba
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from nmtkit.files import cache_folder
+from nmtkit.layers import int8_sums
 from nmtkit.layers.int8_sums import LANES, sums_of_products
 
 # L layers of a stack, T rows, I inputs, O outputs, D model width, H heads, S keys
@@ -55,8 +60,34 @@ class Space(NamedTuple):
 
 
 def compiled(function: F) -> F:
-    """Compiles a function at its first call for a combination of types, and keeps the machine code in a file."""
-    return cast(F, njit(cache=True, nogil=True, error_model="numpy", fastmath=RELAXED)(function))
+    """Compiles a function at its first call for a combination of types, and keeps the machine code in files."""
+    return with_machine_code(function, RELAXED)
+
+
+def compiled_without_nan(function: F) -> F:
+    """Does the same as `compiled` for a function whose result for NaN does not matter."""
+    return with_machine_code(function, RELAXED | {"nnan"})
+
+
+def with_machine_code(function: F, relaxed: set[str]) -> F:
+    """Compiles a function like `numba.njit`. Its machine code is in a folder for the sources from which it is made.
+
+    Numba itself would notice changes of the file of the function, but not changes of functions in other files.
+    """
+    config: Any = numba.config
+    usual = config.CACHE_DIR  # not empty if the user has set NUMBA_CACHE_DIR
+    config.CACHE_DIR = str(Path(usual or cache_folder()) / f"numba-{fingerprint(function.__code__.co_filename)}")
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=relaxed)(function))
+    finally:
+        config.CACHE_DIR = usual
+
+
+@functools.cache
+def fingerprint(file: str) -> str:
+    """Returns a digest of this file, of the file of the 8-bit products, and of `file`."""
+    contents = b"".join(Path(name).read_bytes() for name in (__file__, str(int8_sums.__file__), file))
+    return hashlib.blake2b(contents, digest_size=8).hexdigest()
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -194,7 +225,7 @@ def relu(x: Array, rows: int) -> None:
             x[row, i] = max(x[row, i], np.float32(0))
 
 
-@njit(cache=True, nogil=True, fastmath=RELAXED | {"nnan"})  # vector instructions ignore NaN
+@compiled_without_nan  # so that vector instructions can be used
 def maximum(x: Array, size: int) -> Any:
     """Returns the largest of the first `size` numbers of x. The result for NaN is any number."""
     largest = np.float32(-np.inf)
@@ -203,7 +234,7 @@ def maximum(x: Array, size: int) -> Any:
     return largest
 
 
-@njit(cache=True, nogil=True, fastmath=RELAXED | {"nnan"})
+@compiled_without_nan
 def minimum(x: Array, size: int) -> Any:
     smallest = np.float32(np.inf)
     for i in range(size):

@@ -33,6 +33,16 @@ STEPS = 64  # steps for which memory is reserved at first
 INFINITY = np.inf
 
 
+class NormOptions(NamedTuple):
+    """Where norms are, and the number that they add to the variance.
+
+    Functions get these options instead of the whole model, because a call copies all fields of its arguments.
+    """
+
+    pre_norm: bool
+    eps: Any
+
+
 class FeedForward(NamedTuple):
     fc1: Linear
     fc2: Linear
@@ -75,9 +85,8 @@ class Model(NamedTuple):
     decoder: DecoderLayers
     decoder_norm: Norm
     output: Linear  # 1 V D
+    norms: NormOptions
     heads: int
-    eps: Any
-    pre_norm: bool
     recurrent: bool  # SSRUs instead of self-attention in the decoder
 
 
@@ -118,31 +127,38 @@ def embed(tokens: Array, rows: int, first: int, stride: int, embedding: Embeddin
 
 
 @compiled
-def sublayer_input(x: Array, rows: int, norm: Norm, layer: int, model: Model, normalized: Array) -> Array:
+def sublayer_input(x: Array, rows: int, norm: Norm, layer: int, options: NormOptions, normalized: Array) -> Array:
     """Returns the input of a sub-layer: x, or with pre-norm the normalised x, written to `normalized`."""
-    if not model.pre_norm:
+    if not options.pre_norm:
         return x
-    layer_norm(x, rows, norm, layer, model.eps, normalized)
+    layer_norm(x, rows, norm, layer, options.eps, normalized)
     return normalized
 
 
 @compiled
-def add_and_norm(x: Array, change: Array, rows: int, norm: Norm, layer: int, model: Model) -> None:
+def add_and_norm(x: Array, change: Array, rows: int, norm: Norm, layer: int, options: NormOptions) -> None:
     """Adds the output of a sub-layer to x, and normalises the sum unless the model has pre-norm."""
     add(x, change, rows)
-    if not model.pre_norm:
-        layer_norm(x, rows, norm, layer, model.eps, x)
+    if not options.pre_norm:
+        layer_norm(x, rows, norm, layer, options.eps, x)
 
 
 @compiled
 def apply_feed_forward(
-    x: Array, rows: int, part: FeedForward, layer: int, model: Model, normalized: Array, inner: Array, change: Array
+    x: Array,
+    rows: int,
+    part: FeedForward,
+    layer: int,
+    norms: NormOptions,
+    normalized: Array,
+    inner: Array,
+    change: Array,
 ) -> None:
-    h = sublayer_input(x, rows, part.norm, layer, model, normalized)
+    h = sublayer_input(x, rows, part.norm, layer, norms, normalized)
     linear(h, rows, part.fc1, layer, inner)
     relu(inner, rows)
     linear(inner, rows, part.fc2, layer, change)
-    add_and_norm(x, change, rows, part.norm, layer, model)
+    add_and_norm(x, change, rows, part.norm, layer, norms)
 
 
 @compiled
@@ -155,29 +171,29 @@ def encode(model: Model, ids: Array, space: Space) -> Array:
     qkv = np.empty((size, 3 * width), np.float32)
     inner = np.empty((size, layers.feed_forward.fc1.weight.shape[1]), np.float32)
     everything = np.arange(size)
-    embed(ids, size, 0, 1, model.source, model.eps, x)
+    embed(ids, size, 0, 1, model.source, model.norms.eps, x)
     for layer in range(layers.qkv.weight.shape[0]):
-        h = sublayer_input(x, size, layers.norm, layer, model, normalized)
+        h = sublayer_input(x, size, layers.norm, layer, model.norms, normalized)
         linear(h, size, layers.qkv, layer, qkv)
         for i in range(size):
             attend(qkv[i, :width], qkv, (width, 2 * width), everything, size, model.heads, space, attended[i])
         linear(attended, size, layers.out, layer, change)
-        add_and_norm(x, change, size, layers.norm, layer, model)
-        apply_feed_forward(x, size, layers.feed_forward, layer, model, normalized, inner, change)
+        add_and_norm(x, change, size, layers.norm, layer, model.norms)
+        apply_feed_forward(x, size, layers.feed_forward, layer, model.norms, normalized, inner, change)
     if model.encoder_norm.gain.shape[1]:
-        layer_norm(x, size, model.encoder_norm, 0, model.eps, x)
+        layer_norm(x, size, model.encoder_norm, 0, model.norms.eps, x)
     return x
 
 
 @compiled
-def recur(gates: Array, layers: DecoderLayers, layer: int, state: Array, eps: Any, space: Space, y: Array) -> None:
+def recur(gates: Array, norms: tuple[Norm, Norm], layer: int, state: Array, eps: Any, space: Space, y: Array) -> None:
     """Computes an SSRU for one row: c = f c + (1 - f) v, with v and f from `gates` [2, D]. Writes relu(c) to y.
 
-    Replaces c in `state` [D]. The gates are normalised first if the model has these norms.
+    Replaces c in `state` [D]. First normalises v and f with `norms`, if the model has these norms.
     """
-    if layers.value_norm.gain.shape[1]:
-        layer_norm(gates[:1], 1, layers.value_norm, layer, eps, gates[:1])
-        layer_norm(gates[1:], 1, layers.forget_norm, layer, eps, gates[1:])
+    if norms[0].gain.shape[1]:
+        layer_norm(gates[:1], 1, norms[0], layer, eps, gates[:1])
+        layer_norm(gates[1:], 1, norms[1], layer, eps, gates[1:])
     value, forget = gates[0], gates[1]
     sigmoid(forget, space)
     for i in range(state.shape[0]):
@@ -210,12 +226,20 @@ def step(
     gates = np.empty((rows, 2 * width), np.float32)
     inner = np.empty((rows, layers.feed_forward.fc1.weight.shape[1]), np.float32)
     for layer in range(layers.query.weight.shape[0]):
-        h = sublayer_input(x, rows, layers.self_norm, layer, model, normalized)
+        h = sublayer_input(x, rows, layers.self_norm, layer, model.norms, normalized)
         if model.recurrent:
             linear(h, rows, layers.self_in, layer, gates)
             for row in range(rows):
                 both = gates[row].reshape(2, width)
-                recur(both, layers, layer, states[layer, row], model.eps, space, change[row])
+                recur(
+                    both,
+                    (layers.value_norm, layers.forget_norm),
+                    layer,
+                    states[layer, row],
+                    model.norms.eps,
+                    space,
+                    change[row],
+                )
         else:
             new = cache[layer, first : first + rows]
             linear(h, rows, layers.self_in, layer, new)
@@ -223,17 +247,17 @@ def step(
                 query, columns = new[row, :width], (width, 2 * width)
                 attend(query, cache[layer], columns, seen[row], steps, model.heads, space, attended[row])
             linear(attended, rows, layers.self_out, layer, change)
-        add_and_norm(x, change, rows, layers.self_norm, layer, model)
-        h = sublayer_input(x, rows, layers.cross_norm, layer, model, normalized)
+        add_and_norm(x, change, rows, layers.self_norm, layer, model.norms)
+        h = sublayer_input(x, rows, layers.cross_norm, layer, model.norms, normalized)
         linear(h, rows, layers.query, layer, change)
         for row in range(rows):
             attend(change[row], memory[layer], (0, width), source, len(source), model.heads, space, attended[row])
         linear(attended, rows, layers.cross_out, layer, change)
-        add_and_norm(x, change, rows, layers.cross_norm, layer, model)
+        add_and_norm(x, change, rows, layers.cross_norm, layer, model.norms)
         if inner.shape[1]:
-            apply_feed_forward(x, rows, layers.feed_forward, layer, model, normalized, inner, change)
+            apply_feed_forward(x, rows, layers.feed_forward, layer, model.norms, normalized, inner, change)
     if model.decoder_norm.gain.shape[1]:
-        layer_norm(x, rows, model.decoder_norm, 0, model.eps, x)
+        layer_norm(x, rows, model.decoder_norm, 0, model.norms.eps, x)
 
 
 # --- search -----------------------------------------------------------------------------------------------------------
@@ -378,7 +402,7 @@ def search(model: Model, ids: Array, settings: Settings, columns: Array, prefix:
             finished = Finished(finished.scores, finished.log_probabilities, finished.lengths, kept)
         rows = beam if length else 1  # at first, all rows are equal
         pieces = columns[newest] if len(columns) else newest
-        embed(pieces, rows, length, 0, model.target, model.eps, x)
+        embed(pieces, rows, length, 0, model.target, model.norms.eps, x)
         seen[:rows, length] = np.arange(length * beam, length * beam + rows)
         step(model, x, rows, length + 1, length * beam, seen, cache, states, memory, source, space)
         linear(x, rows, output, 0, logits)

@@ -5,14 +5,12 @@ have a different meaning there, raise an error. The distributions of CTranslate2
 of a trained model differ in the third decimal place. The package ctranslate2 is required.
 """
 
-import atexit
 import math
-import os
 import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +21,7 @@ from nmtkit import checkpoint
 from nmtkit.architectures import Architecture
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.files import cache_folder
 from nmtkit.formats import ctranslate2 as ctranslate2_format
 from nmtkit.search.candidates import length_penalty
 from nmtkit.search.constraints import NO_CONSTRAINTS
@@ -73,20 +72,6 @@ def exported(path: Path, precision: Precision) -> Path:
         if not folder.is_dir():  # if the folder exists, another process has exported the model at the same time
             raise
     return folder
-
-
-@cache
-def cache_folder() -> Path:
-    """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if there is no cache."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
-        folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
 
 
 class CTranslate2Engine:

@@ -61,7 +61,7 @@ class NumbaEngine:
     """
 
     def __init__(self, model: Architecture, source: Path, precision: Precision) -> None:
-        """Raises ImportError without numba, and ValueError for a model that the compiled search does not support.
+        """Raises ValueError for a model that the compiled search does not support, and ImportError without numba.
 
         `source` is the checkpoint of the model; error messages name this file.
         """
@@ -202,9 +202,8 @@ def compiled_model(model: Transformer, precision: Precision) -> "compiled_search
         ),
         decoder_norm=stack.norm([model.decoder_norm]),
         output=stack.linear([model.output_projection]),
+        norms=search.NormOptions(model.config.pre_norm, np.float32(model.config.norm_eps)),
         heads=model.config.heads,
-        eps=np.float32(model.config.norm_eps),
-        pre_norm=model.config.pre_norm,
         recurrent=recurrent,
     )
 

@@ -1,6 +1,10 @@
 """The compiled search: the same hypotheses and scores as PyTorch's search, for every setting that it supports."""
 
+import math
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import torch
 from builders import fragments, save_ending_transformer, tiny_model, tiny_transformer
 from click.testing import CliRunner
 
+import nmtkit
 from nmtkit import checkpoint
 from nmtkit.architectures.interface import Vocabulary
 from nmtkit.architectures.transformer import Transformer
@@ -275,3 +280,30 @@ def test_a_missing_package_is_named(trained: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(numba_engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'nmtkit\[numba\]'"):
         Translator.load(trained, engine="numba")
+
+
+def test_machine_code_is_made_again_after_a_change_in_another_file(tmp_path: Path) -> None:
+    """`outer` calls `inner` of another file. Numba alone would keep the machine code of the old `inner`."""
+    package = tmp_path / "nmtkit"
+    shutil.copytree(Path(nmtkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import numpy as np; from nmtkit.search import compiled_search as s;"
+        "print(s.penalty(1, 1.0), s.normalizer(np.zeros(1, np.float32), s.Space(*2 * [np.empty(1, np.int32)])))"
+    )
+    code = code.replace("*2 * [np.empty(1, np.int32)]", "np.empty(1, np.float32), np.empty(1, np.int32)")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def results() -> list[float]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
+        return [float(number) for number in done.stdout.split()]
+
+    assert results() == pytest.approx([1, 0])
+    layers = package / "layers" / "compiled.py"
+    text = layers.read_text()
+    assert text.count("    return total\n\n\n@compiled\ndef sigmoid") == 1
+    changed = text.replace(
+        "    return total\n\n\n@compiled\ndef sigmoid", "    return 2 * total\n\n\n@compiled\ndef sigmoid"
+    )
+    layers.write_text(changed)
+    assert results() == pytest.approx([1, math.log(2)])
