@@ -151,7 +151,7 @@ def product_int8(x: Array, rows: int, weight: Array, scale: Array, bias: Array, 
     rounded = np.empty((rows, inputs), np.int16)
     steps = np.empty(rows, np.float32)  # scales of the rounded inputs
     for row in range(rows):
-        largest = max(maximum(x[row], inputs), -minimum(x[row], inputs), SMALLEST)
+        largest = max(largest_size(x[row]), SMALLEST)
         factor = INPUT_LIMIT / largest
         for i in range(inputs):
             rounded[row, i] = np.int16(np.rint(x[row, i] * factor))
@@ -235,11 +235,12 @@ def maximum(x: Array, size: int) -> Any:
 
 
 @compiled_without_nan
-def minimum(x: Array, size: int) -> Any:
-    smallest = np.float32(np.inf)
-    for i in range(size):
-        smallest = min(smallest, x[i])
-    return smallest
+def largest_size(x: Array) -> Any:
+    """Returns the largest absolute value in x."""
+    largest = np.float32(0)
+    for i in range(x.shape[0]):
+        largest = max(largest, abs(x[i]))
+    return largest
 
 
 @compiled
