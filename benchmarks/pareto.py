@@ -18,7 +18,7 @@ tokens of the reference per core-second, and bytes on disk: the checkpoint witho
 or the exported model. A system is on the frontier if no other system is both better in BLEU and faster. A second table
 says what an engine cannot do. Exports in `--folder` are used again: give a new folder after a new training.
 
---figure draws BLEU against both costs (needs nmtkit[plots]); `--output` writes all figures as JSON.
+--figure draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]); `--output` writes all figures as JSON.
 """
 
 import argparse
@@ -51,6 +51,7 @@ SYMBOLS = {
     "slimt": "D",
 }
 System = Callable[[], list[str]]  # translates all lines
+DRAWN = 2.0  # systems more than this many BLEU below the best are not drawn
 
 
 @dataclass
@@ -283,6 +284,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    rows = [row for row in rows if row["BLEU"] >= max(other["BLEU"] for other in rows) - DRAWN]
     names = list(dict.fromkeys(row["model"] for row in rows))
     for axis, column, title in zip(axes, ("tok/core-s", "MB"), ("tokens per core-second", "MB on disk"), strict=True):
         for row in rows:
@@ -303,8 +305,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     engines = dict.fromkeys(row["engine"] for row in rows)
     entries += [(engine, {"color": "gray", "marker": SYMBOLS[engine]}) for engine in engines]
     entries += [("fp32 (int8 is filled)", {"color": "gray", "marker": "o", "markerfacecolor": "none"})]
+    sizes = {"beam 1": 6, "beam 4": 7, "with shortlist": 10}
+    entries += [(label, {"color": "gray", "marker": "o", "markersize": size}) for label, size in sizes.items()]
     handles = [pyplot.Line2D([], [], linestyle="", label=label, **style) for label, style in entries]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=(len(handles) + 1) // 2)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

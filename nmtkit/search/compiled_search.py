@@ -34,7 +34,7 @@ INFINITY = np.inf
 
 
 class NormOptions(NamedTuple):
-    """Where norms are, and the number that they add to the variance.
+    """The place of the norms, and the number that they add to the variance.
 
     Functions get these options instead of the whole model, because a call copies all fields of its arguments.
     """
