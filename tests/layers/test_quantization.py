@@ -33,8 +33,18 @@ def test_a_layer_rounds_as_int8_inference_does() -> None:
 
 def test_gradients_are_those_of_the_rounded_values_in_a_plain_product() -> None:
     torch.manual_seed(2)
-    linear, x = nn.Linear(512, 5), torch.randn(3, 512, requires_grad=True)
+    linear = nn.Linear(512, 5)
     quantize_aware(nn.Sequential(linear))
+
+    def far_from_ties(rows: int, limit: int) -> torch.Tensor:
+        """Returns numbers that are at most 0.3 steps from a multiple of a step, so that their rounding is certain."""
+        values = torch.randint(1 - limit, limit, (rows, 512)) + 0.6 * (torch.rand(rows, 512) - 0.5)
+        values[:, 0] = limit
+        return values / limit
+
+    x = far_from_ties(3, 127).requires_grad_()
+    with torch.no_grad():
+        linear.weight.copy_(far_from_ties(5, linear.limit))  # type: ignore[arg-type]
     linear(x).square().sum().backward()
 
     def steps(values: torch.Tensor, limit: int) -> torch.Tensor:
