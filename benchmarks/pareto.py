@@ -18,8 +18,8 @@ tokens of the reference per core-second, and bytes on disk: the checkpoint witho
 or the exported model. A system is on the frontier if no other system is both better in BLEU and faster. A second table
 says what an engine cannot do. Exports in `--folder` are used again: give a new folder after a new training.
 
-`--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). `--output` writes all
-figures as JSON.
+`--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). `--output` writes
+all figures as JSON.
 """
 
 import argparse
