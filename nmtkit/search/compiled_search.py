@@ -308,10 +308,26 @@ def best_continuations(logits: Array, rows: int, before: Array, only: int, found
 
 
 @compiled
-def normalizer(logits: Array, space: Space) -> Any:
-    """Returns the logarithm of the sum of exponentials. The result is not finite if a logit is NaN or infinite."""
-    largest = maximum(logits, len(logits))
-    return largest + np.log(exponentials(logits, len(logits), largest, space, space.numbers))
+def normalizers(logits: Array, rows: int, space: Space) -> Array:
+    """Returns the logarithms of the sums of exponentials of `rows` rows of logits.
+
+    The result for a row is not finite if one of its logits is NaN or infinite.
+    """
+    result = np.empty(rows, np.float32)
+    for row in range(rows):
+        x = logits[row]
+        largest = maximum(x, len(x))
+        result[row] = largest + np.log(exponentials(x, len(x), largest, space, space.numbers))
+    return result
+
+
+@compiled
+def selected(output: Linear, columns: Array) -> Linear:
+    """Returns the output projection of the pieces `columns`."""
+    weight, bias, scale = output.weight[0][columns], output.bias[0][columns], output.scale[0]
+    if len(scale):
+        scale = scale[columns]
+    return Linear(weight.reshape(1, weight.shape[0], weight.shape[1]), scale.reshape(1, -1), bias.reshape(1, -1))
 
 
 @compiled
@@ -358,14 +374,10 @@ def search(model: Model, ids: Array, settings: Settings, columns: Array, prefix:
     """Returns the best hypotheses of the source sentence `ids` [S], which begin with `prefix`.
 
     `columns` are the sorted target pieces of a shortlist, or empty for all pieces. The tokens of `prefix` are indices
-    into `columns`, if there are any.
+    into `columns`, if there are any; the same holds for the tokens of the hypotheses.
     """
     beam, width, layers = settings.beam, model.target.tokens.shape[1], model.decoder.query.weight.shape[0]
-    output = model.output
-    if len(columns):
-        weight, bias = output.weight[0][columns], output.bias[0][columns]
-        scale = output.scale[0][columns] if output.scale.shape[1] else output.scale[0]
-        output = Linear(weight.reshape(1, len(columns), width), scale.reshape(1, -1), bias.reshape(1, -1))
+    output = selected(model.output, columns) if len(columns) else model.output
     vocabulary = output.weight.shape[1]
     numbers = max(len(ids), vocabulary, width, settings.max_length + 1)
     space = Space(np.empty(numbers, np.float32), np.empty(numbers, np.int32))
@@ -406,16 +418,14 @@ def search(model: Model, ids: Array, settings: Settings, columns: Array, prefix:
         seen[:rows, length] = np.arange(length * beam, length * beam + rows)
         step(model, x, rows, length + 1, length * beam, seen, cache, states, memory, source, space)
         linear(x, rows, output, 0, logits)
-        forced = length < len(prefix)
-        for row in range(rows):
-            if forced and length < settings.language_tokens:
-                logits[row, prefix[length]] = 0
-            else:
-                before[row] -= normalizer(logits[row], space)
-                logits[row, BOS] = logits[row, UNK] = -np.inf
-                if length < settings.min_length:
-                    logits[row, EOS] = -np.inf
-        only = prefix[length] if forced else EOS if length >= settings.max_length else -1
+        only = prefix[length] if length < len(prefix) else EOS if length >= settings.max_length else -1
+        if length < settings.language_tokens:
+            logits[:, only] = 0
+        else:
+            before[:rows] -= normalizers(logits, rows, space)
+            logits[:, BOS], logits[:, UNK] = -np.inf, -np.inf
+            if length < settings.min_length:
+                logits[:, EOS] = -np.inf
         count = best_continuations(logits, rows, before, only, found)
         scores, found_parents, found_tokens = found
         row = 0
@@ -438,8 +448,4 @@ def search(model: Model, ids: Array, settings: Settings, columns: Array, prefix:
         seen[:, : length + 1] = seen[parent, : length + 1]
         if model.recurrent:
             states = states[:, parent]
-    if len(columns):
-        for i in range(settings.nbest):
-            for j in range(finished.lengths[i]):
-                finished.tokens[i, j] = columns[finished.tokens[i, j]]
     return finished

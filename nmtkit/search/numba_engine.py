@@ -117,7 +117,7 @@ class NumbaEngine:
         fields = found.tokens, found.lengths.tolist(), found.scores.tolist(), found.log_probabilities.tolist()
         return nonempty(
             [
-                Hypothesis(tokens[:size].tolist(), score, log_probability)
+                Hypothesis((columns[tokens[:size]] if len(columns) else tokens[:size]).tolist(), score, log_probability)
                 for tokens, size, score, log_probability in zip(*fields, strict=True)
                 if score > -math.inf
             ]

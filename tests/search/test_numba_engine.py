@@ -288,9 +288,9 @@ def test_machine_code_is_made_again_after_a_change_in_another_file(tmp_path: Pat
     shutil.copytree(Path(nmtkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     code = (
         "import numpy as np; from nmtkit.search import compiled_search as s;"
-        "print(s.penalty(1, 1.0), s.normalizer(np.zeros(1, np.float32), s.Space(*2 * [np.empty(1, np.int32)])))"
+        "space = s.Space(np.empty(1, np.float32), np.empty(1, np.int32));"
+        "print(s.penalty(1, 1.0), s.normalizers(np.zeros((1, 1), np.float32), 1, space)[0])"
     )
-    code = code.replace("*2 * [np.empty(1, np.int32)]", "np.empty(1, np.float32), np.empty(1, np.int32)")
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
     def results() -> list[float]:
