@@ -70,7 +70,7 @@ def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict
                 steps = model(input_ids=source, decoder_input_ids=found[:, :-1]).logits.log_softmax(-1)
             theirs = steps.gather(2, found[:, 1:, None]).double().sum()
             assert float(theirs) == pytest.approx(score, rel=1e-5, abs=2e-4)
-        assert ended > 0.75 * len(lines) and len(seen) > len(lines) / 10
+        assert ended > 0.5 * len(lines) and len(seen) > len(lines) / 10
 
 
 def test_a_model_card_tells_what_the_model_is(tmp_path: Path) -> None:

@@ -407,4 +407,5 @@ def test_optuna_prunes_with_the_example(mirror_data: Path, tmp_path: Path, monke
         logged = records(tmp_path / f"optuna/{trial.number}", "valid")
         assert trial.intermediate_values == {it["update"]: pytest.approx(it["loss"], rel=1e-5) for it in logged}
         [end] = records(tmp_path / f"optuna/{trial.number}", "end")
-        assert (end["reason"] == "pruned by Optuna") == (trial.state.name == "PRUNED")
+        early = trial.state.name == "PRUNED" and logged[-1]["update"] < 6  # at update 6, the run ends anyway
+        assert (end["reason"] == "pruned by Optuna") == early
