@@ -140,7 +140,7 @@ def sync_folder(folder: Path) -> None:
 
 @cache
 def cache_folder() -> Path:
-    """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if there is no cache."""
+    """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if no cache can be written."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
         folder.mkdir(parents=True, exist_ok=True)

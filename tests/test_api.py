@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -429,3 +430,16 @@ def test_a_wrong_setting_of_train_is_named(
     with pytest.raises((ValueError, OSError), match=message):
         nmtkit.train({"save_dir": tmp_path / "run"} | settings, mirror_data)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_call_of_translate_does_not_read_the_types_of_settings_again(
+    model: nmtkit.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the annotations of all config classes takes 2 ms, longer than the search of a small model."""
+    model.translate("the dog runs", beam=1)
+
+    def fail(cls: type) -> None:
+        raise AssertionError(f"the annotations of {cls.__name__} are read again")
+
+    monkeypatch.setattr(typing, "get_type_hints", fail)
+    model.translate("the dog runs", beam=1)

@@ -19,10 +19,10 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
-    """Returns the indices of the source column and the target column in a table whose columns have the given names.
+    """Returns the indices of the source column and the target column of a table. `names` are the names of its columns.
 
-    The columns of --columns come first, then columns named after the languages, then names such as "source". Returns
-    None if a column is not found. Raises ValueError if a column of --columns does not exist.
+    Prefers the columns of --columns to columns that are named after the languages, and these to names such as "source".
+    Returns None if a column is not found. Raises ValueError if a column of --columns does not exist.
     """
     if corpus.columns is not None:
         for column in corpus.columns:

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.files import cache_folder
-from nmtkit.layers import int8_sums
-from nmtkit.layers.int8_sums import LANES, sums_of_products
+from nmtkit.layers.compiled_int8 import LANES, sums_of_products
 
 # L layers of a stack, T rows, I inputs, O outputs, D model width, H heads, S keys
 
@@ -60,7 +59,7 @@ class Space(NamedTuple):
 
 
 def compiled(function: F) -> F:
-    """Compiles a function at its first call for a combination of types, and keeps the machine code in files."""
+    """Compiles a function at its first call for a combination of types. Keeps the machine code in files."""
     return with_machine_code(function, RELAXED)
 
 
@@ -70,13 +69,14 @@ def compiled_without_nan(function: F) -> F:
 
 
 def with_machine_code(function: F, relaxed: set[str]) -> F:
-    """Compiles a function like `numba.njit`. Its machine code is in a folder for the sources from which it is made.
+    """Compiles a function like `numba.njit`, and keeps its machine code in a folder for this version of the sources.
 
-    Numba itself would notice changes of the file of the function, but not changes of functions in other files.
+    With one folder for all versions, Numba would use old machine code after a change in a file with a called function.
+    `relaxed` are the rules of IEEE 754 that the machine code may break (flags of LLVM).
     """
     config: Any = numba.config
     usual = config.CACHE_DIR  # not empty if the user has set NUMBA_CACHE_DIR
-    config.CACHE_DIR = str(Path(usual or cache_folder()) / f"numba-{fingerprint(function.__code__.co_filename)}")
+    config.CACHE_DIR = str(Path(usual or cache_folder()) / f"numba-{fingerprint()}")
     try:
         return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=relaxed)(function))
     finally:
@@ -84,10 +84,10 @@ def with_machine_code(function: F, relaxed: set[str]) -> F:
 
 
 @functools.cache
-def fingerprint(file: str) -> str:
-    """Returns a digest of this file, of the file of the 8-bit products, and of `file`."""
-    contents = b"".join(Path(name).read_bytes() for name in (__file__, str(int8_sums.__file__), file))
-    return hashlib.blake2b(contents, digest_size=8).hexdigest()
+def fingerprint() -> str:
+    """Returns a digest of the source files of all compiled functions of nmtkit. Their names begin with `compiled`."""
+    sources = sorted(Path(__file__).parents[1].glob("*/compiled*.py"))
+    return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -195,7 +195,10 @@ def dot_int8(x: Array, y: Array) -> Any:
 
 @compiled
 def layer_norm(x: Array, rows: int, norm: Norm, index: int, eps: Any, y: Array) -> None:
-    """Writes the normalised rows of x [T, D] to y. x and y may be the same array."""
+    """Applies layer norm `index` to the first `rows` rows of x [T, D], and writes the results to y.
+
+    x and y may be the same array. `eps` is added to the variance.
+    """
     gain, bias = norm.gain[index], norm.bias[index]
     width = x.shape[1]
     for row in range(rows):

@@ -57,7 +57,7 @@ class Columns:
         return self.pieces[tokens]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Selects the logits of each sentence's list, N K, from logits of the union of the lists, N U, or of V pieces.
+        """Selects the logits of each sentence's list: N K. The argument has logits for all lists, N U, or for V pieces.
 
         Columns that are not in the list of a sentence get the logit -inf.
         """

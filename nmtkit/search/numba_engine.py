@@ -35,7 +35,7 @@ from nmtkit.search.shortlist import Shortlist
 
 if TYPE_CHECKING:  # these files import numba
     from nmtkit.layers import compiled
-    from nmtkit.search import compiled_search
+    from nmtkit.search import compiled_model, compiled_search
 
 # Settings of which the compiled search supports every value. ALLOWED maps other settings to the supported values.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "position_offset", "max_positions"}
@@ -70,7 +70,7 @@ class NumbaEngine:
         if not all(type(module) in MODULES and is_unmodified(module, type(module)) for module in model.modules()):
             raise ValueError(f"{source} has modules that --engine numba does not support: leave out --engine")
         with torch.inference_mode():
-            self.model = compiled_model(self.transformer, precision)
+            self.model = weights_of(self.transformer, precision)
         notice = threading.Timer(
             NOTICE_SECONDS, log.info, ("compiling the search for this processor, once per machine",)
         )
@@ -160,39 +160,39 @@ def require() -> None:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def compiled_model(model: Transformer, precision: Precision) -> "compiled_search.Model":
-    """Returns the weights of a model as arrays, stacked over the layers of the encoder and of the decoder."""
-    from nmtkit.search import compiled_search as search
+def weights_of(model: Transformer, precision: Precision) -> "compiled_model.Model":
+    """Returns the weights of a model as NumPy arrays, stacked over the layers of the encoder and of the decoder."""
+    from nmtkit.search import compiled_model
 
     stack = Stack(precision)
     encoder, decoder = list(model.encoder), list(model.decoder)
     recurrent = model.config.decoder_self_attention == "ssru"
     ssrus = [layer.self_attention for layer in decoder if isinstance(layer.self_attention, SSRU)]
-    own = [layer.self_attention for layer in decoder if isinstance(layer.self_attention, SelfAttention)]
+    self_attentions = [layer.self_attention for layer in decoder if isinstance(layer.self_attention, SelfAttention)]
     cross = [layer.cross_attention for layer in decoder if layer.cross_attention is not None]
 
-    def feed_forward(layers: Sequence[Any]) -> "compiled_search.FeedForward":
+    def feed_forward(layers: Sequence[Any]) -> "compiled_model.FeedForward":
         parts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, FeedForward)]
         norms = [layer.feed_forward_norm for layer in layers if layer.feed_forward is not None]
-        return search.FeedForward(
+        return compiled_model.FeedForward(
             stack.linear([part.fc1 for part in parts]), stack.linear([part.fc2 for part in parts]), stack.norm(norms)
         )
 
-    return search.Model(
+    return compiled_model.Model(
         source=embedding(model.source_embedding, stack),
         target=embedding(model.target_embedding, stack),
-        encoder=search.EncoderLayers(
+        encoder=compiled_model.EncoderLayers(
             qkv=stack.linear([layer.self_attention.qkv_proj for layer in encoder]),
             out=stack.linear([layer.self_attention.out_proj for layer in encoder]),
             norm=stack.norm([layer.self_attention_norm for layer in encoder]),
             feed_forward=feed_forward(encoder),
         ),
         encoder_norm=stack.norm([model.encoder_norm]),
-        decoder=search.DecoderLayers(
-            self_in=stack.gates(ssrus) if recurrent else stack.linear([part.qkv_proj for part in own]),
+        decoder=compiled_model.DecoderLayers(
+            self_in=stack.gates(ssrus) if recurrent else stack.linear([part.qkv_proj for part in self_attentions]),
             value_norm=stack.norm([part.norm for part in ssrus]),
             forget_norm=stack.norm([part.forget_norm for part in ssrus]),
-            self_out=stack.linear([part.out_proj for part in own]),
+            self_out=stack.linear([part.out_proj for part in self_attentions]),
             self_norm=stack.norm([layer.self_attention_norm for layer in decoder]),
             query=stack.linear([part.q_proj for part in cross]),
             memory=stack.linear([part.kv_proj for part in cross]),
@@ -202,16 +202,16 @@ def compiled_model(model: Transformer, precision: Precision) -> "compiled_search
         ),
         decoder_norm=stack.norm([model.decoder_norm]),
         output=stack.linear([model.output_projection]),
-        norms=search.NormOptions(model.config.pre_norm, np.float32(model.config.norm_eps)),
+        norms=compiled_model.NormOptions(model.config.pre_norm, np.float32(model.config.norm_eps)),
         heads=model.config.heads,
         recurrent=recurrent,
     )
 
 
-def embedding(part: Embedding, stack: "Stack") -> "compiled_search.Embedding":
-    from nmtkit.search import compiled_search as search
+def embedding(part: Embedding, stack: "Stack") -> "compiled_model.Embedding":
+    from nmtkit.search import compiled_model
 
-    return search.Embedding(
+    return compiled_model.Embedding(
         tokens=array(part.tokens.weight),
         positions=array(part.table(1)),
         norm=stack.norm([part.norm]),
@@ -270,5 +270,5 @@ def with_bias(bias: Tensor | None, size: int) -> Tensor:
 
 
 def array(tensor: Tensor) -> Any:
-    """Returns a tensor as a contiguous array, which shares memory if possible."""
+    """Returns a tensor as a contiguous NumPy array, which shares the memory of the tensor if possible."""
     return np.ascontiguousarray(tensor.detach().cpu().numpy())

@@ -211,9 +211,8 @@ class Translator:
         results = dict(zip(rest, self.decode_with_torch([batch[index] for index in rest], options), strict=True))
         if free:
             part = [batch[index] for index in free]
-            found = engine.search(part, options, self.shortlist)
-            found = annotated(self.models, part, options, self.device, found)
-            results |= zip(free, found, strict=True)
+            searched = engine.search(part, options, self.shortlist)
+            results |= zip(free, annotated(self.models, part, options, self.device, searched), strict=True)
         return [results[index] for index in range(len(batch))]
 
     def decode_with_torch(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
@@ -382,7 +381,7 @@ def padded_tokens(sentence: Segment) -> int:
 def ctranslate2_engine(
     paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
 ) -> CTranslate2Engine:
-    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
+    """Returns CTranslate2 with a checkpoint. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
     check_engine("ctranslate2", paths, device, precision)
     return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
 
@@ -390,7 +389,10 @@ def ctranslate2_engine(
 def numba_engine(
     loaded: Sequence[Architecture], paths: Sequence[Path], device: str, precision: Precision
 ) -> NumbaEngine:
-    """Returns the engine for a model in fp32. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
+    """Returns the compiled search of a model, whose weights are still in fp32.
+
+    Raises ValueError for an ensemble, a GPU, an unsupported precision or model, and ImportError without numba.
+    """
     check_engine("numba", paths, device, precision)
     return NumbaEngine(loaded[0], paths[0], "int8" if precision == "int8" else "fp32")
 

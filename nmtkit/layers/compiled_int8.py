@@ -18,10 +18,11 @@ EVEN, ODD = (ir.Constant(ir.VectorType(SUM, LANES // 2), list(range(first, LANES
 
 
 def sums_of_products(rows: int, outputs: int) -> Callable[..., Any]:
-    """Returns a function for compiled code: the sums over the inputs for `rows` rows and `outputs` outputs.
+    """Returns a function that multiplies `rows` rows of inputs by `outputs` rows of weights, for compiled code.
 
-    The function gets the address of `rows` rows of 16-bit inputs, the address of `outputs` rows of 8-bit weights, and
-    the number of inputs, which all rows have. It returns a tuple of 32-bit sums, row by row. rows x outputs is 4 or 8.
+    The function gets the address of the inputs (16 bits), the address of the weights (8 bits), and the length of a row.
+    It returns the dot product of each row of inputs with each row of weights, as a tuple of 32-bit integers: first all
+    products of the first row of inputs. rows x outputs is 4 or 8.
     """
 
     @intrinsic
