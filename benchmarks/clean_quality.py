@@ -35,14 +35,14 @@ from typing import Literal
 
 from harness import command, nmtkit
 
+from nmtkit.cleaning.cleaning import Sample, fit
+from nmtkit.cleaning.config import DEFAULT_FILTERS, CleanConfig
+from nmtkit.cleaning.filters import FILTERS, FilterContext
+from nmtkit.cleaning.scored_blocks import Worker
 from nmtkit.cli.clean import filter_presets
-from nmtkit.corpora.clean_config import DEFAULT_FILTERS, CleanConfig
-from nmtkit.corpora.cleaning import Sample, fit
-from nmtkit.corpora.corpus import Corpus, Pairs, locate
-from nmtkit.corpora.filters import FILTERS, FilterContext
-from nmtkit.corpora.pairs import pairs
-from nmtkit.corpora.scored_blocks import Worker
-from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.data.corpora.corpus import Corpus, Pairs, locate
+from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 
 Pair = tuple[str, str]
 Preset = Literal["curated", "crawl"]

@@ -24,9 +24,9 @@ from harness import ROOT, Report, Row, Server, Workspace, answer, busy_cores, nm
 def child(data: str, arch: str, precision: str, batch_tokens: int, threads: int) -> None:
     """Makes an update for each message; answers its seconds, core-seconds, target tokens and loss."""
     import torch
-
     from nmtkit.data.batching import BatchSampler
     from nmtkit.data.binarized import Dataset
+
     from nmtkit.training.config import JobTemplate
     from nmtkit.training.loader import BatchLoader, Position
     from nmtkit.training.setup import build_trainer

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 from harness import Report, Row, Workspace, busy_cores, children, chosen, command, parser, search_path
 
-from nmtkit.data.batching import BatchSampler
-from nmtkit.data.binarized import Dataset
-from nmtkit.data.dataset_files import FORMAT, MANIFEST, SIDES, array_file
+from nmtkit.data.dataset.batching import BatchSampler
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.dataset.dataset_files import FORMAT, MANIFEST, SIDES, array_file
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
 BATCH_TOKENS = 25_000
@@ -56,8 +56,8 @@ for side, path in (("source", source), ("target", target)):
 FIRST_BATCH = """
 import sys
 from pathlib import Path
-from nmtkit.data.batching import BatchSampler, micro_batches
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset.batching import BatchSampler, micro_batches
+from nmtkit.data.dataset.binarized import Dataset
 split = Dataset.open(Path(sys.argv[1]))["train"]
 update = next(iter(BatchSampler(split.source.lengths, split.target.lengths, 25_000, seed=1).epoch(1)))
 split.batch(micro_batches(update, split.source.lengths, split.target.lengths, 4096)[0])

@@ -33,14 +33,14 @@ import sentencepiece
 import torch
 from harness import Report, Row, Timing, Workspace, busy_cores, chosen, command, in_turns, parser, speeds
 
-from nmtkit import checkpoint
-from nmtkit.data.binarized import Dataset
-from nmtkit.formats import ctranslate2 as ctranslate2_export
-from nmtkit.formats import huggingface, marian_export
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.models.formats import ctranslate2 as ctranslate2_export
+from nmtkit.models.formats import huggingface, marian_export
 from nmtkit.scoring.metrics import score
-from nmtkit.search.options import SearchOptions
 from nmtkit.translation.parallel import worker_processes
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 BEAM, STEPS, CORES, BATCH = 4, 15, 2, 32  # STEPS: of forced outputs, the end of the sentence included
@@ -201,7 +201,7 @@ def imported(arguments: argparse.Namespace, workspace: Workspace, report: Report
     if not path.exists():
         text = [workspace.file("train", side) for side in (0, 1)]
         opus_model(original, text, 400 if arguments.quick else 16_000, arguments.quick)
-        checkpoint.save(path, huggingface.load(original))
+        checkpoint_file.save(path, huggingface.load(original))
     lines = workspace.lines("test", 0)
     count = min(arguments.sentences, len(lines))
     lines = [lines[number * len(lines) // count] for number in range(count)]

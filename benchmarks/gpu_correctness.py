@@ -13,20 +13,20 @@ from gpu import Row, Scale
 from gpu_speed import lengths_of, micro_batch, options_of, random_sentences, unwanted
 from torch import Tensor, nn
 
-from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.config import derive
-from nmtkit.data.tokenizer import EOS
-from nmtkit.layers import attention as attentions
-from nmtkit.layers.attention_reference import AttentionSpec, reference_attention
-from nmtkit.layers.dropout import add_and_norm, dropout
-from nmtkit.layers.logsumexp_gpu import logsumexp
-from nmtkit.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
-from nmtkit.layers.packed import IGNORE_INDEX, Layout, Packed
-from nmtkit.search.candidates import BLOCK
-from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.decoding import beam_search
-from nmtkit.search.graph_search import Eager
-from nmtkit.search.segments import BatchHypotheses
+from nmtkit.data.packed import IGNORE_INDEX, Layout, Packed
+from nmtkit.data.tokenizers.tokenizer import EOS
+from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.models.layers import attention as attentions
+from nmtkit.models.layers.attention_reference import AttentionSpec, reference_attention
+from nmtkit.models.layers.dropout import add_and_norm, dropout
+from nmtkit.models.layers.logsumexp_gpu import logsumexp
+from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
+from nmtkit.translation.engines.continuous_batching import ContinuousBatching
+from nmtkit.translation.engines.graph_search import Eager
+from nmtkit.translation.search.candidates import BLOCK
+from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.segments import BatchHypotheses
 
 TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative; TF32 is allowed for in fp32
 

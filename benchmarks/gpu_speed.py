@@ -22,21 +22,21 @@ import torch
 from gpu import Row, Scale
 from harness import in_turns
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.criterions import CRITERIONS
-from nmtkit.data.tokenizer import EOS
-from nmtkit.formats.ctranslate2 import specification
-from nmtkit.layers.logsumexp_gpu import logsumexp
-from nmtkit.layers.packed import Batch, Layout, Packed
-from nmtkit.search.candidates import BLOCK, continuations
-from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.decoding import beam_search
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchHypotheses, Segment
+from nmtkit.data.packed import Batch, Layout, Packed
+from nmtkit.data.tokenizers.tokenizer import EOS
+from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.models.formats.ctranslate2 import specification
+from nmtkit.models.layers.logsumexp_gpu import logsumexp
 from nmtkit.training.config import JobTemplate
+from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.loader import Position, Update
-from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
+from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.trainer import Trainer
+from nmtkit.translation.engines.continuous_batching import ContinuousBatching
+from nmtkit.translation.search.candidates import BLOCK, continuations
+from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchHypotheses, Segment
 from nmtkit.translation.translator import prepare
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2

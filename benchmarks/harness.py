@@ -110,16 +110,17 @@ class Workspace:
         """Returns a checkpoint of an architecture with random weights."""
         import torch
 
-        from nmtkit import checkpoint, models
-        from nmtkit.architectures import ARCHITECTURES
-        from nmtkit.data.binarized import Dataset
+        from nmtkit.data import checkpoint_file
+        from nmtkit.data.dataset.binarized import Dataset
+        from nmtkit.models import building
+        from nmtkit.models.architectures import ARCHITECTURES
 
         path = self.folder / f"random-{arch}.pt"
         if not path.exists():
             torch.manual_seed(1)
             tokenizer, preset = Dataset.open(self.data).tokenizer, ARCHITECTURES[arch].preset
-            model = models.build(arch, preset, models.vocabulary_of(tokenizer))
-            checkpoint.save(path, models.to_checkpoint(model, arch, preset, tokenizer, [], 0))
+            model = building.build(arch, preset, building.vocabulary_of(tokenizer))
+            checkpoint_file.save(path, building.to_checkpoint(model, arch, preset, tokenizer, [], 0))
         return path
 
 

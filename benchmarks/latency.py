@@ -97,7 +97,7 @@ def contest(arguments: argparse.Namespace, name: str, path: Path, lines: list[st
     """Measures all sizes of groups for one model, precision and beam."""
     import ctranslate2
 
-    from nmtkit.formats import ctranslate2 as export
+    from nmtkit.models.formats import ctranslate2 as export
 
     model, precision, _, beam = name.split()
     settings = [precision, int(beam), model != "trained", arguments.latency_threads]
@@ -146,8 +146,8 @@ def main() -> None:
     arguments = flags.parse_args()
     if arguments.child:
         return child(*json.loads(arguments.child))
-    from nmtkit import checkpoint
-    from nmtkit.data.binarized import Dataset
+    from nmtkit.data import checkpoint_file
+    from nmtkit.data.dataset.binarized import Dataset
 
     if arguments.quick:
         arguments.sizes, arguments.rounds, arguments.only = [1, 4], 1, arguments.only or "fp32 beam 1"
@@ -163,7 +163,7 @@ def main() -> None:
         else:
             arch = "transformer_tiny" if arguments.quick and model == "base" else ARCHS[model]
             path, text = workspace.untrained(arch), middle
-        if arguments.shortlist and "shortlist" not in checkpoint.read(path, mmap=True):
+        if arguments.shortlist and "shortlist" not in checkpoint_file.read(path, mmap=True):
             nmtkit("shortlist", str(workspace.data), "--path", str(path))
         return path, text
 

@@ -26,12 +26,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from nmtkit.layers.attention import attention
-from nmtkit.layers.attention_cpu import sliding_window_attention
-from nmtkit.layers.attention_reference import AttentionSpec
-from nmtkit.layers.convolution import PackedConvolution
-from nmtkit.layers.packed import Layout
-from nmtkit.layers.recurrent import PackedLSTM, lstm_cell
+from nmtkit.data.packed import Layout
+from nmtkit.models.layers.attention import attention
+from nmtkit.models.layers.attention_cpu import sliding_window_attention
+from nmtkit.models.layers.attention_reference import AttentionSpec
+from nmtkit.models.layers.convolution import PackedConvolution
+from nmtkit.models.layers.recurrent import PackedLSTM, lstm_cell
 
 # B sentences of n tokens each, T = B n, d width, r neighbourhood of restricted self-attention, k kernel
 

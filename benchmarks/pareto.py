@@ -36,9 +36,10 @@ import torch
 from harness import Report, Row, Server, Workspace, chosen, command, in_turns, nmtkit, parser
 
 import nmtkit as api
-from nmtkit import checkpoint, models
-from nmtkit.architectures.transformer_config import TransformerConfig
-from nmtkit.formats import bergamot, lexical_shortlist, marian_export
+from nmtkit.data import checkpoint_file
+from nmtkit.models import building, checkpoint
+from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.formats import bergamot, lexical_shortlist, marian_export
 from nmtkit.scoring.metrics import score
 
 PRECISIONS = {"fp32": "float32", "int8": "int8"}  # ours -> CTranslate2's compute type
@@ -68,13 +69,15 @@ class Model:
 
     @cached_property
     def contents(self) -> dict[str, Any]:
-        return dict(checkpoint.read(self.path, mmap=True))
+        return dict(checkpoint_file.read(self.path, mmap=True))
 
     @cached_property
     def plain(self) -> Path:
         """A copy without the state of a training."""
         path = self.folder / f"{self.name}.pt"
-        checkpoint.save(path, {key: self.contents[key] for key in self.contents if key not in ("training", "checksum")})
+        checkpoint_file.save(
+            path, {key: self.contents[key] for key in self.contents if key not in ("training", "checksum")}
+        )
         return path
 
     @cached_property
@@ -133,7 +136,7 @@ def ctranslate2_systems(model: Model) -> Iterator[Candidate]:
     import ctranslate2
     import sentencepiece
 
-    from nmtkit.formats import ctranslate2 as export
+    from nmtkit.models.formats import ctranslate2 as export
 
     def start(folder: Path, precision: str, beam: int) -> System:
         options = {"inter_threads": 1, "intra_threads": 1, "compute_type": PRECISIONS[precision]}
@@ -206,7 +209,7 @@ def slimt_systems(model: Model) -> Iterator[Candidate]:
         bergamot.save(model.plain, folder, list(zip(model.calibration, map(str, translations), strict=True)))
 
     folder = model.exported("bergamot", save)
-    config = models.from_checkpoint(model.plain)[0].config
+    config = building.from_checkpoint(model.plain)[0].config
     assert isinstance(config, TransformerConfig)
     files = {
         "model": folder / bergamot.MODEL,
@@ -224,7 +227,7 @@ def slimt_systems(model: Model) -> Iterator[Candidate]:
 
 
 def tokenizer_of(model: Model) -> Any:
-    return models.tokenizer_of(model.contents, model.path)
+    return building.tokenizer_of(model.contents, model.path)
 
 
 ENGINES: dict[str, Callable[[Model], Iterator[Candidate]]] = {
@@ -340,12 +343,12 @@ def main() -> None:
             for name, arch in flags_of.items()
         }
         for path in paths.values():
-            if "shortlist" not in checkpoint.read(path, mmap=True):
+            if "shortlist" not in checkpoint_file.read(path, mmap=True):
                 nmtkit("shortlist", str(workspace.data), "--path", str(path))
     lines, references = (workspace.lines("test", side) for side in (0, 1))
     limit = 4 if arguments.quick else arguments.test_lines
     lines, references = lines[:limit], references[:limit]
-    tokenizer = models.tokenizer_of(checkpoint.load(next(iter(paths.values())), mmap=True), Path("the first model"))
+    tokenizer = building.tokenizer_of(checkpoint.load(next(iter(paths.values())), mmap=True), Path("the first model"))
     tokens = sum(map(len, tokenizer.encode_target(references).split()))
     systems: dict[str, tuple[System, Row]] = {}
     missing: list[Row] = []

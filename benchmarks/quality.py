@@ -130,7 +130,7 @@ RIVALS = (
 
 def target_tokens(data: Path) -> int:
     """Returns the target tokens of the training set."""
-    from nmtkit.data.binarized import Dataset
+    from nmtkit.data.dataset.binarized import Dataset
 
     return int(Dataset.open(data)["train"].target.lengths.sum())
 
@@ -193,9 +193,9 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from nmtkit.architectures.interface import parameter_count
-    from nmtkit.data.binarized import Dataset
-    from nmtkit.models import from_checkpoint
+    from nmtkit.data.dataset.binarized import Dataset
+    from nmtkit.models.architectures.interface import parameter_count
+    from nmtkit.models.building import from_checkpoint
     from nmtkit.training.precision import autocast, resolve
 
     model, _ = from_checkpoint(checkpoint)

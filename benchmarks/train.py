@@ -30,14 +30,14 @@ from harness import Report, Row, Workspace, busy_cores, chosen, command, in_turn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit import models
-from nmtkit.architectures import ARCHITECTURES
-from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.config import derive
-from nmtkit.data.batching import BatchSampler, split_by_tokens
-from nmtkit.data.binarized import Dataset
-from nmtkit.layers.losses import output_cross_entropy
-from nmtkit.layers.packed import IGNORE_INDEX, Batch
+from nmtkit.data.dataset.batching import BatchSampler, split_by_tokens
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.packed import IGNORE_INDEX, Batch
+from nmtkit.models import building
+from nmtkit.models.architectures import ARCHITECTURES
+from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.layers.losses import output_cross_entropy
 
 SMOOTHING = DROPOUT = 0.1
 DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}  # of autocast
@@ -48,7 +48,7 @@ Loss = Callable[[nn.Module, Batch], Tensor]  # the sum over target tokens
 
 def own_model(arch: str, config: TransformerConfig, dataset: Dataset) -> nn.Module:
     torch.manual_seed(0)
-    return models.build(arch, config, models.vocabulary_of(dataset.tokenizer))
+    return building.build(arch, config, building.vocabulary_of(dataset.tokenizer))
 
 
 def own_loss(model: Any, batch: Batch) -> Tensor:

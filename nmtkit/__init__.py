@@ -6,12 +6,16 @@ Names of `nmtkit.api` are imported at their first use, so `import nmtkit` does n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nmtkit.config import moved
+
 __version__ = "0.1.0"
 __all__ = ["Model", "Request", "TrainingResult", "Translation", "__version__"]
 __all__ += ["average", "load", "preprocess", "score", "train"]
 
 if TYPE_CHECKING:
     from nmtkit.api import Model, Request, TrainingResult, Translation, average, load, preprocess, score, train
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

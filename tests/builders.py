@@ -17,15 +17,16 @@ from typing import Any, Literal
 
 import torch
 
-from nmtkit import checkpoint
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.architectures.transformer import Transformer
 from nmtkit.config import Config, derive, option
-from nmtkit.data.spm_model import renumbered
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import BOS, Encoded, Tokenizer
-from nmtkit.layers.packed import Packed
-from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.spm_model import renumbered
+from nmtkit.data.tokenizers.tokenizer import BOS, Encoded, Tokenizer
+from nmtkit.models import checkpoint
+from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 
 HERE = Path("here")
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
@@ -128,7 +129,7 @@ def save_tiny_transformer(
 ) -> Path:
     """Writes a checkpoint of `tiny_transformer` with the tokenizer's vocabulary to `path` and returns `path`."""
     model = tiny_transformer(vocabulary_of(tokenizer), seed=seed, sharpness=sharpness, **config)
-    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], update))
+    checkpoint_file.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], update))
     return path
 
 
@@ -160,7 +161,7 @@ def save_transformer(path: Path, *, tags: Sequence[str] = (), languages: Sequenc
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
-    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
+    checkpoint_file.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
     return path
 
 
@@ -209,7 +210,7 @@ def _teach_to_end(path: Path, **changes: Any) -> None:
         torch.nn.functional.cross_entropy(model.output_projection(model(source, inputs)), wanted).backward()
         optimizer.step()
     contents = checkpoint.load(path)
-    checkpoint.save(path, contents | {"model": model.state_dict()})
+    checkpoint_file.save(path, contents | {"model": model.state_dict()})
 
 
 # conftest.py gives all workers of a run the same folder

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
 
 WAYS = {
     "general": "the general model",
@@ -25,7 +26,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def trained(folder: Path, name: str) -> int:
     """Returns the numbers that a run trained: those of its checkpoint, without the embeddings where they are frozen."""
-    model = checkpoint.read(folder / "last.pt")["model"]
+    model = checkpoint_file.read(folder / "last.pt")["model"]
     own = [key for key, first in checkpoint.tied_to(model).items() if key == first]
     return sum(model[key].numel() for key in own if not (name == "frozen" and "_embedding." in key))
 

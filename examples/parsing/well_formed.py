@@ -18,10 +18,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nmtkit.config import Config, option
-from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer
-from nmtkit.layers.packed import Packed
-from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
+from nmtkit.extend import (
+    BOS,
+    EOS,
+    LOGITS_PROCESSORS,
+    SPACE_SYMBOL,
+    UNK,
+    Config,
+    LogitsProcessor,
+    LogitsProcessorState,
+    Packed,
+    Tokenizer,
+    option,
+)
 
 # N rows of a search, V target vocabulary
 

@@ -4,11 +4,7 @@ from dataclasses import dataclass
 
 from torch.nn import functional as F
 
-from nmtkit.architectures import Architecture
-from nmtkit.config import Config, option
-from nmtkit.criterions import CRITERIONS, Criterion, Loss
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.packed import IGNORE_INDEX, Batch
+from nmtkit.extend import CRITERIONS, IGNORE_INDEX, Architecture, Batch, Config, Criterion, Loss, Tokenizer, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.config import option
-from nmtkit.layers.packed import Packed
+from nmtkit.extend import ARCHITECTURES, Architecture, Packed, Vocabulary, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from nmtkit.config import Config
-from nmtkit.training.metrics import METRICS, Metric, Outputs
+from nmtkit.extend import METRICS, Config, Metric, Outputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nmtkit.config import Config, option
-from nmtkit.training.optimizers import OPTIMIZERS, ParameterGroups
+from nmtkit.extend import OPTIMIZERS, Config, ParameterGroups, option
 
 
 @dataclass(frozen=True, kw_only=True)

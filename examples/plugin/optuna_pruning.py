@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 import nmtkit
-from nmtkit.training.callbacks import Callback, RunState
+from nmtkit.extend import Callback, RunState
 
 
 class OptunaPruning(Callback):

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmtkit.config import Config, option
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.packed import Packed
-from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
+from nmtkit.extend import LOGITS_PROCESSORS, Config, LogitsProcessor, LogitsProcessorState, Packed, Tokenizer, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nmtkit.architectures import ARCHITECTURES, Vocabulary
-from nmtkit.architectures.transformer import Embedding, SelfAttention, Transformer
-from nmtkit.architectures.transformer_config import TransformerConfig
-from nmtkit.config import option
-from nmtkit.layers.attention import AttentionContext
+from nmtkit.extend import (
+    ARCHITECTURES,
+    AttentionContext,
+    Embedding,
+    SelfAttention,
+    Transformer,
+    TransformerConfig,
+    Vocabulary,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nmtkit.config import Config, option
-from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
+from nmtkit.extend import CALLBACKS, Callback, Config, RunState, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config import Config, option
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.data.transforms import TRANSFORMS, Transform
+from nmtkit.extend import TRANSFORMS, Config, Tokenizer, Transform, option
 
 Ids = npt.NDArray[np.integer]
 FIRST = 3  # smaller ids are <unk>, bos and eos

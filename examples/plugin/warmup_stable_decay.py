@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from nmtkit.config import Config, option
-from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
+from nmtkit.extend import LR_SCHEDULERS, Config, LRScheduler, RunInfo, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import nmtkit
-from nmtkit.data.tokenizer import EOS
+from nmtkit.extend import EOS
 
 # B texts, R samples of each text, T tokens of the longest sample, V target vocabulary
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from table3 import PAPER
 
-from nmtkit.architectures import Vocabulary
+from nmtkit.experiments.estimate import Estimate, estimate
+from nmtkit.experiments.sweep import read
+from nmtkit.models.architectures import Vocabulary
 from nmtkit.training.config import JobConfig, JobTemplate
-from nmtkit.training.estimate import Estimate, estimate
 from nmtkit.training.plan import resolve
-from nmtkit.training.sweep import read
 
 HERE = Path(__file__).parent
 # Table 2, training cost: time x GPUs x 9.5 TFLOP/s. Matrix products alone, which this script counts, need fewer FLOP.

@@ -9,9 +9,9 @@ python table3.py                               # prints the runs in runs/table3
 import argparse
 from pathlib import Path
 
-from nmtkit.checkpoint import load
-from nmtkit.training.comparison import RunSummary, summarize
-from nmtkit.training.inspection import parameters
+from nmtkit.experiments.comparison import RunSummary, summarize
+from nmtkit.experiments.inspection import parameters
+from nmtkit.models.checkpoint import load
 
 # Vaswani et al. 2017, Table 3: perplexity and BLEU on newstest2013, and millions of parameters if the paper has them.
 PAPER = {

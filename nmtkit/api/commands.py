@@ -6,9 +6,9 @@ from typing import Any
 
 from nmtkit.api.settings import PathLike, configs, texts
 from nmtkit.config import check_flags, flag_name
-from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
-from nmtkit.data.preprocess import preprocess as make_dataset
-from nmtkit.data.report import Report
+from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.data.dataset.preprocess import preprocess as make_dataset
+from nmtkit.data.dataset.report import Report
 from nmtkit.scoring import metrics
 from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
 from nmtkit.training import averaging

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
-from nmtkit.architectures.hidden_states import encoder_states
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.packed import Packed
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.hidden_states import encoder_states
 from nmtkit.translation.translator import batch_ends
 
 

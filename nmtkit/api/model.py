@@ -11,18 +11,18 @@ from torch import Tensor
 
 from nmtkit.api.encoder_output import source_ids, states_of
 from nmtkit.api.settings import PathLike, check_length, check_text, configs, pairs, texts, translation_options
-from nmtkit.architectures import Architecture
-from nmtkit.architectures.hidden_states import decoder_states
-from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
-from nmtkit.layers.packed import Batch, Packed
-from nmtkit.plugins import load_plugins
-from nmtkit.search.options import SearchOptions
+from nmtkit.config.plugins import load_plugins
+from nmtkit.data.packed import Batch, Packed
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.hidden_states import decoder_states
 from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 # B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,

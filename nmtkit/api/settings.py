@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
-from nmtkit.search.logits_processors import LOGITS_PROCESSORS
-from nmtkit.search.options import SearchOptions
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
+from nmtkit.translation.search.options import SearchOptions
 
 PathLike = str | Path
 

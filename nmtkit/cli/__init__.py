@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         from nmtkit.cli.command import end_quietly, fail, flush_output
-        from nmtkit.files import explained
+        from nmtkit.config.files import explained
 
         if sys.stdout is None:  # the next opened file would get the file descriptor of stdout
             fail("standard output is closed; redirect it to a file or to /dev/null")

@@ -45,10 +45,10 @@ def command(
     nmtkit attention --path averaged.pt "A dog runs across the meadow."
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
-    from nmtkit.files import atomic_write, check_outputs
-    from nmtkit.models import check_translation_models, from_checkpoint
+    from nmtkit.config.files import atomic_write, check_outputs
+    from nmtkit.config.plugins import load_plugins
+    from nmtkit.models.building import check_translation_models, from_checkpoint
     from nmtkit.pages.attention import page
-    from nmtkit.plugins import load_plugins
     from nmtkit.translation.attention import attend
 
     check_outputs({"--output": output}, [path, *map(Path, plugins)])

@@ -14,21 +14,21 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import nmtkit
-from nmtkit.bulk.merging import described
-from nmtkit.bulk.options import BulkOptions
-from nmtkit.bulk.plan import Plan, Shard, divide, open_plan
+from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cli.command import stderr
 from nmtkit.config import flag_of
-from nmtkit.corpora.clean_config import CleanConfig
-from nmtkit.corpora.compression import is_compressed
-from nmtkit.corpora.corpus import Columns, Corpus, format_of
-from nmtkit.corpora.lines import LineDecoder
-from nmtkit.files import atomic_write
-from nmtkit.plugins import source_digests
-from nmtkit.processes import distributed
+from nmtkit.config.files import atomic_write
+from nmtkit.config.plugins import source_digests
+from nmtkit.data.corpora.compression import is_compressed
+from nmtkit.data.corpora.corpus import Columns, Corpus, format_of
+from nmtkit.data.corpora.lines import LineDecoder
+from nmtkit.jobs import distributed
+from nmtkit.jobs.shard_merging import described
+from nmtkit.jobs.shard_options import BulkOptions
+from nmtkit.jobs.shard_plan import Plan, Shard, divide, open_plan
 
 if TYPE_CHECKING:
-    from nmtkit.corpora.late_scores import PairScorer
+    from nmtkit.cleaning.late_scores import PairScorer
     from nmtkit.translation.shards import TranslationJob
 
 log = logging.getLogger("nmtkit")
@@ -66,11 +66,11 @@ def translate_shards(
         )
     start: Start
     if bulk.executor == "ray":
-        from nmtkit.bulk.ray_cluster import RayCluster
+        from nmtkit.jobs.ray_cluster import RayCluster
 
         cluster = RayCluster(workers, bulk.actor_cpus, bulk.actor_gpus)
     else:
-        from nmtkit.bulk.local import run_locally
+        from nmtkit.jobs.shard_workers import run_locally
 
         loaded = job.load()
     inputs = {"input" if len(files) == 1 else f"input {number}": path for number, path in enumerate(files, 1)}
@@ -134,14 +134,14 @@ def clean_shards(
 
     Raises SystemExit if a signal stops the job.
     """
-    from nmtkit.corpora.clean_shards import CleaningJob, StoredJob, prepare
-    from nmtkit.corpora.cleaning import corpora_of, domain_corpora, excluded, make_filters
+    from nmtkit.cleaning.cleaning import corpora_of, domain_corpora, excluded, make_filters
+    from nmtkit.cleaning.shards import CleaningJob, StoredJob, prepare
 
     assert bulk.output_dir is not None
     folder, workers = bulk.output_dir, config.worker_count()
     start: Start
     if bulk.executor == "ray":
-        from nmtkit.bulk.ray_cluster import RayCluster
+        from nmtkit.jobs.ray_cluster import RayCluster
 
         cluster = RayCluster(workers, bulk.actor_cpus, bulk.actor_gpus)
     corpora = corpora_of(config, names)
@@ -166,7 +166,7 @@ def clean_shards(
     if bulk.executor == "ray":
         start = lambda plan, shards: cluster.run(job.load, plan, shards)  # noqa: E731
     else:
-        from nmtkit.bulk.local import run_locally
+        from nmtkit.jobs.shard_workers import run_locally
 
         if scorer is not None and workers > 1:
             import torch

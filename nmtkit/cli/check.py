@@ -10,7 +10,7 @@ import click
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
 from nmtkit.cli.flags import flags, on_command_line, plugin_option
 from nmtkit.config import split_settings
-from nmtkit.plugins import load_plugins
+from nmtkit.config.plugins import load_plugins
 
 INDENT = 10  # columns before the reason of a failure, which is on the line below the name of the check
 
@@ -39,7 +39,7 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
     """
     if not any(not word.startswith("-") for word in words):
         return {}
-    from nmtkit.testing.components import CONTRACTS
+    from nmtkit.contracts.components import CONTRACTS
 
     registries = [contract.registry for contract in CONTRACTS]
     pairs = [(registry, name) for registry in registries for name in dict.fromkeys(words) if name in registry]
@@ -77,11 +77,11 @@ def command(
     The checks use a tiny vocabulary and the preset of each component. If you give a single NAME, the settings of this
     component are flags; small sizes make the checks fast. Architectures are checked for shapes, causality, equal
     results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In pytest,
-    nmtkit.testing runs the same checks.
+    nmtkit.contracts runs the same checks.
     """
     load_plugins(plugins)
-    from nmtkit.data.spm_training import load_tokenizer
-    from nmtkit.testing.components import components
+    from nmtkit.contracts.components import components
+    from nmtkit.data.dataset.spm_training import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     failed = total = 0

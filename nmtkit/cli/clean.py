@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nmtkit.bulk.options import BULK_RULES, BulkOptions
+from nmtkit.cleaning.config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line, plugin_option
 from nmtkit.cli.preprocess import show_table
 from nmtkit.config import COMMAND_LINE, check_flags, check_no_collisions, derive, field_types, split_settings
-from nmtkit.corpora.clean_config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
-from nmtkit.corpora.writer import output_paths
-from nmtkit.files import atomic_write, check_outputs
-from nmtkit.plugins import load_plugins
+from nmtkit.config.files import atomic_write, check_outputs
+from nmtkit.config.plugins import load_plugins
+from nmtkit.data.corpora.writer import output_paths
+from nmtkit.jobs.shard_options import BULK_RULES, BulkOptions
 
 if TYPE_CHECKING:
-    from nmtkit.corpora.cleaning import Progress
-    from nmtkit.corpora.decision import CleanReport
-    from nmtkit.corpora.filters import Filter
-    from nmtkit.corpora.late_scores import PairScorer
-    from nmtkit.registry import Registry
+    from nmtkit.cleaning.cleaning import Progress
+    from nmtkit.cleaning.decision import CleanReport
+    from nmtkit.cleaning.filters import Filter
+    from nmtkit.cleaning.late_scores import PairScorer
+    from nmtkit.config.registry import Registry
 
 
 class CleanCommand(Command):
@@ -45,14 +45,14 @@ class CleanCommand(Command):
 
 def filter_registry() -> "list[Registry[Filter]]":
     """Imports the filters of the package. Returns the registry of filters, as a list."""
-    from nmtkit.corpora import (  # noqa: F401  these modules register the filters
+    from nmtkit.cleaning import (  # noqa: F401  these modules register the filters
         alignment_filter,
         domain_filter,
         language_filters,
         rules,
         word_order_filter,
     )
-    from nmtkit.corpora.filters import FILTERS
+    from nmtkit.cleaning.filters import FILTERS
 
     return [FILTERS]
 
@@ -88,7 +88,7 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     nmtkit clean -s en -t it crawl.tsv.gz --output-dir shards
     nmtkit merge shards --output data/train
     """
-    from nmtkit.corpora.cleaning import clean
+    from nmtkit.cleaning.cleaning import clean
 
     typed = on_command_line(settings)
     config: CleanConfig = derive(CleanConfig, split_settings(typed, CleanConfig)[0], COMMAND_LINE)
@@ -116,7 +116,7 @@ command.params += flags(BulkOptions)
 
 def show_run(config: CleanConfig, run: "Callable[[Progress], CleanReport]") -> None:
     """Calls `run`, which writes the kept pairs. Shows its progress, writes the page of --report, prints the counts."""
-    from nmtkit.corpora.clean_report import page
+    from nmtkit.cleaning.report import page
 
     started = time.monotonic()
     if stderr.is_terminal:
@@ -138,7 +138,7 @@ def scorer_of(config: CleanConfig) -> "PairScorer | None":
     """
     if not config.uses_models:
         return None
-    from nmtkit.api.dual_cross_entropy import DualCrossEntropy, SelfTrained
+    from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy, SelfTrained
 
     languages = config.source_lang, config.target_lang
     if config.forward is not None and config.backward is not None:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
-from nmtkit.files import explained
-from nmtkit.plugins import plugin_message
+from nmtkit.config.files import explained
+from nmtkit.config.plugins import plugin_message
 
 stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
 

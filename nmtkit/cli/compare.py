@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from nmtkit.cli.command import Command
-from nmtkit.files import check_outputs
+from nmtkit.config.files import check_outputs
 
 if TYPE_CHECKING:
-    from nmtkit.training.comparison import RunSummary, Score
+    from nmtkit.experiments.comparison import RunSummary, Score
 
 FORMATS = ("text", "tsv", "csv", "latex", "json")
 LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -45,7 +45,7 @@ def command(
     nmtkit compare runs/lr --format tsv --report lr.html
     nmtkit compare runs/lr --mean-over-seeds --format latex --curves lr.pdf
     """
-    from nmtkit.training import comparison
+    from nmtkit.experiments import comparison
 
     if curves and not curves.parent.is_dir():
         raise FileNotFoundError(f"--curves {curves}: the folder {curves.parent} does not exist")
@@ -56,11 +56,11 @@ def command(
     rows = comparison.means_over_seeds(summaries) if mean_over_seeds else summaries
     click.echo(formatted(rows, format), nl=False)
     if report:
-        from nmtkit.training import comparison_page
+        from nmtkit.experiments import comparison_page
 
         comparison_page.write(report, summaries, *cells(rows))
     if curves:
-        from nmtkit.training import comparison_curves
+        from nmtkit.experiments import comparison_curves
 
         comparison_curves.write(curves, summaries)
 
@@ -76,7 +76,7 @@ def folders_of(paths: Sequence[Path]) -> list[Path]:
 
 def formatted(rows: Sequence["RunSummary"], format: str) -> str:
     """Returns the comparison as a text table, TSV, CSV, a LaTeX table or JSON."""
-    from nmtkit.training import comparison
+    from nmtkit.experiments import comparison
 
     if format == "json":
         columns = comparison.differing(rows)
@@ -107,7 +107,7 @@ def latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def cells(rows: Sequence["RunSummary"]) -> tuple[list[str], list[list[str]]]:
     """Returns the headings and the rows of the table of runs."""
-    from nmtkit.training import comparison
+    from nmtkit.experiments import comparison
     from nmtkit.training.differences import shown
     from nmtkit.training.progress import duration
 
@@ -131,7 +131,7 @@ def cells(rows: Sequence["RunSummary"]) -> tuple[list[str], list[list[str]]]:
 
 def numbers(rows: Sequence["RunSummary"]) -> list[list[str]]:
     """Returns the headings and the rows of the table for other programs: each cell has one text or unrounded number."""
-    from nmtkit.training import comparison
+    from nmtkit.experiments import comparison
     from nmtkit.training.differences import shown
 
     settings = comparison.differing(rows)
@@ -167,7 +167,7 @@ def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]
     from rich.table import Table
     from rich.text import Text
 
-    from nmtkit.training import comparison
+    from nmtkit.experiments import comparison
 
     console = Console(file=io.StringIO(), width=Console().width, highlight=False)
     title, common = "", os.path.commonpath([Path(line[0]).parent for line in lines])

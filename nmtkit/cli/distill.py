@@ -70,11 +70,12 @@ def command(
     with imports():
         import torch
 
-        from nmtkit import checkpoint
-        from nmtkit.criterions.distillation import load_teacher, teacher_rows
-        from nmtkit.data.binarized import Dataset
-        from nmtkit.data.teacher_file import TeacherFile
-        from nmtkit.plugins import load_plugins
+        from nmtkit.config.plugins import load_plugins
+        from nmtkit.data import checkpoint_file
+        from nmtkit.data.dataset.binarized import Dataset
+        from nmtkit.data.dataset.teacher_file import TeacherFile
+        from nmtkit.models import checkpoint
+        from nmtkit.training.criterions.distillation import load_teacher, teacher_rows
         from nmtkit.translation.translator import usable_device
 
     load_plugins(plugins)
@@ -91,7 +92,7 @@ def command(
             "dataset": dataset.fingerprint,
             "tokenizer": dataset.tokenizer.fingerprint,
             "vocabulary": dataset.tokenizer.target_size,
-            "teachers": [checkpoint.fingerprint(checkpoint.load(path, mmap=True)) for path in paths],
+            "teachers": [checkpoint_file.fingerprint(checkpoint.load(path, mmap=True)) for path in paths],
             "candidates": min(top_k, dataset.tokenizer.target_size),
             "pairs_per_file": pairs_per_file,
         },

@@ -7,7 +7,7 @@ import click
 
 from nmtkit.cli.command import Command
 from nmtkit.cli.flags import plugin_option
-from nmtkit.plugins import load_plugins
+from nmtkit.config.plugins import load_plugins
 
 CALIBRATION_LINES = 500
 
@@ -61,8 +61,8 @@ def command(
         raise ValueError("--quantization needs --format ctranslate2 or checkpoint")
     if (calibration is None) == (format == "bergamot"):
         raise ValueError("--format bergamot needs --calibration FILE, and other formats do not use it")
-    from nmtkit import checkpoint
-    from nmtkit.formats import bergamot, ctranslate2, huggingface_export, marian_export, safetensors
+    from nmtkit.models import checkpoint
+    from nmtkit.models.formats import bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
     if format == "ctranslate2":
@@ -82,7 +82,7 @@ def command(
 
 def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:
     """Returns the first lines of a file with their translations by the model. Empty lines are left out."""
-    from nmtkit.corpora.lines import line_windows
+    from nmtkit.data.corpora.lines import line_windows
     from nmtkit.translation.translator import Translator
 
     lines = [line for line in next(line_windows(text, CALIBRATION_LINES)) if line.strip()]

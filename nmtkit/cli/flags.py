@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from nmtkit.config import convert, field_types, flag_of, present
-from nmtkit.registry import Registry
+from nmtkit.config.registry import Registry
 
 # The flag of commands that open a checkpoint or use registered components.
 plugin_option = click.option(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nmtkit.bulk.options import BulkOptions
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
 from nmtkit.cli.flags import flags, naming_components, on_command_line, plugin_option
@@ -22,14 +21,15 @@ from nmtkit.cli.generate_config import (
 from nmtkit.cli.generate_input import check_lines, open_document, warn_of_several_sentences
 from nmtkit.cli.generate_run import generate
 from nmtkit.config import COMMAND_LINE, check_no_collisions, derive, split_settings
-from nmtkit.plugins import load_plugins
-from nmtkit.search.options import SearchOptions
+from nmtkit.config.plugins import load_plugins
+from nmtkit.jobs.shard_options import BulkOptions
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.search.options import SearchOptions
 
 if TYPE_CHECKING:
-    from nmtkit.registry import Registry
-    from nmtkit.search.logits_processors import LogitsProcessor
+    from nmtkit.config.registry import Registry
+    from nmtkit.translation.search.logits_processors import LogitsProcessor
 
 
 class GenerateCommand(Command):
@@ -53,7 +53,7 @@ class GenerateCommand(Command):
 def processor_registry() -> "list[Registry[LogitsProcessor]]":
     """Returns a list with the registry of logits processors, in the form that `naming_components` takes."""
     with imports():
-        from nmtkit.search.logits_processors import LOGITS_PROCESSORS
+        from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
     return [LOGITS_PROCESSORS]
 
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.bulk.options import BULK_RULES, TRANSLATION_RULES, BulkOptions
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
-from nmtkit.corpora.corpus import Columns, as_columns
-from nmtkit.documents import Document, format_of
-from nmtkit.files import check_outputs
-from nmtkit.search.options import SearchOptions
+from nmtkit.config.files import check_outputs
+from nmtkit.data.corpora.corpus import Columns, as_columns
+from nmtkit.jobs.shard_options import BULK_RULES, TRANSLATION_RULES, BulkOptions
+from nmtkit.text.documents import Document, format_of
 from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.search.options import SearchOptions
 
 # Option that names a file with one line for each input line -> field of the request that receives the line.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}

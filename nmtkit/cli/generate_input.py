@@ -10,14 +10,14 @@ import click
 from nmtkit.cli import imports
 from nmtkit.cli.command import standard_input, stderr
 from nmtkit.cli.generate_config import GenerateConfig
-from nmtkit.corpora.corpus import format_of as corpus_format
-from nmtkit.documents import Document, ReadOptions, check_text, notice, read_document
-from nmtkit.documents.recognition import COMPRESSIONS, HEAD
-from nmtkit.search.options import SearchOptions
+from nmtkit.data.corpora.corpus import format_of as corpus_format
+from nmtkit.text.documents import Document, ReadOptions, check_text, notice, read_document
+from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.text.sentences import has_several
+from nmtkit.translation.search.options import SearchOptions
 
 if TYPE_CHECKING:
-    from nmtkit.data.binarized import Dataset
+    from nmtkit.data.dataset.binarized import Dataset
     from nmtkit.translation.requests import Request
     from nmtkit.translation.translator import Translator
 
@@ -38,7 +38,7 @@ def open_document(
     data = files[0].read_bytes() if files else standard_input().read()
     if language is None:
         with imports():
-            from nmtkit.models import languages_of
+            from nmtkit.models.building import languages_of
         languages = languages_of(checkpoint)
         language = None if languages is None else languages[1]
     return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
@@ -46,7 +46,7 @@ def open_document(
 
 def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | None, str | None]:
     """Returns the languages of a corpus to translate: from the flags, otherwise from the checkpoint."""
-    from nmtkit.models import languages_of
+    from nmtkit.models.building import languages_of
 
     source, target = languages_of(checkpoint) or (None, None)
     return search.source_lang or source, search.target_lang or target
@@ -95,7 +95,7 @@ def noticing_sentences(windows: Iterable[list["Request"]]) -> Iterator[list["Req
 
 def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "Dataset":
     """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the checkpoint."""
-    from nmtkit.data.binarized import Dataset
+    from nmtkit.data.dataset.binarized import Dataset
 
     dataset = Dataset.open(folder)
     if dataset.tokenizer.fingerprint != translator.tokenizer.fingerprint:

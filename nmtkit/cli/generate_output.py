@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from nmtkit.cli.command import stderr
 from nmtkit.cli.generate_config import GenerateJob
-from nmtkit.files import atomic_write
+from nmtkit.config.files import atomic_write
 from nmtkit.translation.output_lines import output_line
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from nmtkit.cli.generate_input import (
 from nmtkit.cli.generate_output import counted, write_output
 
 if TYPE_CHECKING:
-    from nmtkit.data.binarized import Dataset
-    from nmtkit.search.segments import BatchDecoder
+    from nmtkit.data.dataset.binarized import Dataset
     from nmtkit.translation.pipeline import Pipeline
     from nmtkit.translation.requests import Request, Translation
+    from nmtkit.translation.search.segments import BatchDecoder
     from nmtkit.translation.translator import Translator
 
 
@@ -32,7 +32,7 @@ def generate(job: GenerateJob) -> None:
     with imports():
         import torch
 
-        from nmtkit.processes import openmp
+        from nmtkit.jobs import openmp
         from nmtkit.translation.parallel import process_group, rank_device
 
     config = job.config
@@ -99,7 +99,7 @@ class Generation:
             )
 
     def load(self, paths: Sequence[Path]) -> "Translator":
-        from nmtkit.models import check_translation_models
+        from nmtkit.models.building import check_translation_models
         from nmtkit.translation.translator import Translator
 
         devices, settings, workers = self.job.devices, dataclasses.asdict(self.job.options), self.config.workers

@@ -9,8 +9,8 @@ import click
 from nmtkit.cli.command import Command, stderr
 
 if TYPE_CHECKING:
-    from nmtkit.checkpoint import Checkpoint
-    from nmtkit.data.tokenizer import Tokenizer
+    from nmtkit.data.checkpoint_file import Checkpoint
+    from nmtkit.data.tokenizers.tokenizer import Tokenizer
 
 
 @click.command(cls=Command)
@@ -41,9 +41,9 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     transformer, or a folder with the checkpoint, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. nmtkit runs
     no code from SOURCE.
     """
-    from nmtkit import checkpoint
-    from nmtkit.formats.detect import load
-    from nmtkit.models import from_checkpoint, tokenizer_of
+    from nmtkit.data import checkpoint_file
+    from nmtkit.models.building import from_checkpoint, tokenizer_of
+    from nmtkit.models.formats.detect import load
 
     if destination.exists():
         raise ValueError(f"{destination} exists already; remove it or choose another name")
@@ -53,7 +53,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     if tries or source_lang is not None or target_lang is not None:
         # raises an error for unknown languages before a file is written
         tokenizer.language_ids(source_lang, target_lang)
-    checkpoint.save(destination, contents)
+    checkpoint_file.save(destination, contents)
     model, _ = from_checkpoint(destination)
     for fact in facts(contents, tokenizer):
         stderr.print(f"{destination}: {fact}", markup=False, highlight=False, soft_wrap=True)
@@ -69,7 +69,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
 
 def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
     """Returns lines that describe the architecture, the vocabulary and the languages of the imported model."""
-    from nmtkit.checkpoint import tied_to
+    from nmtkit.models.checkpoint import tied_to
 
     config, weights = contents["config"], contents["model"]
     first = tied_to(weights)

@@ -11,7 +11,7 @@ import click
 from nmtkit.cli.command import Command
 
 if TYPE_CHECKING:
-    from nmtkit.training.inspection import Description
+    from nmtkit.experiments.inspection import Description
 
 
 @click.command(cls=Command)
@@ -32,7 +32,7 @@ def command(path: Path, verify: bool, format: str) -> None:
     nmtkit inspect data-bin --verify
     nmtkit inspect averaged.pt --format toml > again.toml
     """
-    from nmtkit.training.inspection import config_of, inspect
+    from nmtkit.experiments.inspection import config_of, inspect
 
     if format == "toml" and path.exists():
         if verify:
@@ -43,7 +43,7 @@ def command(path: Path, verify: bool, format: str) -> None:
         return
     described = inspect(path)
     if verify and path.is_file():
-        from nmtkit import checkpoint
+        from nmtkit.models import checkpoint
 
         checkpoint.load(path)
         described.verified = [
@@ -51,7 +51,7 @@ def command(path: Path, verify: bool, format: str) -> None:
             "all weights are finite",
         ]
     elif verify:
-        from nmtkit.data.binarized import verify as recompute
+        from nmtkit.data.dataset.binarized import verify as recompute
 
         described.verified = recompute(path)
     if format == "json":

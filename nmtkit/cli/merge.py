@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 import nmtkit
-from nmtkit.bulk.merging import merge
-from nmtkit.bulk.plan import Plan, read_plan
 from nmtkit.cli.clean import check_files, show_run
 from nmtkit.cli.command import Command, stderr
-from nmtkit.files import atomic_write
-from nmtkit.plugins import load_plugins
+from nmtkit.config.files import atomic_write
+from nmtkit.config.plugins import load_plugins
+from nmtkit.jobs.shard_merging import merge
+from nmtkit.jobs.shard_plan import Plan, read_plan
 
 
 @click.command(cls=Command)
@@ -76,7 +76,7 @@ def merge_clean(
     plan: Plan, output: str, dropped: str | None, scores: Path | None, report: Path | None, plugins: tuple[str, ...]
 ) -> None:
     """Decides which pairs of the shards of `nmtkit clean` to keep. Writes the kept pairs and the other files."""
-    from nmtkit.corpora.clean_shards import merge_cleaned, read_job
+    from nmtkit.cleaning.shards import merge_cleaned, read_job
 
     if (version := plan.fingerprint.get("version of nmtkit")) != nmtkit.__version__:
         raise ValueError(

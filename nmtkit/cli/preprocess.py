@@ -10,10 +10,10 @@ from rich.table import Table
 from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, check_flags, derive
-from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 
 if TYPE_CHECKING:
-    from nmtkit.data.report import Report
+    from nmtkit.data.dataset.report import Report
 
 
 @click.command(cls=Command, short_help="Make a binarized dataset from raw parallel text.")
@@ -28,7 +28,7 @@ def command(**settings: Any) -> None:
     nmtkit preprocess … --tokenizer-from sample-bin --destdir data-bin \\
                       --shard $SLURM_ARRAY_TASK_ID/64
     """
-    from nmtkit.data.preprocess import preprocess
+    from nmtkit.data.dataset.preprocess import preprocess
 
     started = time.monotonic()
     config: PreprocessConfig = derive(PreprocessConfig, on_command_line(settings), COMMAND_LINE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nmtkit.cli.command import stderr
-from nmtkit.corpora.lines import decode
+from nmtkit.data.corpora.lines import decode
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation

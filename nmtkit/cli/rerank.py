@@ -13,7 +13,7 @@ import click
 from nmtkit.cli.command import Command, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
-from nmtkit.plugins import load_plugins
+from nmtkit.config.plugins import load_plugins
 
 RERANK_RULES = (
     FlagRule("--trials", needs=("--tune",)),
@@ -110,8 +110,8 @@ def checked_languages(config: RerankConfig, backward: Path) -> tuple[None, None]
     --lm. Returns None, without a check, if the checkpoint does not name its languages. Raises ValueError for a model of
     another direction.
     """
-    from nmtkit.corpora.languages import subtags
-    from nmtkit.models import languages_of
+    from nmtkit.models.building import languages_of
+    from nmtkit.text.languages import subtags
 
     pair = languages_of(backward)
     if pair is None:
@@ -131,7 +131,7 @@ def checked_languages(config: RerankConfig, backward: Path) -> tuple[None, None]
 
 
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
-    from nmtkit.models import check_language_model
+    from nmtkit.models.building import check_language_model
     from nmtkit.scoring.metrics import Settings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
     from nmtkit.translation.likelihood import is_language_model

@@ -13,8 +13,8 @@ import click
 from nmtkit.cli.command import Command, standard_input
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
-from nmtkit.corpora.corpus import as_columns, format_of
-from nmtkit.plugins import load_plugins
+from nmtkit.config.plugins import load_plugins
+from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, Settings, check_names
 
 if TYPE_CHECKING:

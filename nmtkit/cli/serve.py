@@ -9,9 +9,9 @@ import click
 from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.cli.generate import GenerateCommand, chosen_processors, derived
 from nmtkit.config import changed_flags, check_flags, flag_of
-from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import CPU_MAX_TOKENS, OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.search.options import SearchOptions
 
 
 @click.command(cls=GenerateCommand)

@@ -8,12 +8,12 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
-from nmtkit.files import check_outputs
+from nmtkit.config.files import check_outputs
 
 if TYPE_CHECKING:
-    from nmtkit.data.binarized import Split
-    from nmtkit.data.tokenizer import Tokenizer
-    from nmtkit.search.shortlist import Array, Shortlist
+    from nmtkit.data.dataset.binarized import Split
+    from nmtkit.data.tokenizers.tokenizer import Tokenizer
+    from nmtkit.translation.search.shortlist import Array, Shortlist
 
 DEFAULT = 100
 BINARY = ".bin"
@@ -91,13 +91,13 @@ def command(
     with imports():
         import numpy as np
 
-        from nmtkit import checkpoint
-        from nmtkit.data.binarized import Dataset
-        from nmtkit.formats import lexical_shortlist
-        from nmtkit.models import language_model_error, reads_source, tokenizer_of
-        from nmtkit.search import shortlist
+        from nmtkit.data import checkpoint_file
+        from nmtkit.data.dataset.binarized import Dataset
+        from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
+        from nmtkit.models.formats import lexical_shortlist
+        from nmtkit.translation.search import shortlist
 
-    contents = checkpoint.read(path)
+    contents = checkpoint_file.read(path)
     if not reads_source(contents):
         raise language_model_error(path)
     tokenizer = tokenizer_of(contents, path)
@@ -125,7 +125,7 @@ def command(
         write = lexical_shortlist.write_binary if binary else lexical_shortlist.write_text
         write(write_lexicon, lexical, tokenizer)
     lists = shortlist.shortlist_of(lexical, tokenizer)
-    checkpoint.save(output or path, contents | {"shortlist": lists.state()})
+    checkpoint_file.save(output or path, contents | {"shortlist": lists.state()})
     stderr.print(
         f"{output or path}: {len(lists.targets):,} entries for {lists.source_size:,} source pieces, and "
         f"{len(lists.frequent):,} target pieces for all sentences", markup=False,
@@ -138,7 +138,7 @@ def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) 
     """Returns the ids of the most frequent target pieces of the training pairs, or else of the vocabulary."""
     import numpy as np
 
-    from nmtkit.search import shortlist
+    from nmtkit.translation.search import shortlist
 
     if train is not None:
         return shortlist.most_frequent(train.target.gather(np.arange(len(train))), number)

@@ -21,12 +21,12 @@ import click
 from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import FlagRule, check_flags
-from nmtkit.files import check_outputs
-from nmtkit.plugins import source_digests
+from nmtkit.config.files import check_outputs
+from nmtkit.config.plugins import source_digests
 
 if TYPE_CHECKING:
-    from nmtkit.training.comparison import RunSummary
-    from nmtkit.training.sweep import Sweep, SweepRun
+    from nmtkit.experiments.comparison import RunSummary
+    from nmtkit.experiments.sweep import Sweep, SweepRun
 
 log = logging.getLogger("nmtkit")
 
@@ -122,7 +122,7 @@ def command(
     nmtkit sweep lr.toml
     nmtkit sweep lr.toml --shard 2/3 -- --threads 4
     """
-    from nmtkit.training import sweep as sweeps
+    from nmtkit.experiments import sweep as sweeps
 
     check_flags(RULES, given_flags(), given_flags())
     check_outputs({"--report": report}, [file])
@@ -130,7 +130,7 @@ def command(
     part, parts = shard_of(shard)
     quiet = ["--quiet"] if log.level > logging.INFO else []
     if optuna:
-        from nmtkit.training.sweep_search import Search
+        from nmtkit.experiments.sweep_search import Search
 
         search = Search(sweep)
         if dry_run:
@@ -250,8 +250,8 @@ def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
     For any other run, `nmtkit train` decides: it resumes the run, rejects a different dataset, and warns of different
     plug-in code.
     """
-    from nmtkit.data.binarized import Dataset
-    from nmtkit.training import comparison
+    from nmtkit.data.dataset.binarized import Dataset
+    from nmtkit.experiments import comparison
     from nmtkit.training.differences import flat
     from nmtkit.training.run_facts import fingerprint
 
@@ -275,7 +275,7 @@ def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
 def show(sweep: "Sweep", runs: Sequence["SweepRun"], format: str, report: Path | None) -> None:
     """Writes the comparison of all runs that have begun."""
     from nmtkit.cli.compare import cells, formatted
-    from nmtkit.training import comparison, comparison_page
+    from nmtkit.experiments import comparison, comparison_page
 
     folders = [sweep.folder / run.name for run in runs]
     begun = [comparison.summarize(folder) for folder in folders if (folder / "log.jsonl").is_file()]

@@ -15,7 +15,7 @@ import click
 from nmtkit.cli.command import Command, errors_in_one_line, message_of, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
 from nmtkit.config import FlagRule, check_flags
-from nmtkit.plugins import plugins_for
+from nmtkit.config.plugins import plugins_for
 from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, kind_of
 from nmtkit.training.run_config import RunConfig
 
@@ -131,13 +131,13 @@ def command(
     job = template.job(on_command_line(settings), data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
-        from nmtkit.training.estimate import dry_run as estimated
+        from nmtkit.experiments.estimate import dry_run as estimated
 
         click.echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
     if job.data is None:
         raise ValueError("give a dataset, the folder that nmtkit preprocess wrote")
-    from nmtkit.processes.distributed import launch, launched
+    from nmtkit.jobs.distributed import launch, launched
     from nmtkit.training.plan import device_of, processes_to_start
 
     processes = processes_to_start(job.run)
@@ -155,7 +155,7 @@ def command(
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     """Runs the training in this process and returns the exit code of the process."""
-    from nmtkit.processes import distributed
+    from nmtkit.jobs import distributed
     from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
 
@@ -189,8 +189,8 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
 
 def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
-    from nmtkit.architectures import ARCHITECTURES
-    from nmtkit.data.binarized import Dataset
+    from nmtkit.data.dataset.binarized import Dataset
+    from nmtkit.models.architectures import ARCHITECTURES
     from nmtkit.training import averaging
 
     folder = job.run.save_dir
@@ -221,7 +221,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
 
 def _fail_together(error: BaseException, debug: bool) -> NoReturn:
     """Prints the error of this process, sends it to the other processes, and exits without waiting for them."""
-    from nmtkit.processes import distributed
+    from nmtkit.jobs import distributed
 
     known = message_of(error)
     if distributed.is_connection_error(error):

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from sacrebleu.metrics.base import Metric, Score, Signature
 
-from nmtkit.corpora.language_identification import BatchIdentifier, columns_of
-from nmtkit.corpora.languages import subtags
+from nmtkit.text.language_identification import BatchIdentifier, columns_of
+from nmtkit.text.languages import subtags
 
 
 class OffTarget(Metric):

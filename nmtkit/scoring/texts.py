@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from nmtkit.corpora.compression import open_bytes
-from nmtkit.corpora.corpus import Columns, format_of
-from nmtkit.corpora.lines import LineDecoder
-from nmtkit.corpora.pairs import windows_of_side
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.corpora.compression import open_bytes
+from nmtkit.data.corpora.corpus import Columns, format_of
+from nmtkit.data.corpora.lines import LineDecoder
+from nmtkit.data.corpora.pairs import windows_of_side
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.directions import Direction
 
 logger = logging.getLogger("nmtkit")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmtkit.config import Config, FlagRule, option
-from nmtkit.search.options import CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.translation.options import GLOSSARY_RULE
+from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES
 
 CPU_MAX_TOKENS = 1024  # maximum source tokens of a CPU batch; small, because new requests wait for the running batch
 

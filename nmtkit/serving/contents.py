@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.datastructures import UploadFile
 
-from nmtkit.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
-from nmtkit.documents import Document, ReadOptions, WebPage, format_of, read_document
-from nmtkit.documents.encoding import Encoding
 from nmtkit.serving.fair_queue import Result
 from nmtkit.serving.reading import Refusal
+from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
+from nmtkit.text.documents import Document, ReadOptions, WebPage, format_of, read_document
+from nmtkit.text.documents.encoding import Encoding
 
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from nmtkit.corpora.languages import subtags
+from nmtkit.text.languages import subtags
 
 
 class Detector:

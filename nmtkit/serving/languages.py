@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nmtkit.corpora.languages import subtags
+from nmtkit.text.languages import subtags
 
 MAX_LISTED = 20  # a longer list of pairs is shortened in messages
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint
 from nmtkit.config import changed_flags, derive
-from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
-from nmtkit.layers.packed import Packed
-from nmtkit.models import check_translation_models, directions_of, languages_of, tokenizer_of
-from nmtkit.plugins import load_plugins
-from nmtkit.search import ctranslate2
-from nmtkit.search.logits_processors import LOGITS_PROCESSORS
-from nmtkit.search.options import SearchOptions
+from nmtkit.config.plugins import load_plugins
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.models import checkpoint
+from nmtkit.models.building import check_translation_models, directions_of, languages_of, tokenizer_of
 from nmtkit.serving.config import CPU_MAX_TOKENS
 from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
+from nmtkit.translation.engines import ctranslate2
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator, ctranslate2_engine
 
 Pair = tuple[str, str]

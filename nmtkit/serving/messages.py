@@ -1,6 +1,6 @@
 """JSON messages over sockets between the server and its workers. Four bytes of length precede the UTF-8 text.
 
-`nmtkit.processes.workers` exchanges pickles through pipes instead. This module uses JSON, because the messages contain
+`nmtkit.jobs.workers` exchanges pickles through pipes instead. This module uses JSON, because the messages contain
 text of clients, and reading JSON cannot run code. The server reads the messages with asyncio.
 """
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from nmtkit.layers.shape_padding import limit_product_caches
-from nmtkit.processes import openmp
+from nmtkit.jobs import openmp
+from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.serving.loading import GUESS, Job, load_models
 from nmtkit.serving.messages import receive, send
 from nmtkit.serving.workers import work, work_on_gpu

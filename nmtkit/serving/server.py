@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmtkit.config import to_dict
-from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import ModelPath, ServeConfig, read_api_keys
 from nmtkit.serving.languages import described
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from nmtkit.serving.app import Service

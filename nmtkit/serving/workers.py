@@ -17,14 +17,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, SegmentBatch
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER
 from nmtkit.serving.fair_queue import Result
 from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
 from nmtkit.serving.messages import receive, send
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, SegmentBatch
 from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.translator import Translator
 

@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nmtkit import checkpoint
-from nmtkit.checkpoint import Checkpoint
+from nmtkit.data import checkpoint_file
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.models import checkpoint
+from nmtkit.training import checkpoints
+from nmtkit.training.metrics import Objective
 
 
 class MovingAverage:
@@ -81,7 +84,7 @@ def write(paths: list[Path], output: Path) -> None:
     check_files(paths, output)
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
-    checkpoint.save(output, average(paths))
+    checkpoint_file.save(output, average(paths))
     logging.getLogger("nmtkit").info("averaged into %s: %s", output, ", ".join(path.name for path in paths))
 
 
@@ -97,7 +100,7 @@ def members(folder: Path) -> list[Path]:
 
 def scheduled(folder: Path) -> list[Path]:
     """Returns the checkpoints of a folder that were saved at the intervals of the run, oldest first."""
-    return [path for path in _numbered(folder) if checkpoint.read(path, mmap=True).get("scheduled", False)]
+    return [path for path in _numbered(folder) if checkpoint_file.read(path, mmap=True).get("scheduled", False)]
 
 
 def last_of(folder: Path, count: int) -> list[Path]:
@@ -125,11 +128,11 @@ def best_of(folder: Path, count: int, metric: str) -> list[Path]:
         raise ValueError(f"--best-checkpoint-metric {metric}: {direction!r} is neither min nor max")
     scored = []
     for path in _numbered(folder):
-        contents = checkpoint.read(path, mmap=True)
+        contents = checkpoint_file.read(path, mmap=True)
         scores = contents.get("scores", {})
         if name in scores and math.isfinite(scores[name]):
             higher = direction == "max" if direction else name in contents.get("maximized", ())
-            scored.append((checkpoint.Objective(name, higher).value(scores), path))
+            scored.append((Objective(name, higher).value(scores), path))
     if len(scored) < count:
         raise ValueError(
             f"{folder} has {len(scored)} checkpoints with a validation {name}, not {count}; train with a larger "
@@ -141,7 +144,7 @@ def best_of(folder: Path, count: int, metric: str) -> list[Path]:
 def _numbered(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    paths = checkpoint.numbered(folder)
+    paths = checkpoints.numbered(folder)
     if not paths:
         raise ValueError(f"{folder} holds no checkpoints (update_….pt)")
     return paths
@@ -167,7 +170,7 @@ def average(paths: list[Path]) -> Checkpoint:
     model differs from the model of the first file.
     """
     for path in paths:
-        if "scales" in checkpoint.read(path, mmap=True):
+        if "scales" in checkpoint_file.read(path, mmap=True):
             raise ValueError(
                 f"{path} has 8-bit weights, which are not averaged; average checkpoints of the run, then store the "
                 "average in 8 bits: nmtkit export --format checkpoint --quantization int8"
@@ -179,7 +182,7 @@ def average(paths: list[Path]) -> Checkpoint:
     for path in paths:
         member = checkpoint.load(path, mmap=True)
         check_same_model(first, member, paths[0], path)
-        checkpoint.check_values(member, path)
+        checkpoint_file.check_values(member, path)
         for name in dict.fromkeys(owner.values()):
             tensor = member["model"][name]
             if not tensor.is_floating_point():

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
-from nmtkit.architectures.contract import ContractError
-from nmtkit.processes import distributed
-from nmtkit.registry import Registry
+from nmtkit.config.registry import Registry
+from nmtkit.jobs import distributed
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.contract import ContractError
 
 log = logging.getLogger("nmtkit")
 

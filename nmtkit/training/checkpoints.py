@@ -4,22 +4,35 @@ import logging
 import math
 import os
 import platform
+import re
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint
-from nmtkit.checkpoint import NUMBERED, Objective, file_name, numbered
-from nmtkit.files import sync_folder
-from nmtkit.processes import distributed
-from nmtkit.processes.folder_lock import FolderLock
+from nmtkit.config.files import sync_folder
+from nmtkit.data import checkpoint_file
+from nmtkit.jobs import distributed
+from nmtkit.jobs.folder_lock import FolderLock
 from nmtkit.training.differences import changes, table
+from nmtkit.training.metrics import Objective
 
 log = logging.getLogger("nmtkit")
 
+NUMBERED = re.compile(r"update_(\d{8,})\.pt")
 VISIBLE_SECONDS = 5.0  # a new file must be visible on all machines within this time
 RESUMABLE = 2  # number of checkpoints that keep their training state; if the newest is damaged, the second is used
+
+
+def file_name(update: int) -> str:
+    """Returns the name of the checkpoint that a run writes after `update`."""
+    return f"update_{update:08d}.pt"
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a run, oldest first."""
+    by_update = [(int(match[1]), path) for path in folder.iterdir() if (match := NUMBERED.fullmatch(path.name))]
+    return [path for _, path in sorted(by_update)]
 
 
 class CheckpointManager:
@@ -56,7 +69,7 @@ class CheckpointManager:
             path.unlink(missing_ok=True)
         for path in numbered(self.folder):
             try:
-                self._note(path, checkpoint.read(path, mmap=True))
+                self._note(path, checkpoint_file.read(path, mmap=True))
             except (ValueError, OSError):
                 continue  # the file is damaged; `newest` warns about it
 
@@ -72,7 +85,7 @@ class CheckpointManager:
             self.locked.release()
             self.locked = None
 
-    def _note(self, path: Path, contents: checkpoint.Checkpoint) -> None:
+    def _note(self, path: Path, contents: checkpoint_file.Checkpoint) -> None:
         scores = contents.get("scores", {})
         if self.objective.name in scores and math.isfinite(scores[self.objective.name]):
             self.objectives[path.name] = self.objective.value(scores)
@@ -107,7 +120,7 @@ class CheckpointManager:
                     "folder that all machines share"
                 )
 
-    def newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+    def newest(self) -> tuple[Path, checkpoint_file.Checkpoint] | None:
         """Returns the newest checkpoint from which a run can resume, or None if there are no checkpoints.
 
         Skips damaged files with a warning. Raises ValueError if no run can resume from any of the checkpoints.
@@ -115,7 +128,7 @@ class CheckpointManager:
         paths = numbered(self.folder) if self.folder.is_dir() else []
         for path in reversed(paths):
             try:
-                contents = checkpoint.read(path)
+                contents = checkpoint_file.read(path)
             except (ValueError, OSError) as error:
                 log.warning("%s; trying the previous checkpoint", error)
                 continue
@@ -128,14 +141,14 @@ class CheckpointManager:
             )
         return None
 
-    def resume_point(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+    def resume_point(self) -> tuple[Path, checkpoint_file.Checkpoint] | None:
         """Opens the folder on rank 0 and returns the `newest` checkpoint of rank 0 on every rank."""
         newest = None
         if distributed.is_rank_zero():
             self.open()
             newest = self.newest()
         path = distributed.broadcast(newest[0] if newest else None)
-        return newest if path is None or newest else (path, checkpoint.read(path))
+        return newest if path is None or newest else (path, checkpoint_file.read(path))
 
     def is_best(self, value: float) -> bool:
         """Returns whether a checkpoint with this objective value would be one of the best. Lower is better."""
@@ -146,10 +159,10 @@ class CheckpointManager:
         """Returns the names of the best checkpoints, best first. Among equal checkpoints, the oldest is first."""
         return sorted(self.objectives, key=lambda name: (self.objectives[name], name))[: self.keep_best]
 
-    def save(self, contents: checkpoint.Checkpoint) -> Path:
+    def save(self, contents: checkpoint_file.Checkpoint) -> Path:
         """Writes `update_N.pt`, updates `last.pt` and `best.pt`, and removes old checkpoints. Raises OSError."""
         path = self.folder / file_name(contents["update"])
-        checkpoint.save(path, contents)
+        checkpoint_file.save(path, contents)
         self._note(path, contents)
         replace_link(self.folder / "last.pt", path.name)
         best = self._best()
@@ -175,11 +188,11 @@ class CheckpointManager:
 def drop_training_state(path: Path) -> None:
     """Rewrites a checkpoint without its training state, if it has any. Does not change a damaged checkpoint."""
     try:
-        contents = checkpoint.read(path, mmap=True)
+        contents = checkpoint_file.read(path, mmap=True)
         if "training" in contents:
-            checkpoint.check_values(contents, path)  # without this check, the new checksum would hide damage
+            checkpoint_file.check_values(contents, path)  # without this check, the new checksum would hide damage
             del contents["training"]
-            checkpoint.save(path, contents)
+            checkpoint_file.save(path, contents)
     except ValueError as error:
         log.warning("%s", error)
 
@@ -193,7 +206,7 @@ def replace_link(path: Path, target: str) -> None:
     sync_folder(path.parent)
 
 
-def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
+def check_resumable(contents: checkpoint_file.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
     """Raises ValueError if the run of a checkpoint had other values of the `requirements` (the dataset, the seed, …).
 
     The message shows all differences. Also raises ValueError for the training state of an old version of nmtkit, which

@@ -11,8 +11,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.config import (
     COMMAND_LINE,
     changed_flags,
@@ -25,15 +23,17 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.criterions import CRITERIONS
-from nmtkit.data.transforms import TRANSFORMS
-from nmtkit.plugins import load_plugins
-from nmtkit.registry import Registry
+from nmtkit.config.plugins import load_plugins
+from nmtkit.config.registry import Registry
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.transforms import TRANSFORMS
+from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.training import profiling, trackers  # noqa: F401  # registers callbacks
 from nmtkit.training.callbacks import CALLBACKS
-from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
+from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.metrics import METRICS, Metric, objective
-from nmtkit.training.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, LRScheduler
+from nmtkit.training.optimizers.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
 # Kind of component -> registry. If a kind allows only one component per job, the TOML table [kind] has the settings of
@@ -237,7 +237,7 @@ class JobTemplate:
 
 
 def _architecture_of(path: Path) -> Component:
-    contents = checkpoint.read(path, mmap=True)
+    contents = checkpoint_file.read(path, mmap=True)
     name = contents["architecture"]
     return Component(name=name, config=derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}"))
 

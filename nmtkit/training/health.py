@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nmtkit.data.binarized import Split
+from nmtkit.data.dataset.binarized import Split
 from nmtkit.training.config import JobConfig
 from nmtkit.training.trainer import StepMetrics
 

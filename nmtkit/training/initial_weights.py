@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nmtkit import checkpoint, models
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.config import derive
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data import checkpoint_file
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import building, checkpoint
+from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.training.new_pieces import Group, check_relative, groups_of, means
 
 Side = Literal["source", "target"]
@@ -43,10 +44,10 @@ def start_from(
     name, weights = contents["architecture"], contents["model"]
     if name not in ARCHITECTURES or ARCHITECTURES[name].factory is not ARCHITECTURES[architecture].factory:
         raise ValueError(f"{path} is a {name}, not a {architecture}; give the same --arch")
-    old_tokenizer = models.tokenizer_of(contents, path)
+    old_tokenizer = building.tokenizer_of(contents, path)
     old_config = derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}")
-    old_axes = vocabulary_axes(name, old_config, models.vocabulary_of(old_tokenizer))
-    axes = vocabulary_axes(architecture, config, models.vocabulary_of(tokenizer))
+    old_axes = vocabulary_axes(name, old_config, building.vocabulary_of(old_tokenizer))
+    axes = vocabulary_axes(architecture, config, building.vocabulary_of(tokenizer))
     if relative is not None:
         check_relative(tokenizer, old_tokenizer, relative)
     _take_shortlist(model, contents, tokenizer.fingerprint == old_tokenizer.fingerprint, path)
@@ -65,7 +66,9 @@ def start_from(
     return vocabulary.counts()
 
 
-def _take_shortlist(model: Architecture, contents: checkpoint.Checkpoint, same_vocabulary: bool, path: Path) -> None:
+def _take_shortlist(
+    model: Architecture, contents: checkpoint_file.Checkpoint, same_vocabulary: bool, path: Path
+) -> None:
     if same_vocabulary:
         model.shortlist = contents.get("shortlist")
     elif "shortlist" in contents:
@@ -158,7 +161,7 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
         with torch.device("meta"):
             changed = Vocabulary(source=source, target=target, joint=vocabulary.joint)
-            model = models.build(architecture, config, changed)
+            model = building.build(architecture, config, changed)
         return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
     source, target = vocabulary.source, vocabulary.target

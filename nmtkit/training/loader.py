@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nmtkit.data.batching import BatchSampler, micro_batches
-from nmtkit.data.binarized import Split
-from nmtkit.data.transform_pipeline import TransformPipeline
-from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
-from nmtkit.processes.threads import Prefetched
+from nmtkit.data.dataset.batching import BatchSampler, micro_batches
+from nmtkit.data.dataset.binarized import Split
+from nmtkit.data.dataset.transform_pipeline import TransformPipeline
+from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.jobs.threads import Prefetched
 
 PREFETCHED = 4  # updates that the thread prepares in advance
 PROBED = 100  # number of first updates whose micro-batches are examined before the run

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.processes import distributed
+from nmtkit.jobs import distributed
 from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")

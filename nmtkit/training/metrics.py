@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
-from nmtkit.architectures.contract import ContractError, described
-from nmtkit.checkpoint import Objective
 from nmtkit.config import Config, option
-from nmtkit.layers.packed import Batch
-from nmtkit.registry import Registry
+from nmtkit.config.registry import Registry
+from nmtkit.data.packed import Batch
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.contract import ContractError, described
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, Settings, build_metrics, score
 
 log = logging.getLogger("nmtkit")
@@ -110,6 +109,18 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
             value,
         )
     return float(value)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The validation score that selects the best checkpoint, and whether higher is better."""
+
+    name: str
+    higher_is_better: bool = False
+
+    def value(self, scores: Mapping[str, float]) -> float:
+        """Returns the score with its sign changed if higher is better, so that lower is better."""
+        return -scores[self.name] if self.higher_is_better else scores[self.name]
 
 
 def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> Objective:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 
 Group = tuple[int, ...]  # old rows whose mean is the initial row of a piece; empty: the rows of all pieces
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from nmtkit.architectures import Architecture
-from nmtkit.criterions import Criterion, Loss
-from nmtkit.layers.packed import Batch, Layout, Packed
-from nmtkit.processes import distributed
+from nmtkit.data.packed import Batch, Layout, Packed
+from nmtkit.jobs import distributed
+from nmtkit.models.architectures import Architecture
+from nmtkit.training.criterions import Criterion, Loss
 
 if TYPE_CHECKING:  # importing this module takes a second, and only fsdp needs it
     from torch.distributed.tensor import DTensor

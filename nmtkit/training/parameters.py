@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from nmtkit import checkpoint, models
-from nmtkit.architectures import Architecture
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers import adapters
-from nmtkit.training.optimizers import ParameterGroups
+from nmtkit.data import checkpoint_file
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import building, checkpoint
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers import adapters
+from nmtkit.training.optimizers.optimizers import ParameterGroups
 from nmtkit.training.run_config import RunConfig
 
 
@@ -48,12 +49,12 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
     the same tokenizer and equal weights.
     """
     path = Path(os.path.realpath(base))
-    contents = checkpoint.dequantized(checkpoint.read(path), path)
+    contents = checkpoint.dequantized(checkpoint_file.read(path), path)
     if "adapters" in contents:
         raise ValueError(
             f"{base} holds adapters; merge them first: nmtkit average-checkpoints {base} --output merged.pt"
         )
-    if models.tokenizer_of(contents, base).fingerprint != tokenizer.fingerprint:
+    if building.tokenizer_of(contents, base).fingerprint != tokenizer.fingerprint:
         raise ValueError(
             f"adapters do not change the embeddings of {base}, but the dataset has a different vocabulary; preprocess "
             f"with --tokenizer-from {base}"
@@ -64,7 +65,7 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
     rank, layers = run.adapter_rank, list(run.adapter_layers)
     assert rank is not None
     facts = {"rank": rank, "alpha": float(run.adapter_alpha or rank), "layers": layers}
-    return {"base": str(path), "fingerprint": checkpoint.fingerprint(contents), **facts}
+    return {"base": str(path), "fingerprint": checkpoint_file.fingerprint(contents), **facts}
 
 
 def parameter_groups(

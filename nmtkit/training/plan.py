@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nmtkit.data.batching import BatchSampler, Sampling
-from nmtkit.data.binarized import Split
+from nmtkit.data.dataset.batching import BatchSampler, Sampling
+from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction, epoch_weights, named_weights
-from nmtkit.layers.shape_padding import limit_product_caches
-from nmtkit.processes import distributed
+from nmtkit.jobs import distributed
+from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig

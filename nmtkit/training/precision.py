@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.layers import multiplies_in_bf16
+from nmtkit.models.layers import multiplies_in_bf16
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

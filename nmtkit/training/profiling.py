@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nmtkit.config import Config, option
-from nmtkit.files import atomic_write
+from nmtkit.config.files import atomic_write
 from nmtkit.pages.document import render
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.files import atomic_write
+from nmtkit.config.files import atomic_write
 from nmtkit.pages.charts import Point, line_chart
 from nmtkit.pages.document import Html, render
 from nmtkit.training import report_validation

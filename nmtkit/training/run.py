@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.architectures.interface import parameter_count
-from nmtkit.files import atomic_write
-from nmtkit.processes import distributed, openmp
+from nmtkit.config.files import atomic_write
+from nmtkit.jobs import distributed, openmp
+from nmtkit.models.architectures.interface import parameter_count
 from nmtkit.training import report
 from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
 from nmtkit.training.config import JobConfig

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import nmtkit
-from nmtkit import checkpoint, models
-from nmtkit.data.binarized import Dataset
-from nmtkit.data.dataset_files import counts_language_token
-from nmtkit.plugins import source_digests
+from nmtkit.config.plugins import source_digests
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.dataset.dataset_files import counts_language_token
+from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
@@ -88,9 +88,9 @@ def _base_directions(base: Path | None) -> dict[str, Any]:
     if base is None:
         return {}
     contents = checkpoint.load(base, mmap=True)
-    if not models.tokenizer_of(contents, base).languages:
+    if not building.tokenizer_of(contents, base).languages:
         return {}
-    return {"base_directions": sorted(map(list, models.directions_of(contents)))}
+    return {"base_directions": sorted(map(list, building.directions_of(contents)))}
 
 
 def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -5,15 +5,16 @@ import math
 import time
 from pathlib import Path
 
-from nmtkit import models
-from nmtkit.architectures import ARCHITECTURES
-from nmtkit.checkpoint import Checkpoint, Objective
-from nmtkit.plugins import plugins_for
-from nmtkit.processes import distributed
+from nmtkit.config.plugins import plugins_for
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.jobs import distributed
+from nmtkit.models import building
+from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.training.callbacks import CallbackList
 from nmtkit.training.checkpoints import check_resumable
 from nmtkit.training.differences import changed_settings, table
-from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
+from nmtkit.training.metrics import Objective
+from nmtkit.training.optimizers.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.training.run_facts import changed_plugins, resume_requirements
 from nmtkit.training.setup import RunSetup
 from nmtkit.training.stopping import RunProgress
@@ -43,7 +44,7 @@ class RunSaver:
         if not distributed.is_rank_zero():
             return None
         architecture = self.job.components["architecture"]
-        contents = models.to_checkpoint(
+        contents = building.to_checkpoint(
             self.trainer.model,
             architecture.name,
             architecture.config,

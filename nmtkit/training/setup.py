@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmtkit import models
-from nmtkit.architectures import ARCHITECTURES, Architecture
-from nmtkit.architectures.contract import check_forward
-from nmtkit.checkpoint import Checkpoint, Objective
 from nmtkit.config import changed_flags
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.contract import check_sum
-from nmtkit.data.batching import BatchSampler, check_all_sizes
-from nmtkit.data.binarized import Dataset, Split
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.data.transform_pipeline import TransformPipeline
-from nmtkit.data.transforms import TRANSFORMS
-from nmtkit.layers.quantization import quantize_aware
-from nmtkit.plugins import is_own
-from nmtkit.processes import distributed
+from nmtkit.config.plugins import is_own
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.data.dataset.batching import BatchSampler, check_all_sizes
+from nmtkit.data.dataset.binarized import Dataset, Split
+from nmtkit.data.dataset.transform_pipeline import TransformPipeline
+from nmtkit.data.dataset.transforms import TRANSFORMS
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.jobs import distributed
+from nmtkit.models import building
+from nmtkit.models.architectures import ARCHITECTURES, Architecture
+from nmtkit.models.architectures.contract import check_forward
+from nmtkit.models.layers.quantization import quantize_aware
 from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.contract import check_sum
 from nmtkit.training.initial_weights import Side, embedding_of, load_embeddings, start_from
 from nmtkit.training.loader import BatchLoader
-from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
-from nmtkit.training.metrics import objective
+from nmtkit.training.metrics import Objective, objective
+from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.parameters import adapters_of, choose_trained
 from nmtkit.training.plan import RunPlan, device_of, resolve, trained_directions
 from nmtkit.training.run_config import VALIDATION_FLAGS
@@ -190,9 +190,9 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
     For an architecture of a plug-in, checks the forward pass and raises ContractError if, for example, the pass reads
     later target words. The check takes 0.02 s with transformer_tiny and 0.2 s with transformer_base.
     """
-    architecture, vocabulary = job.components["architecture"], models.vocabulary_of(tokenizer)
+    architecture, vocabulary = job.components["architecture"], building.vocabulary_of(tokenizer)
     torch.manual_seed(job.run.seed)
-    model = models.build(architecture.name, architecture.config, vocabulary)
+    model = building.build(architecture.name, architecture.config, vocabulary)
     if not is_own(ARCHITECTURES[architecture.name].factory):
         check_forward(model, vocabulary)
     return model

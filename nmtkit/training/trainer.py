@@ -14,17 +14,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
-from nmtkit.criterions import Criterion
-from nmtkit.layers.adapters import adapters_in
-from nmtkit.layers.packed import Batch
-from nmtkit.processes import distributed
+from nmtkit.data.packed import Batch
+from nmtkit.jobs import distributed
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers.adapters import adapters_in
 from nmtkit.training import precision as precisions
 from nmtkit.training.averaging import MovingAverage
 from nmtkit.training.config import JobConfig
+from nmtkit.training.criterions import Criterion
 from nmtkit.training.loader import Update
-from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
-from nmtkit.training.optimizers import OPTIMIZERS, parameter_names
+from nmtkit.training.optimizers.lr_schedulers import LRScheduler, learning_rate
+from nmtkit.training.optimizers.optimizers import OPTIMIZERS, parameter_names
 from nmtkit.training.parallel import ReplicatedModel, ShardedModel
 from nmtkit.training.parameters import embedding_names, parameter_groups
 

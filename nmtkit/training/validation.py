@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
-from nmtkit.criterions import Criterion
-from nmtkit.data.batching import micro_batches
-from nmtkit.data.binarized import Split
+from nmtkit.data.dataset.batching import micro_batches
+from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
-from nmtkit.layers import adapters
-from nmtkit.processes import distributed
+from nmtkit.jobs import distributed
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers import adapters
 from nmtkit.training import precision as precisions
+from nmtkit.training.criterions import Criterion
 from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
 from nmtkit.training.report_validation import Example

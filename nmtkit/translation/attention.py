@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nmtkit.architectures import Architecture
-from nmtkit.architectures.interface import layer_index
-from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
-from nmtkit.layers.packed import Packed
-from nmtkit.search.decoding import beam_search
-from nmtkit.search.options import SearchOptions
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.interface import layer_index
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.options import SearchOptions
 
 # H heads, S source and T target tokens, L queries, M keys; tokens include eos
 

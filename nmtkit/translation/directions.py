@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 
-from nmtkit.data.binarized import Split
+from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder
 from nmtkit.translation.inputs import dataset_requests
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchDecoder
 from nmtkit.translation.translator import Translator
 
 

@@ -8,10 +8,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmtkit.corpora.corpus import Columns, format_of
-from nmtkit.corpora.lines import LineDecoder, line_windows
-from nmtkit.corpora.pairs import windows_of_side
-from nmtkit.data.binarized import Split
+from nmtkit.data.corpora.corpus import Columns, format_of
+from nmtkit.data.corpora.lines import LineDecoder, line_windows
+from nmtkit.data.corpora.pairs import windows_of_side
+from nmtkit.data.dataset.binarized import Split
 from nmtkit.translation.requests import Request
 
 CHUNK = 1 << 16  # bytes that are read from a stream at a time

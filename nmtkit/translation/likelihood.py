@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from nmtkit.search.options import SearchOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import WINDOW, Translator
 
 

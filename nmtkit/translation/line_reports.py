@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from nmtkit.files import atomic_write
+from nmtkit.config.files import atomic_write
 from nmtkit.text.glossary import ALTERNATIVES
 from nmtkit.translation.requests import Translation
 

@@ -9,13 +9,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
-from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
-from nmtkit.search.constraints import Constraints, RequiredPhrase
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import Hypothesis, Segment
+from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.text.alignment import Link, piece_spans, word_links
 from nmtkit.text.glossary import Occurrence, without
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import Hypothesis, Segment
 from nmtkit.translation.steps import Step, TextSegment, joined
 from nmtkit.translation.terms import term_phrases
 

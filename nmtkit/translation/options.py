@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, option
-from nmtkit.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.text.sentences import is_language
+from nmtkit.translation.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 
 # Search options that cannot be combined with a glossary.
 GLOSSARY_RULE = FlagRule(

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented
 
-from nmtkit.processes import distributed
-from nmtkit.processes.workers import Workers
-from nmtkit.search.constraints import Constraints, RequiredPhrase
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
+from nmtkit.jobs import distributed
+from nmtkit.jobs.workers import Workers
+from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
 from nmtkit.translation.translator import Translator
 
 PREFETCH = 2  # maximum batches at a rank: the batch that the rank decodes, and the next batch

@@ -6,13 +6,13 @@ from dataclasses import astuple, replace
 from typing import Literal
 
 from nmtkit.config import changed_flags, check_flags
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import Hypothesis
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.text import glossary
 from nmtkit.translation.model_input import LengthLimit, ModelInput, constraints_of, encode
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
 from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import Hypothesis
 from nmtkit.translation.steps import (
     Casing,
     GlossaryTerms,

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from nmtkit.corpora.languages import subtags
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder
+from nmtkit.text.languages import subtags
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchDecoder
 from nmtkit.translation.translator import WINDOW, Translator
 
 # Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nmtkit.search.segments import Hypothesis
+from nmtkit.translation.search.segments import Hypothesis
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from nmtkit.search.candidates import length_penalty
 from nmtkit.translation.likelihood import likelihoods
+from nmtkit.translation.search.candidates import length_penalty
 from nmtkit.translation.translator import Translator
 
 BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from nmtkit.bulk.plan import Shard
-from nmtkit.corpora.lines import LineDecoder
-from nmtkit.models import check_translation_models
-from nmtkit.plugins import load_plugins
-from nmtkit.search.options import SearchOptions
+from nmtkit.config.plugins import load_plugins
+from nmtkit.data.corpora.lines import LineDecoder
+from nmtkit.jobs.shard_plan import Shard
+from nmtkit.models.building import check_translation_models
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.inputs import field_value
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.output_lines import output_line
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import WINDOW, Translator
 
 

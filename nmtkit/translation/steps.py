@@ -11,9 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints
-from nmtkit.search.segments import Hypothesis, Segment
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Glossary, Occurrence, term_results
@@ -22,6 +20,8 @@ from nmtkit.text.normalization import INVISIBLE, normalized
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
+from nmtkit.translation.search.segments import Hypothesis, Segment
 
 # No space follows a sentence that ends with one of these: characters of scripts without spaces, and full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")

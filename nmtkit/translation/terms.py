@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from nmtkit.data.spm_model import FOREIGN
-from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
-from nmtkit.search.constraints import Phrase, PieceEdges, RequiredPhrase
+from nmtkit.data.tokenizers.spm_model import FOREIGN
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.text.alignment import UNSPACED, is_letter
 from nmtkit.text.glossary import forms
+from nmtkit.translation.search.constraints import Phrase, PieceEdges, RequiredPhrase
 
 # Contexts before a term: the start of a line, an opening bracket, and a space. Tokenizers may spell a term differently
 # in each context.

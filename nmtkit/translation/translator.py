@@ -13,25 +13,25 @@ from typing import Any, Literal
 
 import torch
 
-from nmtkit import models
-from nmtkit.architectures import Architecture
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.prepack import prepack
-from nmtkit.processes.threads import OrderedCalls, Prefetched, short_switch_interval
-from nmtkit.search.constrained_search import lacking
-from nmtkit.search.constraints import PieceEdges
-from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.ctranslate2 import CTranslate2Engine
-from nmtkit.search.decoding import annotated, decode
-from nmtkit.search.graph_search import supports
-from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
-from nmtkit.search.numba_engine import NumbaEngine
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
-from nmtkit.search.shortlist import Shortlist
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
+from nmtkit.models import building
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers.prepack import prepack
+from nmtkit.translation.engines.continuous_batching import ContinuousBatching
+from nmtkit.translation.engines.ctranslate2 import CTranslate2Engine
+from nmtkit.translation.engines.graph_search import supports
+from nmtkit.translation.engines.numba_engine import NumbaEngine
 from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.constrained_search import lacking
+from nmtkit.translation.search.constraints import PieceEdges
+from nmtkit.translation.search.decoding import annotated, decode
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
+from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.terms import piece_edges
 
@@ -102,7 +102,7 @@ class Translator:
         Raises FileNotFoundError or ValueError. The message names the file.
         """
         paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
-        loaded = [models.from_checkpoint(file) for file in paths]
+        loaded = [building.from_checkpoint(file) for file in paths]
         tokenizer = loaded[0][1]
         for file, (_, other) in zip(paths, loaded, strict=True):
             if other.fingerprint != tokenizer.fingerprint:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
+from nmtkit.training import checkpoints
 
 
 def average(*arguments: object) -> Result:
@@ -20,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
         contents = {"architecture": "a", "config": {}, "tokenizer": {}, "plugins": [], "update": update}
         model = {"weight": torch.tensor([float(update)])}
         scores = {"loss": float(update)}
-        checkpoint.save(tmp_path / checkpoint.file_name(update), contents | {"model": model, "scores": scores})
+        checkpoint_file.save(tmp_path / checkpoints.file_name(update), contents | {"model": model, "scores": scores})
     return tmp_path
 
 
@@ -32,7 +34,7 @@ def test_last_and_best_of_a_folder(folder: Path, choice: tuple[str, int], expect
 
 
 def test_explicit_files(folder: Path) -> None:
-    files = [folder / checkpoint.file_name(update) for update in (1, 3)]
+    files = [folder / checkpoints.file_name(update) for update in (1, 3)]
     assert average(*files, "--output", folder / "averaged.pt").exit_code == 0
     assert checkpoint.load(folder / "averaged.pt")["averaged"] == [path.name for path in files]
 
@@ -57,7 +59,7 @@ def test_mistakes_exit_with_2_and_write_nothing(folder: Path, arguments: list[ob
 
 
 def test_a_member_is_never_overwritten_or_counted_twice(folder: Path) -> None:
-    first, second = (folder / checkpoint.file_name(update) for update in (1, 2))
+    first, second = (folder / checkpoints.file_name(update) for update in (1, 2))
     (folder / "last.pt").symlink_to(second.name)
     before = second.read_bytes()
     for output in (second, folder / "last.pt", folder / "." / second.name):

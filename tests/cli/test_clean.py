@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from nmtkit.cleaning import cleaning, scored_blocks
 from nmtkit.cli import main
-from nmtkit.corpora import cleaning, scored_blocks
-from nmtkit.corpora.corpus import Pairs, locate
-from nmtkit.corpora.pairs import pairs
-from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.data.corpora.corpus import Pairs, locate
+from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.demo.run import read_corpus
 
 
@@ -269,7 +269,7 @@ def test_the_first_of_pairs_that_differ_in_punctuation_stays_whatever_their_scor
 def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
     (tmp_path / "questions.py").write_text(
         "from dataclasses import dataclass\nimport numpy as np\nfrom nmtkit.config import Config, option\n"
-        "from nmtkit.corpora.filters import FILTERS, Filter\n\n\n"
+        "from nmtkit.cleaning.filters import FILTERS, Filter\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass QuestionsConfig(Config):\n"
         '    max_marks: int = option(0, "drop pairs with more question marks", min=0)\n\n\n'
         '@FILTERS.register("question_marks", QuestionsConfig())\nclass Questions(Filter):\n'

@@ -14,17 +14,17 @@ import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
-from nmtkit.bulk.local import ShardWriter
-from nmtkit.bulk.plan import read_plan
+from nmtkit.cleaning import cleaning, scored_blocks
+from nmtkit.cleaning.config import CleanConfig
+from nmtkit.cleaning.shards import CleaningJob
 from nmtkit.cli import main
 from nmtkit.cli.clean import scorer_of
-from nmtkit.corpora import cleaning, scored_blocks
-from nmtkit.corpora.clean_config import CleanConfig
-from nmtkit.corpora.clean_shards import CleaningJob
-from nmtkit.corpora.corpus import Pairs
-from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.config.plugins import plugin_module
+from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.demo.run import read_corpus
-from nmtkit.plugins import plugin_module
+from nmtkit.jobs.shard_plan import read_plan
+from nmtkit.jobs.shard_workers import ShardWriter
 
 GOOD = list(dict.fromkeys(read_corpus()["train"]))[:1500]
 FILES = ("out.tsv", "dropped.jsonl", "scores.parquet", "report.html")
@@ -132,7 +132,7 @@ def test_tasks_of_a_job_array_share_a_fit(tmp_path: Path, monkeypatch: pytest.Mo
     job = (*FEW_FILTERS, "--output-dir", tmp_path / "job", "--shard-lines", 200)
     fits: list[object] = []
     fit = cleaning.fit
-    monkeypatch.setattr("nmtkit.corpora.clean_shards.fit", lambda *arguments: fits.append(fit(*arguments)))
+    monkeypatch.setattr("nmtkit.cleaning.shards.fit", lambda *arguments: fits.append(fit(*arguments)))
     assert "shards 1, 3, 5, 7, 9 of 10 left" in succeeds(clean(*job, "--shard", "2/2"))
     missing = nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv")
     assert missing.exit_code == 2 and "lacks shards 1, 3, 5, 7, 9 of 10" in missing.stderr
@@ -201,7 +201,7 @@ PLUGIN = """
 from dataclasses import dataclass
 import numpy as np
 from nmtkit.config import Config, option
-from nmtkit.corpora.filters import FILTERS, Filter
+from nmtkit.cleaning.filters import FILTERS, Filter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from builders import save_tiny_transformer
 from forked import Forks
 
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset.binarized import Dataset
 
 READERS = {  # of standard input
     "generate": "generate --device cpu --path a.pt --max-len-a 0 --max-len-b 3",

@@ -13,12 +13,12 @@ import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
+from nmtkit.cleaning.filters import FILTERS
 from nmtkit.cli import COMMANDS, MODULES, main
 from nmtkit.cli.command import Command, tidied
 from nmtkit.cli.flags import flags
-from nmtkit.corpora.filters import FILTERS
-from nmtkit.plugins import load_plugin
-from nmtkit.registry import Registry
+from nmtkit.config.plugins import load_plugin
+from nmtkit.config.registry import Registry
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,10 +33,10 @@ def subcommand(name: str) -> click.Command:
 
 
 def registries() -> list[Registry]:
-    from nmtkit.architectures import ARCHITECTURES
-    from nmtkit.criterions import CRITERIONS
-    from nmtkit.training.lr_schedulers import LR_SCHEDULERS
-    from nmtkit.training.optimizers import OPTIMIZERS
+    from nmtkit.models.architectures import ARCHITECTURES
+    from nmtkit.training.criterions import CRITERIONS
+    from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS
+    from nmtkit.training.optimizers.optimizers import OPTIMIZERS
 
     return [ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS]
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
-from nmtkit.processes.folder_lock import FolderLock
-from nmtkit.training import comparison
+from nmtkit.experiments import comparison
+from nmtkit.jobs.folder_lock import FolderLock
 
 END = {"kind": "end", "update": 20, "state": "finished", "reason": "--max-update 20 is reached", "time": 160}
 

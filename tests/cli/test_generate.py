@@ -10,15 +10,16 @@ import torch
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.corpora.corpus import Pairs
-from nmtkit.corpora.writer import CorpusWriter
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.search.options import SearchOptions
+from nmtkit.data import checkpoint_file
+from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.writer import CorpusWriter
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import checkpoint
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 LINES = ["a dog runs .", "", "two men sleeps in the park !", "  ", "🙂 كلب", "the cat"]
@@ -193,7 +194,7 @@ def test_a_dataset_gives_what_its_text_gives_and_is_checked(folder, tmp_path):
 def test_a_plug_in_that_is_not_loaded_is_named(folder, tmp_path):
     contents = checkpoint.load(folder / "model.pt")
     del contents["nmtkit"]
-    checkpoint.save(tmp_path / "plugged.pt", contents | {"architecture": "mine", "plugins": ["mine.py"]})
+    checkpoint_file.save(tmp_path / "plugged.pt", contents | {"architecture": "mine", "plugins": ["mine.py"]})
     result = run("--path", tmp_path / "plugged.pt", text="a\n")
     assert result.exit_code == 2 and "add --plugin mine.py" in result.stderr
 

@@ -12,7 +12,7 @@ from builders import save_tiny_transformer
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.translation.parallel import rank_device
 
 

@@ -15,10 +15,10 @@ import pytest
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
-from nmtkit.bulk.options import BulkOptions
-from nmtkit.bulk.plan import Plan, Shard, divide, open_plan
 from nmtkit.cli import main
 from nmtkit.cli.bulk import run_shards
+from nmtkit.jobs.shard_options import BulkOptions
+from nmtkit.jobs.shard_plan import Plan, Shard, divide, open_plan
 
 LINES = [" ".join(WORDS[number % 7 : number % 7 + 1 + number % 5]) for number in range(23)] + ["", "a\u2028dog"]
 

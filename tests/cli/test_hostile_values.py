@@ -14,7 +14,7 @@ from forked import Forks, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset.binarized import Dataset
 
 # Names of files of the `hostile` folder below, and some that are no files of it.
 PATHS = ["missing", "folder", "empty", "garbage", "garbage/under", "loop", "a" * 300, "b\udcffd", "broken", "cut.pt"]

@@ -10,8 +10,9 @@ import torch
 from click.testing import CliRunner, Result
 
 import nmtkit
-from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
 from nmtkit.training.checkpoints import drop_training_state
 
 
@@ -78,7 +79,7 @@ def test_a_checkpoint_of_an_unknown_architecture_is_described(run_folder: Path, 
     contents = checkpoint.load(run_folder / "last.pt")
     contents |= {"architecture": "mine", "plugins": ["mine.py"]}
     del contents["nmtkit"], contents["training"]
-    checkpoint.save(tmp_path / "mine.pt", contents)
+    checkpoint_file.save(tmp_path / "mine.pt", contents)
     text = inspect(str(tmp_path / "mine.pt")).output
     assert "mine.py" in text and "--plugin mine.py" in text and "To resume" not in text
 

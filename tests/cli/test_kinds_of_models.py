@@ -7,9 +7,9 @@ from builders import save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 import nmtkit
-from nmtkit.api.dual_cross_entropy import DualCrossEntropy
+from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset.binarized import Dataset
 
 USE = "{lm} is a language model, which reads no source; give a translation model. A language model is for nmtkit score"
 COMMANDS = {

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
-from nmtkit.plugins import load_plugin
+from nmtkit.config.plugins import load_plugin
+from nmtkit.models.architectures import ARCHITECTURES
 
 PLUGIN = '''
 from dataclasses import dataclass
 from torch import nn
-from nmtkit.architectures import ARCHITECTURES, Architecture
-from nmtkit.layers.packed import Packed
+from nmtkit.models.architectures import ARCHITECTURES, Architecture
+from nmtkit.data.packed import Packed
 from nmtkit.config import option
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ def test_a_plugin_of_twenty_lines_trains_and_translates(mirror_data: Path, tmp_p
 
 def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("import nmtkit.registry as r\nr.loaded = getattr(r, 'loaded', 0) + 1\n")
+    path.write_text("import nmtkit.config.registry as r\nr.loaded = getattr(r, 'loaded', 0) + 1\n")
     load_plugin(str(path))
     load_plugin(str(path))
-    from nmtkit import registry
+    from nmtkit.config import registry
 
     assert registry.loaded == 1  # type: ignore[attr-defined]
     with pytest.raises(FileNotFoundError, match=r"gone\.py"):

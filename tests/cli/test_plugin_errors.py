@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
-from nmtkit.criterions import CRITERIONS
+from nmtkit.models.architectures import ARCHITECTURES
+from nmtkit.training.criterions import CRITERIONS
 
 CRITERION = """
 from dataclasses import dataclass
-from nmtkit.criterions import CRITERIONS, Criterion, Loss
-from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
+from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
 @CRITERIONS.register("NAME", CrossEntropyConfig())
 class Mine(CrossEntropy):
@@ -101,7 +101,7 @@ def test_a_module_that_a_plugin_imports_is_shown_too(tmp_path: Path, monkeypatch
 ARCHITECTURE = """
 import os
 from examples.plugin.gru import GRU, GRUConfig
-from nmtkit.architectures import ARCHITECTURES
+from nmtkit.models.architectures import ARCHITECTURES
 
 @ARCHITECTURES.register("late", GRUConfig(width=8))
 class Late(GRU):

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.corpora.corpus import Pairs
-from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 
 SENTENCE = "ein Hund läuft über die Wiese, und der Mann sagt: »Ja!« z.B. 3,5 km/h (naïve) don't a-b… 東京 ½"
 WORDS = [*SENTENCE.split(), "\u2028", "x\x85y", "Ende\r"]

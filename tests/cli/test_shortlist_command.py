@@ -10,10 +10,11 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
 import nmtkit
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
-from nmtkit.search.options import SearchOptions
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.models import checkpoint
+from nmtkit.translation.search.options import SearchOptions
 
 
 def run(*arguments: object, input: str | None = None) -> Result:
@@ -38,7 +39,9 @@ def test_lists_are_added_to_the_checkpoint_and_limit_translations(path: Path, mi
     said = " ".join(result.stderr.split())
     assert "and 3 target pieces for all sentences" in said and "valid: the lists have" in said
     after = checkpoint.load(path)
-    assert set(after) - set(before) == {"shortlist"} and checkpoint.fingerprint(after) == checkpoint.fingerprint(before)
+    assert set(after) - set(before) == {"shortlist"} and checkpoint_file.fingerprint(
+        after
+    ) == checkpoint_file.fingerprint(before)
 
     assert f"{len(after['shortlist']['targets']):,} entries, for --shortlist" in run("inspect", path).stdout
 

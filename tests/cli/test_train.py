@@ -13,12 +13,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.criterions import CRITERIONS
-from nmtkit.data.transforms import TRANSFORMS
+from nmtkit.data.dataset.transforms import TRANSFORMS
+from nmtkit.models import checkpoint
+from nmtkit.training import checkpoints
 from nmtkit.training.config import read_tables
-from nmtkit.training.lr_schedulers import LR_SCHEDULERS
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS
 
 TINY = (
     "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
@@ -94,7 +95,7 @@ def test_none_on_the_command_line_is_no_value_and_not_the_default(mirror_data: P
     assert result.exit_code == 0, result.stderr
     run = resolved(tmp_path / "run")["run"]
     assert {run[name] for name in nones} == {"none"}
-    assert len(checkpoint.numbered(tmp_path / "run")) == 7  # two more than the default keeps
+    assert len(checkpoints.numbered(tmp_path / "run")) == 7  # two more than the default keeps
     assert "valid " not in result.stderr
 
 
@@ -154,7 +155,7 @@ def test_a_run_is_rebuilt_from_its_averaged_checkpoint_to_the_bit(mirror_data: P
     again = train("--config", tmp_path / "again.toml", "--save-dir", tmp_path / "two")
     assert again.exit_code == 0, again.stderr
     for update in (1, 2):
-        name = checkpoint.file_name(update)
+        name = checkpoints.file_name(update)
         one, other = (checkpoint.load(tmp_path / folder / name)["model"] for folder in ("kept", "two"))
         assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
     assert f"dataset: {checkpoint.load(averaged)['run']['dataset']}" in written.stdout
@@ -181,7 +182,7 @@ def test_the_advice_at_the_end_counts_no_checkpoint_that_a_signal_left(
     assert train(*arguments).exit_code == 128 + signal.SIGTERM
     monkeypatch.undo()
     said = train(*arguments).stderr
-    assert len(checkpoint.numbered(tmp_path / "run")) == 2
+    assert len(checkpoints.numbered(tmp_path / "run")) == 2
     assert "average-checkpoints" not in said and "last.pt" in said
 
 
@@ -195,8 +196,8 @@ def test_the_clocks_checkpoints_are_the_runs_interval_where_there_is_no_other(
 
 PLUGIN = """
 import math
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
 @CRITERIONS.register("mine", CrossEntropyConfig())
 class Mine(CrossEntropy):
@@ -204,7 +205,7 @@ class Mine(CrossEntropy):
 """
 BROKEN = """
 import math
-from nmtkit.training.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
+from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
 
 @LR_SCHEDULERS.register("broken", FixedConfig())
 class Broken(Fixed):
@@ -351,7 +352,7 @@ def test_averages_take_the_checkpoints_of_the_interval(mirror_data: Path, tmp_pa
     flags = ["--max-update", "7", "--save-interval-updates", "2", "--save-interval", "none"]
     flags += ["--keep-last", "2", "--keep-best", "0"]
     said = train(mirror_data, *TINY.split(), *flags, "--save-dir", folder).stderr
-    assert [path.name[-6:-3] for path in checkpoint.numbered(folder)] == ["004", "006", "007"]
+    assert [path.name[-6:-3] for path in checkpoints.numbered(folder)] == ["004", "006", "007"]
     assert f"average-checkpoints {folder} --last 2 " in said
     average = ["average-checkpoints", str(folder), "--last", "2", "--output", str(folder / "averaged.pt")]
     assert CliRunner().invoke(main, average).exit_code == 0
@@ -428,7 +429,7 @@ def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path) -> None
 SEVERAL = """
 from dataclasses import dataclass
 from nmtkit.config import Config, option
-from nmtkit.data.transforms import TRANSFORMS, Transform
+from nmtkit.data.dataset.transforms import TRANSFORMS, Transform
 
 @dataclass(frozen=True, kw_only=True)
 class SwapConfig(Config):

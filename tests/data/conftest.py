@@ -3,8 +3,8 @@
 import pytest
 from parallel_text import parallel_lines
 
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,18 @@ from builders import TINY_CONFIGS, tiny_model, tiny_tokenizer
 from fake_gpu import StepRules, fake_gpu, on_host
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmtkit.architectures import Architecture
-from nmtkit.criterions import CRITERIONS, Criterion
-from nmtkit.layers import logsumexp_gpu, residual_gpu
-from nmtkit.layers.packed import Batch, Layout, Packed
-from nmtkit.layers.static_kv_cache import CacheLengths
-from nmtkit.search.graph_search import GraphBeamSearch
-from nmtkit.search.options import SearchOptions
+from nmtkit.data.packed import Batch, Layout, Packed
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers import logsumexp_gpu, residual_gpu
+from nmtkit.models.layers.static_kv_cache import CacheLengths
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import REGISTRIES, JobTemplate
+from nmtkit.training.criterions import CRITERIONS, Criterion
 from nmtkit.training.loader import Position, Update
 from nmtkit.training.setup import build_trainer
 from nmtkit.training.trainer import Trainer
+from nmtkit.translation.engines.graph_search import GraphBeamSearch
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 DEVICE = torch.device("cuda", 0)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import nmtkit
-from nmtkit.data.cleaning import CleaningStatistics, Example
-from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, page
+from nmtkit.data.dataset.cleaning import CleaningStatistics, Example
+from nmtkit.data.dataset.report import CorpusReport, PieceReport, Report, SplitReport, page
 from nmtkit.pages import charts
 from nmtkit.pages.document import asset
 

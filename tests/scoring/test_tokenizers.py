@@ -9,12 +9,12 @@ from click.testing import CliRunner
 from sacrebleu.metrics import BLEU
 
 from nmtkit.cli import main
-from nmtkit.criterions.expected_reward import REWARDS, ExpectedReward, ExpectedRewardConfig
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.scoring import tokenizers
 from nmtkit.scoring.metrics import Settings, score, sentence_scores
 from nmtkit.scoring.significance import compare
+from nmtkit.training.criterions.expected_reward import REWARDS, ExpectedReward, ExpectedRewardConfig
 from nmtkit.translation.pipeline import utilities
 
 CHINESE = ["他今天早上去学校了。", "我非常喜欢吃苹果和香蕉。"]

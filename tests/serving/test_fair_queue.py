@@ -5,14 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmtkit.serving.fair_queue import (
-    BatchKey,
-    FairQueue,
-    QueueFull,
-    TranslationError,
-    TranslationJob,
-    estimated_tokens,
-)
+from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueueFull, TranslationError, TranslationJob, estimated_tokens
 
 KEY = BatchKey(("en", "de"), 0)
 

@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from nmtkit.search.options import SearchOptions
 from nmtkit.serving.detection import Detector
 from nmtkit.serving.languages import described, name_of
 from nmtkit.serving.loading import ServedModel, through_pivot
 from nmtkit.translation.options import TextOptions
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 ITALIAN = "Tutti gli esseri umani nascono liberi ed eguali in dignità e diritti."

@@ -17,24 +17,25 @@ from builders import (
     tiny_transformer,
 )
 
-from nmtkit import checkpoint
 from nmtkit.cli.serve import command
 from nmtkit.config import to_dict
-from nmtkit.formats import huggingface
-from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
-from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.lm_fusion import LMFusionConfig
-from nmtkit.search.options import SearchOptions
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
+from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.models.formats import huggingface
 from nmtkit.serving.config import OWN_TEXT_FIELDS
 from nmtkit.serving.loading import Job, ServedModel, load_models
 from nmtkit.serving.messages import receive, send
 from nmtkit.serving.workers import SlotWorker, answer_to, work
 from nmtkit.text.alignment import words
+from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.search.lm_fusion import LMFusionConfig
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
-IMPORTED = Path(__file__).parent.parent / "formats" / "huggingface"
+IMPORTED = Path(__file__).parents[1] / "models" / "formats" / "huggingface"
 PAIR = ("en", "de")
 SHORT = {"max_len_b": 5}
 LINES = [*REAL_LINES, "See {name} at http://example.org/x?y=1.", "", "ALL ARE EQUAL BEFORE THE LAW.", "{a} %s"]
@@ -113,7 +114,7 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
 def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
     _, tokenizer = from_checkpoint(path)
     lm = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, sharpness=4.0)
-    checkpoint.save(tmp_path / "lm.pt", to_checkpoint(lm, "transformer_lm_tiny", lm.config, tokenizer, [], 1))
+    checkpoint_file.save(tmp_path / "lm.pt", to_checkpoint(lm, "transformer_lm_tiny", lm.config, tokenizer, [], 1))
     search = SearchOptions(**SHORT, logits_processors=("lm_fusion",))
     fused = job((PAIR, path), search=to_dict(search), processors={"lm_fusion": {"lm": str(tmp_path / "lm.pt")}})
     found = texts_of(answer_to(load_models(fused)[0], task(LINES)))
@@ -204,7 +205,7 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
         ("marian_languages", [("eng", "deu"), ("eng", "nld")]),
     ):
         file = tmp_path / f"{name}.pt"
-        checkpoint.save(file, huggingface.load(IMPORTED / name))
+        checkpoint_file.save(file, huggingface.load(IMPORTED / name))
         models, _ = load_models(job(*((pair, file) for pair in pairs)))
         assert len({id(model.translator.models[0]) for model in models.values()}) == 1
         found = [texts_of(answer_to(models, task(["right"], pair=pair)))[0] for pair in pairs]
@@ -218,7 +219,7 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
 
 def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
     pytest.importorskip("safetensors")
-    checkpoint.save(tmp_path / "m2m.pt", huggingface.load(IMPORTED / "m2m_100"))
+    checkpoint_file.save(tmp_path / "m2m.pt", huggingface.load(IMPORTED / "m2m_100"))
     line, languages = "right to life", {"source_lang": "en", "target_lang": "de"}
     translator = Translator.load(tmp_path / "m2m.pt")
     soft = translator.translate([line], alignment="soft", **SHORT, **languages)[0].hypotheses[0]
@@ -245,7 +246,7 @@ def multilingual(tmp_path_factory):
     """A checkpoint of en, it and de that was trained from and into en."""
     file = save_ending_transformer(tmp_path_factory.mktemp("many") / "many.pt", languages=("en", "it", "de"))
     run = {"directions": [["en", "it"], ["it", "en"], ["en", "de"], ["de", "en"], ["it", "it"]], "languages": None}
-    checkpoint.save(file, checkpoint.load(file) | {"run": run})
+    checkpoint_file.save(file, checkpoint.load(file) | {"run": run})
     return file
 
 
@@ -291,11 +292,11 @@ def test_two_models_make_a_pair_through_the_pivot_language(path):
 
 def test_imported_models_serve_every_pair_of_their_languages(tmp_path):
     pytest.importorskip("safetensors")
-    checkpoint.save(tmp_path / "mbart.pt", huggingface.load(IMPORTED / "mbart_50"))
+    checkpoint_file.save(tmp_path / "mbart.pt", huggingface.load(IMPORTED / "mbart_50"))
     codes = Translator.load(tmp_path / "mbart.pt").tokenizer.languages
     models, _ = load_models(job((None, tmp_path / "mbart.pt")))
     assert len(models) == len(codes) * (len(codes) - 1) and ("en_XX", "de_DE") in models
-    checkpoint.save(tmp_path / "marian.pt", huggingface.load(IMPORTED / "marian_languages"))
+    checkpoint_file.save(tmp_path / "marian.pt", huggingface.load(IMPORTED / "marian_languages"))
     with pytest.raises(ValueError, match="does not name its languages; name them with --path en-de="):
         load_models(job((None, tmp_path / "marian.pt")))
 

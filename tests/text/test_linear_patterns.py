@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-import nmtkit.documents
 import nmtkit.text
+import nmtkit.text.documents
 from nmtkit.text.protection import PATTERNS
 
 UNITS = ["0", "a", " ", ".", "-", "%", "{", "}", "<", ">", '"', "'", "=", "&", "#", ":", "\\", "\n", "[", "*", "1.",
@@ -23,7 +23,7 @@ ANCHORED = ["_SYMBOLS", "_KEYWORD", "_STRING", "_TIMING", "_DASH", "_NUMBER"]  #
 
 def patterns() -> dict[str, re.Pattern]:
     found = {f"PATTERNS[{index}]": re.compile(pattern) for index, pattern in enumerate(PATTERNS)}
-    for package in (nmtkit.text, nmtkit.documents):
+    for package in (nmtkit.text, nmtkit.text.documents):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             for name, value in vars(importlib.import_module(module.name)).items():
                 values = value if isinstance(value, tuple) else (value,)

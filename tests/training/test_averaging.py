@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import checkpoint
-from nmtkit.training import averaging
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
+from nmtkit.training import averaging, checkpoints
 
 
 def write(path: Path, update: int, weight: torch.Tensor, **changes: Any) -> Path:
@@ -20,7 +21,7 @@ def write(path: Path, update: int, weight: torch.Tensor, **changes: Any) -> Path
         "update": update,
         "training": {"big": torch.zeros(3)},
     }
-    checkpoint.save(path, contents | changes)
+    checkpoint_file.save(path, contents | changes)
     return path
 
 
@@ -33,7 +34,7 @@ def test_weights_are_averaged_and_the_result_is_complete(tmp_path: Path) -> None
     assert int(result["model"]["count"]) == 2
     assert "training" not in result
     assert result["averaged"] == ["0.pt", "1.pt", "2.pt"]
-    checkpoint.save(tmp_path / "averaged.pt", result)
+    checkpoint_file.save(tmp_path / "averaged.pt", result)
     assert checkpoint.load(tmp_path / "averaged.pt")["update"] == 2
 
 
@@ -92,7 +93,7 @@ def test_a_member_that_is_not_finite_or_damaged_is_refused(tmp_path: Path) -> No
 
 def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
     for update, scheduled in ((2, True), (4, True), (5, False), (6, True), (7, False)):
-        write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scheduled=scheduled)
+        write(tmp_path / checkpoints.file_name(update), update, torch.zeros(1), scheduled=scheduled)
     last = [checkpoint.load(path)["update"] for path in averaging.last_of(tmp_path, 3)]
     assert last == [2, 4, 6]
     with pytest.raises(ValueError, match="has 3 checkpoints that were saved at an interval, not 4; give --last 3"):
@@ -102,10 +103,10 @@ def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
 def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     for update, (loss, bleu) in enumerate([(3.0, 20.0), (2.0, 21.0), (2.5, 25.0)], 1):
         scores = {"scores": {"loss": loss, "bleu": bleu}, "maximized": ["bleu"]}
-        write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), **scores)
+        write(tmp_path / checkpoints.file_name(update), update, torch.zeros(1), **scores)
     diverged = {"scores": {"loss": float("nan"), "bleu": float("nan")}, "maximized": ["bleu"]}
-    write(tmp_path / checkpoint.file_name(4), 4, torch.zeros(1), **diverged)
-    names = {update: tmp_path / checkpoint.file_name(update) for update in range(1, 5)}
+    write(tmp_path / checkpoints.file_name(4), 4, torch.zeros(1), **diverged)
+    names = {update: tmp_path / checkpoints.file_name(update) for update in range(1, 5)}
     assert averaging.last_of(tmp_path, 2) == [names[3], names[4]]
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]

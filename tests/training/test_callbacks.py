@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.processes.distributed import launch
+from nmtkit.jobs.distributed import launch
+from nmtkit.models import checkpoint
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.progress import Lines
@@ -157,7 +157,7 @@ def test_an_exception_is_told_to_end_and_one_in_end_is_a_warning(
 PLUGIN = """
 from dataclasses import dataclass
 from pathlib import Path
-from nmtkit.processes import distributed
+from nmtkit.jobs import distributed
 from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback
 

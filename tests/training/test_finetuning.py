@@ -11,10 +11,12 @@ import torch
 from builders import write_corpus
 from click.testing import CliRunner
 
-from nmtkit import checkpoint, load, models
+from nmtkit import load
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
-from nmtkit.processes.distributed import launch
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.jobs.distributed import launch
+from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobTemplate
 from nmtkit.translation.translator import Translator
 
@@ -81,7 +83,7 @@ def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     base: Path, domain_data: Path, tmp_path: Path
 ) -> None:
     said = train(domain_data, tmp_path, "--finetune-from", base, "--adapter-rank", 4, "--max-update", 6)
-    contents = checkpoint.read(tmp_path / "last.pt")
+    contents = checkpoint_file.read(tmp_path / "last.pt")
     assert all(name.rpartition(".")[2] in ("adapter_a", "adapter_b") for name in contents["model"])
     # 16 wide: encoder qkv 16+48, out 32, fc1 and fc2 47 each; decoder the same, and q 32, kv 48, out 32
     trained = 4 * (2 * (64 + 32 + 47 + 47) + 32 + 48 + 32)
@@ -93,7 +95,7 @@ def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     for name in before:
         adapted = re.search(r"\.((q|kv|qkv|out)_proj|fc1|fc2)\.weight$", name) is not None
         assert torch.equal(whole[name], before[name]) != adapted, name
-    model, _ = models.from_checkpoint(tmp_path / "last.pt")
+    model, _ = building.from_checkpoint(tmp_path / "last.pt")
     valid = Dataset.open(domain_data)["valid"]
     batch = valid.batch(torch.arange(len(valid)).numpy())
     with torch.no_grad():
@@ -114,14 +116,14 @@ def adapted(base: Path, domain_data: Path, tmp_path_factory: pytest.TempPathFact
     flags = ["--finetune-from", base, "--adapter-rank", 4, "--adapter-alpha", 8, "--max-update", 6, "--lr", 0.5]
     train(domain_data, folder, *flags, "--save-interval-updates", 3, "--keep-last", 2)
     for name in ("update_00000003.pt", "update_00000006.pt"):
-        saved, contents = checkpoint.read(folder / name)["model"], checkpoint.read(base)
+        saved, contents = checkpoint_file.read(folder / name)["model"], checkpoint_file.read(base)
         for adapter in [key for key in saved if key.endswith("adapter_a")]:
             layer = adapter.removesuffix(".adapter_a")
             product = saved[f"{layer}.adapter_b"] @ saved[adapter]
             assert product.abs().max() > 1e-3
             contents["model"][f"{layer}.weight"] = contents["model"][f"{layer}.weight"] + 8 / 4 * product
         contents.pop("training")
-        checkpoint.save(folder.parent / f"merged_{name}", contents)
+        checkpoint_file.save(folder.parent / f"merged_{name}", contents)
     return folder
 
 
@@ -142,9 +144,9 @@ def nmtkit(*arguments: object) -> str:
 def test_an_average_of_adapters_is_that_of_the_merged_models(adapted: Path, tmp_path: Path, members: int) -> None:
     names = ["update_00000003.pt", "update_00000006.pt"][-members:]
     nmtkit("average-checkpoints", *(adapted / name for name in names), "--output", tmp_path / "adapters.pt")
-    contents = checkpoint.read(tmp_path / "adapters.pt")
+    contents = checkpoint_file.read(tmp_path / "adapters.pt")
     assert "adapters" not in contents
-    merged = [checkpoint.read(adapted.parent / f"merged_{name}")["model"] for name in names]
+    merged = [checkpoint_file.read(adapted.parent / f"merged_{name}")["model"] for name in names]
     for key, tensor in contents["model"].items():
         expected = sum(member[key].double() for member in merged) / members
         torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-5)
@@ -153,13 +155,13 @@ def test_an_average_of_adapters_is_that_of_the_merged_models(adapted: Path, tmp_
 def test_adapters_have_the_shortlist_of_their_base_unless_they_have_their_own(adapted: Path, tmp_path: Path) -> None:
     def with_list(path: Path, target: int) -> None:
         lists = {"lengths": torch.tensor([1]), "targets": torch.tensor([target]), "frequent": torch.tensor([5])}
-        checkpoint.save(tmp_path / path.name, checkpoint.read(path) | {"shortlist": lists})
+        checkpoint_file.save(tmp_path / path.name, checkpoint_file.read(path) | {"shortlist": lists})
 
-    base = Path(checkpoint.read(adapted / "last.pt")["adapters"]["base"])
+    base = Path(checkpoint_file.read(adapted / "last.pt")["adapters"]["base"])
     with_list(base, 3)
-    contents = checkpoint.read(adapted / "last.pt")
+    contents = checkpoint_file.read(adapted / "last.pt")
     contents["adapters"] |= {"base": str(tmp_path / base.name)}
-    checkpoint.save(tmp_path / "adapters.pt", contents)
+    checkpoint_file.save(tmp_path / "adapters.pt", contents)
     assert checkpoint.load(tmp_path / "adapters.pt")["shortlist"]["targets"].tolist() == [3]
     with_list(tmp_path / "adapters.pt", 4)
     assert checkpoint.load(tmp_path / "adapters.pt")["shortlist"]["targets"].tolist() == [4]
@@ -170,17 +172,17 @@ def test_a_run_keeps_the_shortlist_of_its_start_if_the_vocabulary_is_the_same(
 ) -> None:
     lists = {"lengths": torch.tensor([1]), "targets": torch.tensor([3]), "frequent": torch.tensor([5])}
     start = tmp_path / "start.pt"
-    checkpoint.save(start, checkpoint.read(base) | {"shortlist": lists})
+    checkpoint_file.save(start, checkpoint_file.read(base) | {"shortlist": lists})
 
     def shortlist_of(folder: str) -> Any:
-        kept = checkpoint.read(tmp_path / folder / "last.pt").get("shortlist")
+        kept = checkpoint_file.read(tmp_path / folder / "last.pt").get("shortlist")
         return kept and {name: part.tolist() for name, part in kept.items()}
 
     expected = {"lengths": [1], "targets": [3], "frequent": [5]}
     train(domain_data, tmp_path / "run", "--finetune-from", start, "--max-update", 1)
     assert shortlist_of("run") == expected
     train(domain_data, tmp_path / "run", "--finetune-from", start, "--max-update", 2)  # resumes
-    assert checkpoint.read(tmp_path / "run/last.pt")["update"] == 2 and shortlist_of("run") == expected
+    assert checkpoint_file.read(tmp_path / "run/last.pt")["update"] == 2 and shortlist_of("run") == expected
     train(domain_data, tmp_path / "few", "--finetune-from", start, "--max-update", 1, "--adapter-rank", 2)
     assert shortlist_of("few") is None  # the base has it
     assert checkpoint.load(tmp_path / "few/last.pt")["shortlist"]["targets"].tolist() == [3]
@@ -212,7 +214,7 @@ def test_scripts_and_the_service_translate_with_the_merged_model(adapted: Path, 
     assert load(adapted / "last.pt").translate(lines) == expected
     served = Translator.load([adapted / "last.pt", adapted.parent / "merged_update_00000006.pt"], precision="fp32")
     assert [it.text for it in served.translate(lines)] == expected  # an ensemble of a model with itself
-    assert models.languages_of(adapted / "last.pt") == ("xx", "yy")
+    assert building.languages_of(adapted / "last.pt") == ("xx", "yy")
 
 
 @pytest.mark.slow
@@ -237,7 +239,7 @@ def test_two_ranks_make_the_adapters_of_one(base: Path, domain_data: Path, tmp_p
     for updates in (4,) if parallel == "ddp" else (2, 4):
         command = flags(domain_data, tmp_path / "two", *more, "--max-update", updates, "--parallel", parallel)
         assert launch(command, 2) == 0
-    one, two = (checkpoint.read(tmp_path / name / "last.pt") for name in ("one", "two"))
+    one, two = (checkpoint_file.read(tmp_path / name / "last.pt") for name in ("one", "two"))
     assert one["model"].keys() == two["model"].keys()
     for name, tensor in one["model"].items():
         torch.testing.assert_close(two["model"][name], tensor, atol=2e-4, rtol=1e-3)
@@ -277,7 +279,7 @@ def test_each_subset_is_validated_and_one_of_them_is_followed(base: Path, domain
     for name in ("loss", "ppl", "bleu", "accuracy"):
         assert both[f"{name}@valid1"] == pytest.approx(one[name], rel=1e-6)
     assert both["loss"] != both["loss@valid1"]
-    saved = checkpoint.read(tmp_path / "both/last.pt")
+    saved = checkpoint_file.read(tmp_path / "both/last.pt")
     assert saved["training"]["objective"] == ["accuracy@valid1", True]
     assert {"bleu", "bleu@valid1", "accuracy@valid1"} <= set(saved["maximized"])
     assert "loss@valid1 by update" in (tmp_path / "both/report.html").read_text()

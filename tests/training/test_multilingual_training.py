@@ -16,14 +16,15 @@ from click.testing import CliRunner
 from digits import digit_rows, spelled, write_digits
 from sacrebleu.metrics import BLEU
 
-from nmtkit import checkpoint, models
 from nmtkit.cli import main
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.expected_reward import real_sentences, references
-from nmtkit.data.batching import BatchSampler, Sampling
-from nmtkit.data.binarized import Dataset
-from nmtkit.data.tokenizer import BOS
-from nmtkit.layers.packed import IGNORE_INDEX, Packed
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.batching import BatchSampler, Sampling
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.packed import IGNORE_INDEX, Packed
+from nmtkit.data.tokenizers.tokenizer import BOS
+from nmtkit.models import building, checkpoint
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.expected_reward import real_sentences, references
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.metrics import Metric, Outputs
 from nmtkit.training.validation import Validator
@@ -114,9 +115,9 @@ def test_a_tiny_model_learns_all_trained_directions(home: Path, trained: Path) -
 
 def test_generate_names_all_zero_shot_directions_of_a_dataset_in_one_notice(home: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(home / "bin")
-    model = tiny_transformer(models.vocabulary_of(dataset.tokenizer))
-    contents = models.to_checkpoint(model, "transformer_tiny", model.config, dataset.tokenizer, [], 1)
-    checkpoint.save(tmp_path / "model.pt", contents | {"run": {"directions": [["en", "de"], ["it", "en"]]}})
+    model = tiny_transformer(building.vocabulary_of(dataset.tokenizer))
+    contents = building.to_checkpoint(model, "transformer_tiny", model.config, dataset.tokenizer, [], 1)
+    checkpoint_file.save(tmp_path / "model.pt", contents | {"run": {"directions": [["en", "de"], ["it", "en"]]}})
     words = run("generate", home / "bin", "--gen-subset=test", "--path", tmp_path / "model.pt", "--max-len-b=2").split()
     assert words.count("(zero-shot);") == 1
     assert "not trained on de to en, en to it, de to it (zero-shot); check the translations" in " ".join(words)
@@ -247,7 +248,7 @@ class Heard(Metric):
 
 def test_scores_of_a_validation_are_means_over_the_trained_directions(home: Path, trained: Path) -> None:
     split = Dataset.open(home / "bin")["valid"]
-    model, _ = models.from_checkpoint(trained / "last.pt")
+    model, _ = building.from_checkpoint(trained / "last.pt")
     criterion = CRITERIONS["label_smoothed_cross_entropy"].factory(
         CRITERIONS["label_smoothed_cross_entropy"].preset, split.tokenizer
     )
@@ -278,7 +279,7 @@ def test_scores_of_a_validation_are_means_over_the_trained_directions(home: Path
 def test_the_checkpoint_the_log_and_the_pages_have_the_directions(home: Path, trained: Path) -> None:
     contents = checkpoint.load(trained / "last.pt")
     directions = [("en", "de"), ("de", "en"), ("en", "it"), ("it", "en")]
-    assert models.directions_of(contents) == set(directions)
+    assert building.directions_of(contents) == set(directions)
     assert "en-de, de-en, en-it, it-en" in run("inspect", trained / "last.pt")
     shown = run("inspect", home / "bin")
     assert re.search(r"en-de +valid 12, test 10, train 1,000\n", shown)
@@ -304,7 +305,7 @@ def test_a_fine_tuned_model_knows_the_directions_of_its_base(home: Path, trained
     assert said.endswith("--source-lang de --target-lang it < source.txt\n")
     contents = checkpoint.load(tmp_path / "run/last.pt")
     known = {("en", "de"), ("de", "en"), ("en", "it"), ("it", "en")}
-    assert models.directions_of(contents) == {("de", "it"), *known}
+    assert building.directions_of(contents) == {("de", "it"), *known}
     (tmp_path / "in.txt").write_text("un\n")
     for source, target, warned in (("en", "de", False), ("it", "de", True)):
         said = run("generate", "--path", tmp_path / "run/last.pt", "--source-lang", source, "--target-lang", target,
@@ -327,7 +328,7 @@ def test_directions_of_a_model_include_the_base_and_are_unknown_if_those_of_the_
     facts: dict[str, Any], expected: set[tuple[str, str]]
 ) -> None:
     contents: Any = {"run": facts}
-    assert models.directions_of(contents) == expected
+    assert building.directions_of(contents) == expected
 
 
 # --- the loss of language tokens --------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ def test_loss_perplexity_and_accuracy_leave_out_uncounted_tokens(trained: Path, 
         "--validate-first", "--metrics=accuracy", "--criterion=cross_entropy", "--batch-tokens=500",
         "--precision=fp32", "--device=cpu")  # fmt: skip
     first = validations(save)[0]
-    model, tokenizer = models.from_checkpoint(trained / "last.pt")
+    model, tokenizer = building.from_checkpoint(trained / "last.pt")
     split = Dataset.open(uncounted)["valid"]
     for number, row in enumerate(first["directions"]):
         nll = correct = tokens = 0.0

@@ -7,9 +7,9 @@ import pytest
 import torch
 from builders import tiny_transformer
 
-from nmtkit.architectures import Vocabulary
 from nmtkit.config import derive
-from nmtkit.training.optimizers import OPTIMIZERS, CompositeOptimizer, ParameterGroups
+from nmtkit.models.architectures import Vocabulary
+from nmtkit.training.optimizers.optimizers import OPTIMIZERS, CompositeOptimizer, ParameterGroups
 from nmtkit.training.parameters import embedding_names, parameter_groups
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.processes.distributed import launch
+from nmtkit.jobs.distributed import launch
+from nmtkit.models import checkpoint
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 15 --heads 3 --d-ff 31 --encoder-layers 2 --decoder-layers 1 --dropout 0.1
@@ -71,10 +71,10 @@ def test_sharded_and_replicated_runs_go_on_from_each_other(mirror_data: Path, tm
 
 POISONED = """
 import math
-from nmtkit.processes import distributed
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from nmtkit.criterions.interface import Loss
+from nmtkit.jobs import distributed
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.training.criterions.interface import Loss
 
 @CRITERIONS.register("poisoned", CrossEntropyConfig())
 class Poisoned(CrossEntropy):
@@ -144,7 +144,7 @@ def test_every_architecture_trains_on_two_processes(
 
 UNDECLARED = """
 import torch
-from nmtkit.training.optimizers import OPTIMIZERS, AdamConfig
+from nmtkit.training.optimizers.optimizers import OPTIMIZERS, AdamConfig
 
 @OPTIMIZERS.register("undeclared", AdamConfig())
 def undeclared(config, groups):

@@ -7,14 +7,14 @@ import torch
 from builders import tiny_model
 from torch import Tensor
 
-from nmtkit import checkpoint
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.config import derive
-from nmtkit.data.binarized import Dataset
-from nmtkit.data.spm_model import renumbered
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.models import build, to_checkpoint, vocabulary_of
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_model import renumbered
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures import ARCHITECTURES
+from nmtkit.models.building import build, to_checkpoint, vocabulary_of
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, start_from
 from nmtkit.training.parameters import decay_rule
@@ -50,7 +50,7 @@ def test_every_piece_keeps_its_row_from_any_vocabulary_to_any(tmp_path: Path, ol
     torch.manual_seed(1)
     old = build(NAME, CONFIG, vocabulary_of(before))
     new = build(NAME, CONFIG, vocabulary_of(after))
-    checkpoint.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
     known = start_from(new, NAME, CONFIG, after, tmp_path / "old.pt")
     kept = 0
     for part, side in (("source_embedding.tokens", "source"), ("output_projection", "target")):
@@ -83,7 +83,7 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
     after = multilingual("Katzenhaus łódź dogs dogs dogs dogs", "__en__", "__de__", "__pl__")
     torch.manual_seed(1)
     old, new = build(NAME, CONFIG, vocabulary_of(before)), build(NAME, CONFIG, vocabulary_of(after))
-    checkpoint.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
     start_from(new, NAME, CONFIG, after, tmp_path / "old.pt", relative)
     ids, old_ids = rows(after, "source"), rows(before, "source")
     for name in ("source_embedding.tokens.weight", "output_projection.weight"):
@@ -108,7 +108,7 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
 def test_a_relative_of_no_new_language_is_refused(tmp_path: Path, relative: str, message: str) -> None:
     before, after = multilingual("Haus", "__de__"), multilingual("Hund", "__de__", *["__fr__"] * (relative == "fr"))
     old, new = build(NAME, CONFIG, vocabulary_of(before)), build(NAME, CONFIG, vocabulary_of(after))
-    checkpoint.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
     with pytest.raises(ValueError, match=message):
         start_from(new, NAME, CONFIG, after, tmp_path / "old.pt", relative)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmtkit import checkpoint
-from nmtkit.processes import distributed
-from nmtkit.processes.distributed import free_port, launch
+from nmtkit.jobs import distributed
+from nmtkit.jobs.distributed import free_port, launch
+from nmtkit.models import checkpoint
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
@@ -71,9 +71,9 @@ def test_two_ranks_then_one_then_two_equal_one_throughout(mirror_data: Path, tmp
 
 
 FAILING = """
-from nmtkit.processes import distributed
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.jobs import distributed
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
 @CRITERIONS.register("failing", CrossEntropyConfig())
 class Failing(CrossEntropy):
@@ -117,9 +117,9 @@ def test_a_save_folder_that_the_processes_do_not_share_is_refused(mirror_data: P
 
 HANGING = """
 import time
-from nmtkit.processes import distributed
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.jobs import distributed
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
 @CRITERIONS.register("hanging", CrossEntropyConfig())
 class Hanging(CrossEntropy):
@@ -146,8 +146,8 @@ def test_a_rank_that_hangs_is_named_and_all_end(
 
 SLOW = """
 import os, time
-from nmtkit.criterions import CRITERIONS
-from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
 @CRITERIONS.register("slow", CrossEntropyConfig())
 class Slow(CrossEntropy):
@@ -417,7 +417,7 @@ def test_a_slow_metric_does_not_end_a_run_of_several_processes(mirror_data: Path
 FAILING_METRIC = """
 from dataclasses import dataclass
 from nmtkit.config import Config
-from nmtkit.processes import distributed
+from nmtkit.jobs import distributed
 from nmtkit.training.metrics import METRICS, Metric
 
 @dataclass(frozen=True, kw_only=True)

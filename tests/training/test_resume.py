@@ -11,7 +11,8 @@ import torch
 from test_run import job, records, train
 from torch import Tensor
 
-from nmtkit import checkpoint, plugins
+from nmtkit.config import plugins
+from nmtkit.data import checkpoint_file
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
@@ -59,7 +60,7 @@ def test_a_resumed_run_has_the_weights_and_the_state_of_each_parameter(
     freeze_after: tuple[str, ...],
 ) -> None:
     folder = copied(stopped[ema_before, freeze_before], tmp_path / "run")
-    saved = checkpoint.read(folder / "update_00000003.pt")
+    saved = checkpoint_file.read(folder / "update_00000003.pt")
     raw: dict[str, Tensor] = saved["training"].get("weights", {})
     reset = freeze_before != freeze_after
     settings = {"ema_decay": ema_after, "freeze": freeze_after, "reset_optimizer": reset, "max_update": 3}
@@ -97,7 +98,7 @@ def test_a_run_in_parts_equals_the_whole_run(
     train(mirror_data, tmp_path / "whole", **settings)
     losses = [{it["update"]: it["loss"] for it in records(path, "train")} for path in (folder, tmp_path / "whole")]
     assert [losses[0][update] for update in (4, 5, 6)] == [losses[1][update] for update in (4, 5, 6)]
-    parts, whole = (checkpoint.read(path / "last.pt") for path in (folder, tmp_path / "whole"))
+    parts, whole = (checkpoint_file.read(path / "last.pt") for path in (folder, tmp_path / "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
     for name, weight in whole["training"].get("weights", {}).items():
         assert torch.equal(parts["training"]["weights"][name], weight)
@@ -107,9 +108,9 @@ def test_training_state_saved_by_position_is_refused(
     mirror_data: Path, tmp_path: Path, stopped: dict[tuple[Any, ...], Path]
 ) -> None:
     folder = copied(stopped[None, ()], tmp_path / "run")
-    contents = checkpoint.read(folder / "update_00000003.pt")
+    contents = checkpoint_file.read(folder / "update_00000003.pt")
     contents["training"]["optimizer"] = {"state": {0: {}}, "param_groups": [{"params": [0]}]}
-    checkpoint.save(folder / "update_00000003.pt", contents)
+    checkpoint_file.save(folder / "update_00000003.pt", contents)
     with pytest.raises(ValueError, match=r"training state of an older version .* --finetune-from .*00003.pt"):
         train(mirror_data, folder, max_update=6)
 

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
-from nmtkit.processes import distributed, folder_lock
-from nmtkit.training import health, setup
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.jobs import distributed, folder_lock
+from nmtkit.models import checkpoint
+from nmtkit.training import checkpoints, health, setup
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.progress import Lines
@@ -125,8 +126,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 
 def test_training_state_stays_in_the_two_newest_checkpoints_only(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=10, save_interval=None, save_interval_updates=2, keep_last=4)
-    paths = checkpoint.numbered(tmp_path / "run")
-    assert [path.name for path in paths] == [checkpoint.file_name(update) for update in (4, 6, 8, 10)]
+    paths = checkpoints.numbered(tmp_path / "run")
+    assert [path.name for path in paths] == [checkpoints.file_name(update) for update in (4, 6, 8, 10)]
     assert ["training" in checkpoint.load(path) for path in paths] == [False, False, True, True]
     assert (tmp_path / "run" / "last.pt").resolve() == paths[-1]
 
@@ -136,7 +137,7 @@ def test_the_best_checkpoint_stays_though_it_is_old(mirror_data: Path, tmp_path:
     train(mirror_data, tmp_path / "run", max_update=10, validate_interval_updates=2, keep_last=2, lr=3.0)
     valid = {record["update"]: record["loss"] for record in records(tmp_path / "run", "valid")}
     best = min(valid, key=lambda update: valid[update])
-    assert (tmp_path / "run" / "best.pt").resolve().name == checkpoint.file_name(best)
+    assert (tmp_path / "run" / "best.pt").resolve().name == checkpoints.file_name(best)
     assert checkpoint.load(tmp_path / "run" / "best.pt")["scores"]["loss"] == pytest.approx(valid[best], rel=1e-5)
 
 
@@ -303,7 +304,7 @@ def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_d
 HOLDER = """
 import sys, time
 from pathlib import Path
-from nmtkit.checkpoint import Objective
+from nmtkit.training.metrics import Objective
 from nmtkit.training.checkpoints import CheckpointManager
 manager = CheckpointManager(Path(sys.argv[1]), None, 1, Objective("loss"))
 manager.open()
@@ -374,18 +375,18 @@ def test_a_folder_that_holds_something_else_is_refused(mirror_data: Path, tmp_pa
 def test_a_full_disk_keeps_the_run_alive(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save = checkpoint.save
+    save = checkpoint_file.save
 
     def full(path: Path, contents: dict[str, Any]) -> None:
         if contents["update"] == 4:
             raise OSError(28, "No space left on device")
         save(path, contents)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint_file, "save", full)
     ending = train(mirror_data, tmp_path / "run", max_update=6, save_interval_updates=2)
     assert ending.updates == 6
     assert "No space left" in caplog.text
-    assert [path.name[-4:] for path in checkpoint.numbered(tmp_path / "run")] == ["2.pt", "6.pt"]
+    assert [path.name[-4:] for path in checkpoints.numbered(tmp_path / "run")] == ["2.pt", "6.pt"]
 
 
 def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from nmtkit.data.batching import BatchSampler
-from nmtkit.data.binarized import Dataset
-from nmtkit.layers.packed import IGNORE_INDEX
+from nmtkit.data.dataset.batching import BatchSampler
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.initial_weights import start_from
 from nmtkit.training.loader import BatchLoader, Position
@@ -415,8 +415,9 @@ def test_running_out_of_memory_later_names_the_micro_batch(mirror_data: Path, mo
 
 
 def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Path) -> None:
-    from nmtkit import checkpoint, models
     from nmtkit.cli import main
+    from nmtkit.data import checkpoint_file
+    from nmtkit.models import building
 
     corpus = mirror_data.parent
     smaller = ["-s", "xx", "-t", "yy", "--trainpref", str(corpus / "valid"), "--destdir", str(tmp_path / "small")]
@@ -424,8 +425,8 @@ def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Pa
     tokenizer = Dataset.open(mirror_data).tokenizer
     old = trainer(mirror_data)
     chosen = old.job.components["architecture"]
-    contents = models.to_checkpoint(old.model, chosen.name, chosen.config, tokenizer, [], 5)
-    checkpoint.save(tmp_path / "old.pt", contents)
+    contents = building.to_checkpoint(old.model, chosen.name, chosen.config, tokenizer, [], 5)
+    checkpoint_file.save(tmp_path / "old.pt", contents)
 
     other = Dataset.open(tmp_path / "small").tokenizer
     new = trainer(tmp_path / "small", finetune_from=tmp_path / "old.pt").model

@@ -14,15 +14,15 @@ import torch
 from click.testing import CliRunner
 from sacrebleu.metrics import BLEU
 
-from nmtkit import checkpoint
-from nmtkit.architectures.contract import ContractError
-from nmtkit.checkpoint import Objective
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
-from nmtkit.models import from_checkpoint
-from nmtkit.processes.distributed import launch
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.jobs.distributed import launch
+from nmtkit.models import checkpoint
+from nmtkit.models.architectures.contract import ContractError
+from nmtkit.models.building import from_checkpoint
+from nmtkit.training import checkpoints
 from nmtkit.training.config import JobTemplate
-from nmtkit.training.metrics import METRICS, CometConfig, Metric, Outputs, objective, score_of
+from nmtkit.training.metrics import METRICS, CometConfig, Metric, Objective, Outputs, objective, score_of
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 from nmtkit.training.validation import Validator
@@ -111,13 +111,13 @@ def test_the_best_checkpoint_is_that_of_the_metric_also_when_resumed(mirror_data
         train(mirror_data, tmp_path, "--max-update", updates, *more)
     scores = {record["update"]: record["accuracy"] for record in valid(tmp_path)}
     best = max(scores, key=lambda update: scores[update])
-    assert (tmp_path / "best.pt").resolve().name == checkpoint.file_name(best)
+    assert (tmp_path / "best.pt").resolve().name == checkpoints.file_name(best)
     running = [record["best"] for record in valid(tmp_path)]
     assert running == [value > max(list(scores.values())[:i], default=-1) for i, value in enumerate(scores.values())]
     averaged = tmp_path.parent / "averaged.pt"
     best_two = ["average-checkpoints", tmp_path, "--best", 1, "--best-checkpoint-metric", "accuracy"]
     assert CliRunner().invoke(main, [*map(str, best_two), "--output", str(averaged)]).exit_code == 0
-    assert checkpoint.load(averaged)["averaged"] == [checkpoint.file_name(best)]
+    assert checkpoint.load(averaged)["averaged"] == [checkpoints.file_name(best)]
 
 
 @pytest.mark.slow

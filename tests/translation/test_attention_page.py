@@ -13,10 +13,11 @@ import pytest
 from builders import tiny_transformer
 from click.testing import CliRunner
 
-from nmtkit import checkpoint, models
 from nmtkit.cli import main
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import building
 from nmtkit.pages.attention import page
 from nmtkit.translation.attention import Attention, attend
 
@@ -30,7 +31,7 @@ def model_and_tokenizer():
     lines = ["a dog runs fast", "ein Hund läuft schnell", SENTENCE] * 5
     tokenizer = Tokenizer(train_model(lines, 320, "bpe"))
     changes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "d_model": 12, "d_ff": 16, "heads": HEADS}
-    model = tiny_transformer(models.vocabulary_of(tokenizer), seed=0, **changes)
+    model = tiny_transformer(building.vocabulary_of(tokenizer), seed=0, **changes)
     return model, tokenizer, model.config
 
 
@@ -54,9 +55,9 @@ def test_every_row_of_every_head_sums_to_one_and_the_decoder_does_not_look_ahead
 
 def test_without_a_translation_it_looks_at_the_models_own(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
-    from nmtkit.layers.packed import Packed
-    from nmtkit.search.decoding import beam_search
-    from nmtkit.search.options import SearchOptions
+    from nmtkit.data.packed import Packed
+    from nmtkit.translation.search.decoding import beam_search
+    from nmtkit.translation.search.options import SearchOptions
 
     source = Packed.from_lists([tokenizer.encode_source(["a dog"]).ids.tolist()])
     tokens = beam_search([model], source, SearchOptions(beam=2))[0][0].tokens
@@ -175,7 +176,7 @@ def test_the_introduction_names_what_the_reader_can_do(hover, verbs, other, atte
 def test_the_command_writes_the_page_of_a_checkpoint(model_and_tokenizer, tmp_path):
     model, tokenizer, config = model_and_tokenizer
     path = tmp_path / "model.pt"
-    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
+    checkpoint_file.save(path, building.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
     output = tmp_path / "dog.html"
     result = CliRunner().invoke(main, ["attention", "--path", str(path), "a dog", "--output", str(output)])
     assert result.exit_code == 0 and result.stdout == "" and "18 heads" in result.stderr
@@ -187,7 +188,7 @@ def test_the_command_writes_the_page_of_a_checkpoint(model_and_tokenizer, tmp_pa
 def test_a_model_without_attention_is_an_error(model_and_tokenizer, tmp_path, monkeypatch):
     model, tokenizer, config = model_and_tokenizer
     path = tmp_path / "model.pt"
-    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
+    checkpoint_file.save(path, building.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
 
     def none(*arguments):
         raise ValueError("Bag has no attention to show")
@@ -207,7 +208,7 @@ def test_kinds_that_a_model_lacks_are_left_out(attention):
 def test_the_page_does_not_replace_the_checkpoint(model_and_tokenizer, tmp_path, monkeypatch):
     model, tokenizer, config = model_and_tokenizer
     path = tmp_path / "model.pt"
-    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
+    checkpoint_file.save(path, building.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
     before = path.read_bytes()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["attention", "--path", "model.pt", "a dog", "--output", str(path)])
@@ -219,7 +220,7 @@ def test_the_page_does_not_replace_the_checkpoint(model_and_tokenizer, tmp_path,
 def test_bytes_that_are_not_utf_8_are_named(model_and_tokenizer, tmp_path, arguments):
     model, tokenizer, config = model_and_tokenizer
     path = tmp_path / "model.pt"
-    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
+    checkpoint_file.save(path, building.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
     command = [sys.executable, "-m", "nmtkit", "attention", "--path", path, *arguments]
     result = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONUTF8": "1"})
     name = "SENTENCE" if len(arguments) == 1 else "--target"

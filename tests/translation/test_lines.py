@@ -8,11 +8,11 @@ import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 
 import nmtkit
-from nmtkit.search.options import SearchOptions
 from nmtkit.text.alignment import words
 from nmtkit.text.sentences import sentences, splitter
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.steps import separator
 from nmtkit.translation.translator import Translator
 

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 import nmtkit
 from nmtkit.cli import main
-from nmtkit.search.options import SearchOptions
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 6}

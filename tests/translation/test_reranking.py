@@ -11,9 +11,10 @@ from builders import save_ending_transformer, tiny_transformer
 from click.testing import CliRunner
 
 import nmtkit
-from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
+from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.translation.reranking import NBest, Weights, read_nbest, tune
 
 LINES = ["all human beings are born free", "", "everyone has the right to life"]
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, layers, seed in (("back", 1, 2), ("lm", 0, 3)):
         model = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=layers, seed=seed, sharpness=3.0)
         contents = to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 1)
-        checkpoint.save(folder / f"{name}.pt", contents)
+        checkpoint_file.save(folder / f"{name}.pt", contents)
     search = ["--beam", "4", "--nbest", "4", "--max-len-a", "0", "--max-len-b", "6", "--format", "jsonl"]
     result = CliRunner().invoke(
         main, ["generate", "--path", str(folder / "model.pt"), *search], input="\n".join(LINES) + "\n"
@@ -177,7 +178,7 @@ def directed(folder: Path) -> Path:
         ("lm-de", "lm", ["en", "de"]),
     ):
         contents = checkpoint.load(folder / f"{origin}.pt")
-        checkpoint.save(folder / f"{name}.pt", contents | {"run": {"languages": languages}})
+        checkpoint_file.save(folder / f"{name}.pt", contents | {"run": {"languages": languages}})
     return folder
 
 

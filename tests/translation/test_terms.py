@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import nmtkit
 from nmtkit.cli import main
-from nmtkit.data.tokenizer import UNK, Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import UNK, Encoded, Tokenizer
 from nmtkit.translation.terms import TermPhrases, piece_edges
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}

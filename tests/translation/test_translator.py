@@ -13,19 +13,20 @@ import pytest
 import torch
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transformer
 
-from nmtkit import checkpoint
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers import multiplies_in_bf16
-from nmtkit.layers.packed import Packed
-from nmtkit.layers.prepack import InferenceLinear
-from nmtkit.models import from_checkpoint, vocabulary_of
-from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import Hypothesis
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import checkpoint
+from nmtkit.models.building import from_checkpoint, vocabulary_of
+from nmtkit.models.layers import multiplies_in_bf16
+from nmtkit.models.layers.prepack import InferenceLinear
 from nmtkit.translation.options import TranslatorOptions
 from nmtkit.translation.parallel import worker_processes
 from nmtkit.translation.pipeline import Pipeline, utilities
 from nmtkit.translation.requests import Request
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import Hypothesis
 from nmtkit.translation.translator import STEP_COST, WINDOW, Translator, batch_ends
 
 ODD_LINES = [
@@ -47,7 +48,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def checkpoint_file(tokenizer, tmp_path_factory):
+def checkpoint_path(tokenizer, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny.pt"
     return save_tiny_transformer(path, tokenizer, sharpness=2.0, decoder_layers=1)
 
@@ -55,8 +56,8 @@ def checkpoint_file(tokenizer, tmp_path_factory):
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
 
 
-def test_every_line_gets_one_translation_in_order(checkpoint_file):
-    translations = Translator.load(checkpoint_file).translate(ODD_LINES, **SHORT)
+def test_every_line_gets_one_translation_in_order(checkpoint_path):
+    translations = Translator.load(checkpoint_path).translate(ODD_LINES, **SHORT)
     assert [translation.id for translation in translations] == list(range(len(ODD_LINES)))
     assert [translation.source for translation in translations] == ODD_LINES
     assert translations[0].text == translations[1].text == ""
@@ -64,19 +65,19 @@ def test_every_line_gets_one_translation_in_order(checkpoint_file):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
-def test_batches_do_not_change_translations(checkpoint_file, max_tokens):
+def test_batches_do_not_change_translations(checkpoint_path, max_tokens):
     lines = ["a dog " * n + "runs ." for n in range(30)] + ODD_LINES
-    expected = Translator.load(checkpoint_file).translate(lines, **SHORT)
+    expected = Translator.load(checkpoint_path).translate(lines, **SHORT)
     order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(1)).tolist()
-    found = Translator.load(checkpoint_file, max_tokens=max_tokens).translate([lines[i] for i in order], **SHORT)
+    found = Translator.load(checkpoint_path, max_tokens=max_tokens).translate([lines[i] for i in order], **SHORT)
     for index, translation in zip(order, found, strict=True):
         assert translation.text == expected[index].text
         assert translation.hypotheses[0].score == pytest.approx(expected[index].hypotheses[0].score, abs=1e-5)
 
 
-def test_two_workers_equal_one_process(checkpoint_file):
+def test_two_workers_equal_one_process(checkpoint_path):
     lines = ["a dog " * (n % 7) + "runs ." for n in range(60)] + ODD_LINES
-    translator = Translator.load(checkpoint_file, max_tokens=40)
+    translator = Translator.load(checkpoint_path, max_tokens=40)
     options = SearchOptions(nbest=2, **SHORT)
     pipeline = translator.pipeline(options)
     windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
@@ -88,8 +89,8 @@ def test_two_workers_equal_one_process(checkpoint_file):
         assert [x.score for x in translation.hypotheses] == pytest.approx([x.score for x in other.hypotheses], abs=1e-5)
 
 
-def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
-    translator, options = Translator.load(checkpoint_file, max_tokens=40), SearchOptions(**SHORT)
+def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_path):
+    translator, options = Translator.load(checkpoint_path, max_tokens=40), SearchOptions(**SHORT)
     others = set(multiprocessing.active_children())
     with worker_processes(translator, options, 2) as decode, pytest.raises(ChildProcessError, match="SIGKILL"):
         worker, _ = set(multiprocessing.active_children()) - others
@@ -97,32 +98,32 @@ def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
         list(translator.run([[Request("a dog runs .")] * 200], translator.pipeline(options), decode))
 
 
-def test_what_a_worker_raises_reaches_the_caller(checkpoint_file):
-    translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
+def test_what_a_worker_raises_reaches_the_caller(checkpoint_path):
+    translator, options = Translator.load(checkpoint_path), SearchOptions(**SHORT)
     with worker_processes(translator, options, 2) as decode, pytest.raises(IndexError):
         list(translator.run([[Request("?", [10_000, 2])]], translator.pipeline(options), decode))
 
 
-def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_file, caplog):
+def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_path, caplog):
     logging.getLogger("nmtkit").propagate = True
     long = "a dog runs . " * 10 + "the cat sleeps ! " * 10
-    parts = Translator.load(checkpoint_file, max_source_len=20).translate([long, "a cat"], **SHORT)
+    parts = Translator.load(checkpoint_path, max_source_len=20).translate([long, "a cat"], **SHORT)
     assert "line 1 has" in caplog.text and "is translated in" in caplog.text
     whole = parts[0].text
-    cut = Translator.load(checkpoint_file, max_source_len=20, long_lines="cut").translate([long, "a cat"], **SHORT)
+    cut = Translator.load(checkpoint_path, max_source_len=20, long_lines="cut").translate([long, "a cat"], **SHORT)
     assert "are cut off" in caplog.text
     assert whole.startswith(cut[0].text) and len(whole) > len(cut[0].text)
     assert parts[1].text == cut[1].text
 
 
-def test_a_line_of_5000_words_is_translated(checkpoint_file):
-    translations = Translator.load(checkpoint_file).translate(["dog " * 5000, "cat"], beam=1, **SHORT)
+def test_a_line_of_5000_words_is_translated(checkpoint_path):
+    translations = Translator.load(checkpoint_path).translate(["dog " * 5000, "cat"], beam=1, **SHORT)
     assert len(translations) == 2 and len(translations[0].text) > len(translations[1].text)
 
 
-def test_windows_do_not_change_translations(checkpoint_file):
+def test_windows_do_not_change_translations(checkpoint_path):
     lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
-    translator = Translator.load(checkpoint_file)
+    translator = Translator.load(checkpoint_path)
     windows = [[Request(line)] for line in lines]
     one_by_one = translator.run(windows, translator.pipeline(SearchOptions(**SHORT)))
     assert [translation.text for translation in one_by_one] == [
@@ -130,9 +131,9 @@ def test_windows_do_not_change_translations(checkpoint_file):
     ]
 
 
-def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_file, monkeypatch):
+def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_path, monkeypatch):
     """As on a GPU, whose kernels the calling thread launches."""
-    translator, lines, threads = Translator.load(checkpoint_file), ODD_LINES * 20, {}
+    translator, lines, threads = Translator.load(checkpoint_path), ODD_LINES * 20, {}
     expected = [translation.text for translation in translator.translate(lines, beam=2, max_len_b=3)]
     monkeypatch.setattr("nmtkit.translation.translator.WINDOW", 50)
 
@@ -154,8 +155,8 @@ def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_file, mon
     assert sys.getswitchinterval() == interval
 
 
-def test_with_threads_all_that_came_goes_out_before_the_next_window_is_waited_for(checkpoint_file):
-    translator, asked = Translator.load(checkpoint_file), threading.Event()
+def test_with_threads_all_that_came_goes_out_before_the_next_window_is_waited_for(checkpoint_path):
+    translator, asked = Translator.load(checkpoint_path), threading.Event()
     translator.background = True
 
     def windows():
@@ -170,8 +171,8 @@ def test_with_threads_all_that_came_goes_out_before_the_next_window_is_waited_fo
     assert [translation.id for translation in translations] == [2]
 
 
-def test_an_error_on_a_thread_reaches_the_caller_and_a_run_given_up_ends_its_threads(checkpoint_file):
-    translator, given = Translator.load(checkpoint_file), []
+def test_an_error_on_a_thread_reaches_the_caller_and_a_run_given_up_ends_its_threads(checkpoint_path):
+    translator, given = Translator.load(checkpoint_path), []
     pipeline = translator.pipeline(SearchOptions(beam=1, max_len_b=3))
     translator.background = True
 
@@ -193,23 +194,23 @@ def test_an_error_on_a_thread_reaches_the_caller_and_a_run_given_up_ends_its_thr
     assert len(given) < 10
 
 
-def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_file, tokenizer, tmp_path):
-    contents = checkpoint.load(checkpoint_file)
+def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_path, tokenizer, tmp_path):
+    contents = checkpoint.load(checkpoint_path)
     del contents["nmtkit"]
     contents["tokenizer"] = Tokenizer(train_model(["other text altogether , you see"] * 5, 290)).state()
     contents["model"] = {
         name: value[:290] if len(value) == tokenizer.target_size else value for name, value in contents["model"].items()
     }
-    checkpoint.save(tmp_path / "other.pt", contents)
+    checkpoint_file.save(tmp_path / "other.pt", contents)
     with pytest.raises(ValueError, match=r"other.pt and .*tiny.pt have different tokenizers"):
-        Translator.load([checkpoint_file, tmp_path / "other.pt"])
+        Translator.load([checkpoint_path, tmp_path / "other.pt"])
 
 
 LARGE_BF16 = torch.bfloat16 if multiplies_in_bf16() else torch.float32
 
 
 @pytest.fixture(scope="module")
-def wide_checkpoint_file(tokenizer, tmp_path_factory):
+def wide_checkpoint_path(tokenizer, tmp_path_factory):
     """A model of 512 dimensions, for whose layers every precision has a kernel of its own."""
     path = tmp_path_factory.mktemp("model") / "wide.pt"
     sizes = {"d_model": 512, "d_ff": 640, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
@@ -219,16 +220,16 @@ def wide_checkpoint_file(tokenizer, tmp_path_factory):
 @pytest.mark.parametrize(
     ("file", "precision", "kernels"),
     [
-        ("checkpoint_file", "fp32", {("PrepackedLinear", torch.float32)}),
-        ("checkpoint_file", "bf16", {("Fp16Linear", torch.float16)}),
-        ("checkpoint_file", "int8", {("Fp16Linear", torch.float16)}),
-        ("wide_checkpoint_file", "fp32", {("PrepackedLinear", torch.float32)}),
+        ("checkpoint_path", "fp32", {("PrepackedLinear", torch.float32)}),
+        ("checkpoint_path", "bf16", {("Fp16Linear", torch.float16)}),
+        ("checkpoint_path", "int8", {("Fp16Linear", torch.float16)}),
+        ("wide_checkpoint_path", "fp32", {("PrepackedLinear", torch.float32)}),
         (
-            "wide_checkpoint_file",
+            "wide_checkpoint_path",
             "bf16",
             {("PrepackedLinear", LARGE_BF16)},
         ),
-        ("wide_checkpoint_file", "int8", {("Int8Linear", torch.int8)}),
+        ("wide_checkpoint_path", "int8", {("Int8Linear", torch.int8)}),
     ],
 )
 def test_every_precision_translates_alike_in_any_batch(request, file, precision, kernels):
@@ -247,9 +248,9 @@ def test_every_precision_translates_alike_in_any_batch(request, file, precision,
     assert len({translation.text for translation in together}) > 3
 
 
-def test_int8_off_the_cpu_is_refused(checkpoint_file):
+def test_int8_off_the_cpu_is_refused(checkpoint_path):
     with pytest.raises(ValueError, match="--precision int8 is for CPUs"):
-        Translator.load(checkpoint_file, device="cuda", precision="int8")
+        Translator.load(checkpoint_path, device="cuda", precision="int8")
 
 
 def log_probability_of(model, source: list[int], output: list[int]) -> float:
@@ -259,12 +260,12 @@ def log_probability_of(model, source: list[int], output: list[int]) -> float:
     return sum(table[place, token].item() for place, token in enumerate([*output, 2]))
 
 
-def test_a_scored_reference_has_its_teacher_forced_log_probability(checkpoint_file, tokenizer):
+def test_a_scored_reference_has_its_teacher_forced_log_probability(checkpoint_path, tokenizer):
     pairs = [("a dog runs .", "two men"), ("the cat", ""), ("", "a street in the park"), ("a", "a " * 60)]
     requests = [Request(source, reference=reference) for source, reference in pairs]
-    model, _ = from_checkpoint(checkpoint_file)
+    model, _ = from_checkpoint(checkpoint_path)
     for (source, reference), translation in zip(
-        pairs, Translator.load(checkpoint_file).translate(requests, score_reference=True), strict=True
+        pairs, Translator.load(checkpoint_path).translate(requests, score_reference=True), strict=True
     ):
         ids = [tokenizer.encode_source([source]).ids.tolist(), tokenizer.encode_target([reference]).ids.tolist()]
         expected = log_probability_of(model, ids[0], ids[1][:-1])
@@ -273,12 +274,12 @@ def test_a_scored_reference_has_its_teacher_forced_log_probability(checkpoint_fi
         assert translation.text == reference.strip()
 
 
-def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkpoint_file, tokenizer):
-    translator = Translator.load(checkpoint_file)
+def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkpoint_path, tokenizer):
+    translator = Translator.load(checkpoint_path)
     lines = ["a dog runs .", "", "two men sleeps in the park !"]
     soft = translator.translate(lines, alignment="soft", nbest=2, **SHORT)
     hard = translator.translate(lines, alignment="hard", nbest=2, **SHORT)
-    model, _ = from_checkpoint(checkpoint_file)
+    model, _ = from_checkpoint(checkpoint_path)
     for line, translation, other in zip(lines, soft, hard, strict=True):
         if not line:
             continue
@@ -292,8 +293,8 @@ def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkp
             assert peaks.alignment == [[source, target] for target, source in enumerate(best)]
 
 
-def test_the_alignment_of_a_split_line_counts_pieces_of_the_whole_line(checkpoint_file):
-    translator = Translator.load(checkpoint_file, max_source_len=6)
+def test_the_alignment_of_a_split_line_counts_pieces_of_the_whole_line(checkpoint_path):
+    translator = Translator.load(checkpoint_path, max_source_len=6)
     translation = translator.translate(["a dog runs . " * 4], alignment="hard", **SHORT)[0].hypotheses[0]
     assert len(translation.alignment) == len(translation.pieces)
     sources = [source for source, _ in translation.alignment]
@@ -317,12 +318,12 @@ def test_unknown_words_are_replaced_by_what_they_attend_to():
     assert translation.text == ["aa", "Zebra", "cc"][translation.hypotheses[0].alignment[0][0]]
 
 
-def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_file):
+def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_path):
     texts = ["a dog runs in the park", "a dog runs in a park", "nothing alike", "a dog runs in the park"]
     for metric in ("chrf", "bleu"):
         values = utilities(texts, metric)
         assert max(values) == values[0] == values[3] and min(values) == values[2]
-    translations = Translator.load(checkpoint_file).translate(
+    translations = Translator.load(checkpoint_path).translate(
         ["a dog runs .", "", "the cat"], sampling=True, nbest=6, mbr="chrf", **SHORT
     )
     for translation in translations:
@@ -330,23 +331,23 @@ def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_file):
         assert values == sorted(values, reverse=True)
 
 
-def test_constraints_given_as_text_are_met(checkpoint_file):
+def test_constraints_given_as_text_are_met(checkpoint_path):
     requests = [
         Request("a dog runs .", required=["the park", "two men"]),
         Request("a dog runs .", prefix="the street"),
         Request("", required=["the park"]),
     ]
     long = {"max_len_a": 0.0, "max_len_b": 20}
-    found = Translator.load(checkpoint_file).translate(requests, **long)
+    found = Translator.load(checkpoint_path).translate(requests, **long)
     assert "the park" in found[0].text and "two men" in found[0].text
     assert found[1].text.startswith("the street")
     assert found[2].text == ""
     with pytest.raises(ValueError, match="line 2: --constraints and --sampling cannot be combined"):
-        Translator.load(checkpoint_file).translate(["a", *requests], sampling=True)
+        Translator.load(checkpoint_path).translate(["a", *requests], sampling=True)
 
 
 @pytest.mark.slow
-def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
+def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_path):
     class Instant(Translator):
         def decode(self, batch, options):
             return [[Hypothesis([5], -1.0, -1.0)] for _ in batch]
@@ -359,7 +360,7 @@ def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
             taken += 1
             yield "" if number % 3 == 0 else "a dog"
 
-    loaded = Translator.load(checkpoint_file)
+    loaded = Translator.load(checkpoint_path)
     translator = Instant(loaded.models, loaded.tokenizer)
     for given, translation in enumerate(translator.stream(lines(), translator.pipeline(SearchOptions()))):
         assert translation.id == given and taken - given <= WINDOW

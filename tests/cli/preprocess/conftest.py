@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from preprocess_command import lines, preprocess, write
 
-from nmtkit.corpora import blocks
+from nmtkit.data.corpora import blocks
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from preprocess_command import contents, lines, preprocess, refused, write
 
 from nmtkit.cli import main
-from nmtkit.corpora.corpus import Pairs
-from nmtkit.corpora.writer import CorpusWriter
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.writer import CorpusWriter
+from nmtkit.data.dataset.binarized import Dataset
 
 
 def test_says_what_it_did_and_what_comes_next(corpora: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from preprocess_command import contents, refused
 
 from nmtkit.config import flag_of
-from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.dataset.config import PreprocessConfig
 
 
 @pytest.mark.parametrize(

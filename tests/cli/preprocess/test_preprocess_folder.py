@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from preprocess_command import FLAGS, contents, preprocess, refused
 
-from nmtkit.data.binarized import Dataset, verify
+from nmtkit.data.dataset.binarized import Dataset, verify
 
 
 def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_a_full_disk_leaves_nothing(corpora: Path, tmp_path: Path, monkeypatch: 
 
 DIE_AT = """
 import os, signal, sys
-from nmtkit.corpora import blocks
-from nmtkit.corpora.corpus import Pairs
-from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.cleaning import blocks
+from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.data import dataset_files, encoding
 from nmtkit.cli import main
 blocks.BLOCK_LINES = 16

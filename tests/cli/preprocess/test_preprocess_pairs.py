@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from preprocess_command import lines, preprocess, refused, write
 
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset.binarized import Dataset
 
 
 def test_filters_touch_the_training_set_alone(corpora: Path, tmp_path: Path) -> None:

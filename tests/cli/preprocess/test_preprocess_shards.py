@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from preprocess_command import lines, preprocess, refused, write
 
-from nmtkit.data.batching import BatchSampler
-from nmtkit.data.binarized import Dataset, verify
+from nmtkit.data.dataset.batching import BatchSampler
+from nmtkit.data.dataset.binarized import Dataset, verify
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -1,0 +1,193 @@
+"""`nmtkit clean`: mends and scores the pairs of corpora, and drops bad pairs. Each dropped pair gets a reason.
+
+Cleaning has four steps:
+
+1. The corpora are read once, in blocks. A random sample of the pairs is kept in memory.
+2. The filters learn their statistics from the sample.
+3. Worker processes mend and score the blocks, and write the mended text and the scores to scratch files.
+4. `Decision` drops pairs. The first filter that drops a pair becomes the reason of the pair. Then `Decision` drops
+   near-duplicates of kept pairs, and writes the outputs.
+"""
+
+import pickle
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmtkit.cleaning.config import CleanConfig
+from nmtkit.cleaning.decision import CleanReport, Decision
+from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, Limits
+from nmtkit.cleaning.late_scores import LateScorer, PairScorer, late_columns
+from nmtkit.cleaning.mending import Mender
+from nmtkit.cleaning.scored_blocks import Scored, ScratchTable, StoredBlock, Worker, checked_scores, score_block
+from nmtkit.cleaning.scores import ScoreReader, ScoreWriter
+from nmtkit.cleaning.texts import TextBlock
+from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
+from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.writer import CorpusWriter
+from nmtkit.jobs.workers import Workers
+
+BLOCK = 4096  # pairs
+
+Progress = Callable[[int], None]
+
+
+def clean(
+    config: CleanConfig,
+    names: Sequence[str],
+    configs: dict[str, Any],
+    on_progress: Progress = lambda pairs: None,
+    scorer: PairScorer | None = None,
+) -> CleanReport:
+    """Writes the kept pairs of the corpora `names` to `config.output`, and the other files that `config` names.
+
+    `configs` has the config of each filter, in the order in which the filters are applied. `scorer` uses translation
+    models to score the pairs that all filters keep. Raises ValueError or OSError for errors in the settings or the
+    text, and then writes no file.
+    """
+    corpora = corpora_of(config, names)
+    filters = make_filters(config, configs)
+    score = partial(score_corpora, config, corpora, filters, on_progress=on_progress)
+    return write_outputs(config, corpora, filters, score, scorer, on_progress)
+
+
+def corpora_of(config: CleanConfig, names: Sequence[str]) -> list[Corpus]:
+    return [locate(name, config.source_lang, config.target_lang, as_columns(config.columns)) for name in names]
+
+
+def excluded(config: CleanConfig) -> list[Corpus]:
+    return [locate(name, config.source_lang, config.target_lang) for name in config.exclude]
+
+
+def domain_corpora(config: CleanConfig) -> list[Corpus]:
+    return [locate(name, config.source_lang, config.target_lang) for name in config.domain]
+
+
+def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filter]:
+    """Returns the filters of `configs`, which are not fitted yet."""
+    languages = config.source_lang, config.target_lang
+    context = FilterContext(*languages, tuple(excluded(config)), tuple(domain_corpora(config)), config.lid_model)
+    return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
+
+
+def write_outputs(
+    config: CleanConfig,
+    corpora: Sequence[Corpus],
+    filters: dict[str, Filter],
+    score: Callable[[Path, Sequence[str]], Scored],
+    scorer: PairScorer | None,
+    on_progress: Progress,
+) -> CleanReport:
+    """Decides which pairs to keep, and writes the outputs that `config` names.
+
+    `score` returns the scores of all pairs. Its arguments are a folder for scratch files and the names of all scores.
+    If the scores are not read from a file, `late_scores` then adds the model scores and the probabilities.
+    """
+    assert config.output is not None
+    languages = config.source_lang, config.target_lang
+    with ExitStack() as stack:
+        writer = stack.enter_context(CorpusWriter(config.output, languages))
+        dropped = stack.enter_context(CorpusWriter(config.dropped, languages)) if config.dropped else None
+        scores = stack.enter_context(ScoreWriter(config.scores)) if config.scores else None
+        scratch = Path(tempfile.mkdtemp(prefix=".clean.", dir=writer.paths[0].parent))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        late = late_columns(scorer, config.from_scores is not None, config.min_model, config.probability_limit())
+        limits: dict[str, Limits] = {**filters, **late.limits}
+        scored = score(scratch, list(limits))
+        if late.limits and config.from_scores is None:
+            each = list(filters.values())
+            late_scorer = LateScorer(each, partial(score_block, each), late, config.seed)
+            scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late", on_progress)
+        return Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
+
+
+class Sample:
+    """A uniform sample of at most `limit` pairs, in the order of the text. Equal seeds give equal samples."""
+
+    def __init__(self, limit: int, seed: int) -> None:
+        self._limit = limit
+        self._generator = np.random.default_rng(seed)
+        self._numbers = np.empty(0)  # random number of each sampled pair; pairs with the smallest numbers are sampled
+        self._threshold = 1.0
+        self._sources: list[str] = []
+        self._targets: list[str] = []
+
+    def add(self, part: Pairs) -> None:
+        """Adds the next pairs of the text as candidates. The sample does not depend on the sizes of the parts."""
+        drawn = self._generator.random(len(part))
+        rows = np.flatnonzero(drawn <= self._threshold).tolist()
+        self._sources += [part.sources[row] for row in rows]
+        self._targets += [part.targets[row] for row in rows]
+        self._numbers = np.append(self._numbers, drawn[rows])
+        if len(self._numbers) > self._limit:
+            keep = np.sort(np.argpartition(self._numbers, self._limit - 1)[: self._limit])
+            self._numbers = self._numbers[keep]
+            self._threshold = float(self._numbers.max())
+            self._sources, self._targets = (
+                [side[row] for row in keep.tolist()] for side in (self._sources, self._targets)
+            )
+
+    def pairs(self) -> Pairs:
+        return Pairs(self._sources, self._targets, [{}] * len(self._sources))
+
+
+def read_blocks(corpora: Sequence[Corpus], sample: Sample) -> Iterator[tuple[int, Pairs]]:
+    """Yields all blocks of pairs, with the index of their corpus. Adds the pairs to the sample."""
+    for index, corpus in enumerate(corpora):
+        for part in pairs(corpus, BLOCK):
+            sample.add(part)
+            yield index, part
+
+
+def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
+    """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
+    if mends:
+        mender = Mender()
+        sample = Pairs(mender(sample.sources), mender(sample.targets), sample.extras)
+    texts = TextBlock(sample.sources, sample.targets)
+    for each in filters.values():
+        each.fit(texts)
+        keep = ~each.drops(checked_scores(each, texts))
+        if not keep.all():
+            texts = texts.select(keep)
+
+
+def score_corpora(
+    config: CleanConfig,
+    corpora: Sequence[Corpus],
+    filters: dict[str, Filter],
+    scratch: Path,
+    columns: Sequence[str],
+    *,
+    on_progress: Progress,
+) -> Scored:
+    """Mends and scores all pairs. If `config.from_scores` is given, reads the scores `columns` from this file."""
+    earlier = None if config.from_scores is None else ScoreReader(config.from_scores, columns)
+    sample = Sample(config.sample, config.seed)
+    blocks = []
+    for number, (index, part) in enumerate(read_blocks(corpora, sample)):
+        blocks.append(StoredBlock(index, scratch / str(number)))
+        with blocks[-1].path.open("wb") as file:
+            pickle.dump(part, file, pickle.HIGHEST_PROTOCOL)
+    active: list[Filter] = []
+    if earlier is None:
+        active = list(filters.values())
+        fit(filters, sample.pairs(), config.mend)
+    table, mended, done = ScratchTable(scratch), Counter[str](), 0
+    with Workers(config.worker_count(), partial(Worker, active, config.mend)) as workers:
+        for _, (scores, keys, sums) in workers.imap((Worker.score, block.path) for block in blocks):
+            table.append(scores if earlier is None else earlier.next(sums), keys)
+            done += len(keys)
+            on_progress(done)
+        for counts in workers.broadcast((Worker.mended,)):
+            mended.update(counts)
+    if earlier is not None:
+        earlier.finish()
+    return table.scored(blocks, dict(mended))

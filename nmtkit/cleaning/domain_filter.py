@@ -1,0 +1,70 @@
+"""The filter `domain`, which drops pairs that are more probable in the corpus than in text of a domain."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nmtkit.cleaning.bigrams import BigramTable, bigrams_of
+from nmtkit.cleaning.filters import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.texts import Scores, TextBlock
+from nmtkit.cleaning.word_ids import Vocabulary, stems_of
+from nmtkit.config import Config, option
+from nmtkit.data.corpora.pairs import pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainConfig(Config):
+    min_domain: float = option(
+        0.0,
+        "with --domain, drop pairs if log(p(word in the domain) / p(word in the corpus)) is below X; the mean over the "
+        "words of the source is added to the mean over the words of the target",
+    )
+
+
+@FILTERS.register("domain", DomainConfig())
+class Domain(Filter):
+    """The difference of two cross-entropies in nats per word, added for both sides (Axelrod et al. 2011, section 3.2).
+
+    For text of the domain, a bigram model of the corpora of --domain has a lower cross-entropy than a bigram model of
+    the cleaned corpus, so the score is positive. Both models learn from the same number of pairs (Moore and Lewis 2010,
+    section 3). Bigrams with a rare word are left out. All pairs have the score 0 without --domain.
+    """
+
+    unit = "nats per word"
+
+    def __init__(self, config: DomainConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.lowest = config.min_domain
+        self._vocabularies: list[Vocabulary] = []
+        self._tables: list[list[BigramTable]] = []  # [sides, corpus and domain]
+
+    def fit(self, sample: TextBlock) -> None:
+        """Raises ValueError if the sample or the corpora of the domain have fewer than 1,000 pairs."""
+        if not self.context.domain:
+            return
+        parts = [part for corpus in self.context.domain for part in pairs(corpus)]
+        domain = TextBlock([line for part in parts for line in part.sources],
+                           [line for part in parts for line in part.targets])  # fmt: skip
+        size = min(len(sample), len(domain))
+        if size < MIN_SAMPLE:
+            raise ValueError(
+                f"the filter named domain compares {len(sample):,} pairs of the corpus with {len(domain):,} pairs of "
+                f"--domain; each needs at least {MIN_SAMPLE:,} pairs"
+            )
+        texts = [stems_of(each.rows(np.linspace(0, len(each) - 1, size).astype(np.int64))) for each in (sample, domain)]
+        for side in (0, 1):
+            vocabulary = Vocabulary([line for text in texts for line in text[side]])
+            ids = (vocabulary.encode(text[side]) for text in texts)
+            self._vocabularies.append(vocabulary)
+            self._tables.append(
+                [BigramTable(bigrams_of(each, vocabulary.size)[0], vocabulary.size + 1) for each in ids]
+            )
+
+    def score(self, block: TextBlock) -> Scores:
+        scores = np.zeros(len(block))
+        for lines, vocabulary, (corpus, domain) in zip(stems_of(block), self._vocabularies, self._tables, strict=False):
+            bigrams, row = bigrams_of(vocabulary.encode(lines), vocabulary.size)
+            differences = domain.log_probabilities(bigrams) - corpus.log_probabilities(bigrams)
+            counts = np.bincount(row, minlength=len(block))
+            scores += np.bincount(row, differences, len(block)) / np.maximum(counts, 1)
+        return scores.astype(np.float32)

@@ -1,0 +1,154 @@
+"""Scores pairs by the cross-entropies of two translation models, for `nmtkit clean`.
+
+Junczys-Dowmunt 2018, "Dual Conditional Cross-Entropy Filtering of Noisy Parallel Corpora", section 3.1.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.config.files import atomic_write
+from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.preprocess import preprocess
+from nmtkit.models import checkpoint
+from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
+from nmtkit.training.config import JobTemplate
+from nmtkit.training.result import train_job
+from nmtkit.translation.likelihood import likelihoods
+from nmtkit.translation.parallel import rank_device
+from nmtkit.translation.translator import Translator
+
+COMPONENTS = {"architecture": "transformer_tiny", "lr-scheduler": "polynomial"}
+SETTINGS = {  # with post-norm, the models need twice as many updates for the same loss
+    "encoder_layers": 2, "decoder_layers": 2, "d_ff": 512, "dropout": 0.1, "pre_norm": True,
+    "lr": 0.004, "warmup_updates": 100, "batch_tokens": 1500, "keep_last": 1, "save_interval": None,
+}  # fmt: skip
+Codes = tuple[str | None, str | None]  # codes of source and target language; None if the model needs no code
+
+VOCABULARY = 8000  # entries of the joint vocabulary
+
+
+class DualCrossEntropy:
+    """Scores each pair with exp(-(|A - B| + (A + B) / 2)).
+
+    A is the cross-entropy of the target given the source under the model `forward`. B is the cross-entropy of the
+    source given the target under the model `backward`. Both are in nats per piece. A and B are small for a good
+    translation. A large difference shows that one side says more than the other side.
+    """
+
+    def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
+        """`languages` are the source and the target language. Only models of several languages use `languages`.
+
+        Raises ValueError for a language model, and if a model of several languages lacks one of the languages.
+        """
+        self._paths = forward, backward
+        self._codes = codes_of(forward, languages), codes_of(backward, languages[::-1])
+        self._models: list[Translator] = []
+
+    def fit(self, sources: list[str], targets: list[str]) -> None:
+        """Loads the models. The pairs are not used, because the models are already trained."""
+        self._models = [loaded(path) for path in self._paths]
+
+    def score(self, sources: list[str], targets: list[str]) -> npt.NDArray[np.float32]:
+        forward, backward = self._models
+        a = cross_entropies(forward, sources, targets, self._codes[0])
+        b = cross_entropies(backward, targets, sources, self._codes[1])
+        return np.exp(-(np.abs(a - b) + (a + b) / 2)).astype(np.float32)
+
+
+def codes_of(path: Path, languages: tuple[str, str]) -> Codes:
+    """Returns the codes that a checkpoint needs for texts in the source and target language `languages`.
+
+    Both codes are None for a model without language tokens. Raises ValueError for a language model, and if the model
+    does not have one of the languages.
+    """
+    contents = checkpoint.load(path, mmap=True)
+    if not reads_source(contents):
+        raise language_model_error(path)
+    tokenizer = tokenizer_of(contents, path)
+    if not tokenizer.languages:
+        return None, None
+    codes = None if tokenizer.has_target_languages_only else languages[0], languages[1]
+    unknown = [code for code in codes if code is not None and code not in tokenizer.languages]
+    if unknown:
+        raise ValueError(
+            f"{path} is a model of several languages and does not know {' and '.join(unknown)}; give --source-lang "
+            f"and --target-lang as codes of this model: {', '.join(sorted(tokenizer.languages))}"
+        )
+    return codes
+
+
+def cross_entropies(
+    model: Translator, sources: Sequence[str], targets: Sequence[str], codes: Codes = (None, None)
+) -> npt.NDArray[np.float64]:
+    """Returns the mean negative log probability of the pieces and eos of each target, in nats.
+
+    `codes` are the languages of both sides, for a model of several languages. Values above 30 become 30.
+    """
+    scored = likelihoods(model, sources, targets, source_lang=codes[0], target_lang=codes[1])
+    return np.minimum([-each.log_probability / each.pieces for each in scored], 30)
+
+
+def loaded(path: Path) -> Translator:
+    """Loads a model for the device that `nmtkit generate` chooses by default."""
+    return Translator.load(path, rank_device("auto", workers=1))
+
+
+class SelfTrained(DualCrossEntropy):
+    """Scores of pairs by two small translation models, one for each direction, without given checkpoints.
+
+    The method `fit` trains both models on pairs of the corpus, and writes the models to a subfolder of `folder`. The
+    name of the subfolder is a hash of these pairs and the settings. So a second call with the same pairs and settings
+    resumes an interrupted training, or reads the finished models.
+    """
+
+    def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:
+        self._folder, self._languages, self._updates = folder, languages, updates
+        self._codes: tuple[Codes, Codes] = ((None, None), (None, None))
+        self._models: list[Translator] = []
+
+    def fit(self, sources: list[str], targets: list[str]) -> None:
+        texts = ["".join(f"{line}\n" for line in side).encode() for side in (sources, targets)]
+        facts = repr((self._languages, self._updates, sorted({**COMPONENTS, **SETTINGS}.items()))).encode()
+        folder = self._folder / hashlib.sha256(b"\0".join([facts, *texts])).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        for language, text in zip(self._languages, texts, strict=True):
+            with atomic_write(folder / f"train.{language}") as file:
+                file.write(text)
+        source, target = self._languages
+        self._models = [self._train(folder, source, target), self._train(folder, target, source)]
+
+    def _train(self, folder: Path, source: str, target: str) -> Translator:
+        data, run = folder / f"data-{source}-{target}", folder / f"{source}-{target}"
+        if not data.exists():
+            self._preprocess(folder, data, source, target)
+        warmup = min(100, max(1, self._updates // 10))
+        changes = {"max_update": self._updates, "warmup_updates": warmup, "save_dir": run}
+        result = train_job(JobTemplate.read(names=COMPONENTS).job(SETTINGS | changes, data))
+        if not result.finished:
+            raise KeyboardInterrupt
+        return loaded(result.last)
+
+    @staticmethod
+    def _preprocess(folder: Path, data: Path, source: str, target: str) -> None:
+        """Makes a dataset with VOCABULARY entries, or with the nearest number of entries that the text allows."""
+
+        def make(size: int) -> None:
+            prefix = str(folder / "train")
+            preprocess(
+                PreprocessConfig(
+                    source_lang=source, target_lang=target, train=(prefix,), destdir=data, vocab_size=size, workers=1
+                )
+            )
+
+        try:
+            make(VOCABULARY)
+        except ValueError as error:
+            possible = re.search(r"possible size is (\d+)", str(error))
+            if possible is None:
+                raise
+            make(int(possible[1]))

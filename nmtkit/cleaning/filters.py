@@ -1,0 +1,68 @@
+"""The interface of the filters that `clean` applies to pairs, and their registry."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmtkit.cleaning.texts import Mask, Scores, TextBlock
+from nmtkit.config.registry import Registry
+from nmtkit.data.corpora.corpus import Corpus
+
+MIN_SAMPLE = 1000  # minimum number of pairs of a sample from which filters learn statistics of languages and words
+
+
+@dataclass(frozen=True)
+class FilterContext:
+    """Inputs of filters in addition to their config."""
+
+    source_lang: str
+    target_lang: str
+    exclude: tuple[Corpus, ...] = ()
+    domain: tuple[Corpus, ...] = ()
+    lid_model: Path | None = None
+    shared: dict[str, Any] = field(default_factory=dict)  # fitted objects that several filters share
+
+
+class Limits:
+    """Drops a pair if its score is below `lowest` or above `highest`. `unit` is the unit of the score, for charts."""
+
+    lowest: float = -np.inf
+    highest: float = np.inf
+    unit: str = ""
+    in_probability: bool = True  # whether the probability of a pair depends on the score
+
+    def __init__(self, lowest: float = -np.inf, highest: float = np.inf, unit: str = "") -> None:
+        self.lowest, self.highest, self.unit = lowest, highest, unit
+
+    def drops(self, scores: Scores) -> Mask:
+        return (scores < self.lowest) | (scores > self.highest)
+
+
+class Filter(Limits, ABC):
+    """Gives each pair a score, and drops pairs whose score is beyond the limits of the class or of the config.
+
+    Filters run in worker processes: `fit` is called once before the workers start, and `score` in every worker.
+
+    `in_probability` is true for filters that judge the words of a pair. Scores of rules, such as the length ratio, are
+    not used for the probability: the examples of good pairs are the best pairs, which have a narrow range of length
+    ratios, so the many good pairs outside this range would get a low probability. If no chosen filter has
+    `in_probability`, the scores of all filters count.
+    """
+
+    in_probability = False
+
+    def __init__(self, config: Any, context: FilterContext) -> None:
+        self.config, self.context = config, context
+
+    def fit(self, sample: TextBlock) -> None:
+        """Learns statistics of the corpus from a sample of the pairs that all earlier filters keep."""
+
+    @abstractmethod
+    def score(self, block: TextBlock) -> Scores:
+        """Returns the score of each pair, without NaN."""
+
+
+FILTERS: Registry[Filter] = Registry("filter", "--filters", several=True)

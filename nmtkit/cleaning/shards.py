@@ -1,0 +1,166 @@
+"""Cleans corpora in shards: `clean --output-dir`, and `merge` of the folder.
+
+    input.pairs         the blocks of all pairs, as the corpora have them
+    job.pickle          the settings, the fitted filters and the models (`StoredJob`)
+    shard-000007.pairs  the mended blocks of a shard, each with its scores and keys
+
+The filters are fitted once, before the shards, on the same sample as without shards. Shards consist of the same blocks
+too, so that the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
+near-duplicates, and the report. The pickled files can run code: a folder of another person must not be merged.
+"""
+
+import os
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.cleaning.cleaning import Progress, Sample, fit, read_blocks, write_outputs
+from nmtkit.cleaning.config import CleanConfig
+from nmtkit.cleaning.decision import CleanReport
+from nmtkit.cleaning.filters import Filter
+from nmtkit.cleaning.late_scores import PairScorer, dropped_rows
+from nmtkit.cleaning.scored_blocks import Scored, ScratchTable, StoredBlock, Worker
+from nmtkit.config.files import atomic_write
+from nmtkit.config.plugins import load_plugins
+from nmtkit.data.corpora.corpus import Corpus, Pairs
+from nmtkit.jobs.shard_merging import merge
+from nmtkit.jobs.shard_plan import Plan, Shard
+
+INPUT, JOB = "input.pairs", "job.pickle"
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """The settings and the fitted objects of a job, which all shards share."""
+
+    config: CleanConfig
+    corpora: Sequence[Corpus]
+    filters: dict[str, Filter]
+    scorer: PairScorer | None
+
+
+def prepare(folder: Path, job: StoredJob, shard_lines: int) -> list[Shard]:
+    """Copies the pairs of all corpora to the folder, fits the filters, and writes the job. Returns the shards.
+
+    A shard has whole blocks: as many blocks as `shard_lines` pairs allow, and at least one block.
+    """
+    sample = Sample(job.config.sample, job.config.seed)
+    shards: list[Shard] = []
+    with atomic_write(folder / INPUT) as file:
+        for index, block in read_blocks(job.corpora, sample):
+            last = shards[-1] if shards else Shard(-1, 0, 0, ())
+            if shards and last.lines + len(block) <= shard_lines:
+                shards[-1] = replace(last, lines=last.lines + len(block))
+            else:
+                shards.append(Shard(last.index + 1, last.first + last.lines, len(block), (file.tell(),)))
+            pickle.dump((index, block), file, pickle.HIGHEST_PROTOCOL)
+    fit(job.filters, sample.pairs(), job.config.mend)
+    with atomic_write(folder / JOB) as file:
+        try:
+            pickle.dump(job, file, pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(f"--output-dir cannot save a fitted filter for the other processes: {error}") from None
+    return shards
+
+
+def read_job(folder: Path) -> StoredJob:
+    """Reads the job of a folder. Raises ValueError if the file is damaged, or has filters of a missing plug-in."""
+    try:
+        with (folder / JOB).open("rb") as file:
+            job: StoredJob = pickle.load(file)
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise ValueError(
+            f"{folder / JOB} cannot be read: {error}; if the command had --plugin, give the same --plugin"
+        ) from None
+    return job
+
+
+@dataclass(frozen=True)
+class CleaningJob:
+    """The part of a job that processes of other machines need to begin their work."""
+
+    folder: Path
+    plugins: Sequence[str] = ()
+
+    def load(self, threads: int = 1) -> "ShardCleaner":
+        """Loads the filters and the models. Ray, not this method, sets the number of `threads` of an actor."""
+        load_plugins(self.plugins)
+        return ShardCleaner(self.folder / INPUT, read_job(self.folder))
+
+
+class ShardCleaner:
+    """Mends and scores the pairs of shards."""
+
+    def __init__(self, pairs: Path, job: StoredJob) -> None:
+        self._pairs, self._job = pairs, job
+        if job.scorer is not None:
+            job.scorer.fit([], [])
+
+    def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields two pickled objects for each block: the mended pairs; then corpus, scores and keys.
+
+        Adds the mended lines and the pairs that each filter drops to `counts`.
+        """
+        filters = self._job.filters
+        worker = Worker(list(filters.values()), self._job.config.mend)
+        done = 0
+        with self._pairs.open("rb") as file:
+            file.seek(shard.starts[0])
+            while done < shard.lines:
+                corpus, block = pickle.load(file)
+                block, scores, keys = worker.score_pairs(block)
+                dropped = np.zeros(len(block), np.bool_)
+                for name, each, column in zip(filters, filters.values(), scores.T, strict=True):
+                    mask = each.drops(column) & ~dropped
+                    counts[f"dropped: {name}"] += int(mask.sum())
+                    dropped |= mask
+                if self._job.scorer is not None:
+                    scores = np.column_stack((scores, self._model_scores(self._job.scorer, block, scores)))
+                yield pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
+                yield pickle.dumps((corpus, scores, keys), pickle.HIGHEST_PROTOCOL)
+                done += len(block)
+        assert done == shard.lines, f"{done} pairs of {shard}"
+        counts.update({f"mended: {name}": count for name, count in worker.mended().items()})
+
+    def _model_scores(
+        self, scorer: PairScorer, block: Pairs, scores: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Returns the scores of the models [pairs]. A pair that a filter drops has NaN."""
+        result = np.full(len(block), np.nan, np.float32)
+        rows = np.flatnonzero(~dropped_rows(list(self._job.filters.values()), scores))
+        if len(rows):
+            sides = ([side[row] for row in rows.tolist()] for side in (block.sources, block.targets))
+            result[rows] = scorer.score(*sides)
+        return result
+
+
+def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig, on_progress: Progress) -> CleanReport:
+    """Writes the outputs of `clean` that `config` names, from all shards.
+
+    Raises ValueError if shards are missing or damaged.
+    """
+    with Path(os.devnull).open("wb") as nothing:
+        _, counts = merge(plan, nothing)
+    prefix = "mended: "
+    mended = {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+
+    def read_shards(scratch: Path, columns: Sequence[str]) -> Scored:
+        table, blocks, done = ScratchTable(scratch), [], 0
+        for shard in plan.shards:
+            with plan.output(shard).open("rb") as file:
+                end = done + shard.lines
+                while done < end:
+                    position, block = file.tell(), pickle.load(file)
+                    corpus, matrix, keys = pickle.load(file)
+                    table.append(matrix, keys)
+                    blocks.append(StoredBlock(corpus, plan.output(shard), position))
+                    done += len(block)
+                    on_progress(done)
+        return table.scored(blocks, mended)
+
+    return write_outputs(config, job.corpora, job.filters, read_shards, job.scorer, on_progress)

@@ -1,0 +1,89 @@
+"""Names the new place of a module that was moved, to a plug-in or a script that imports the old path."""
+
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+# Old path -> new path, both without "nmtkit.". A path stands for the modules below it, unless these have a row too.
+MOVED = {
+    "api.dual_cross_entropy": "cleaning.dual_cross_entropy",
+    "architectures": "models.architectures",
+    "bulk": "jobs",
+    "checkpoint": "models.checkpoint",
+    "corpora": "cleaning",
+    **{f"corpora.{name}": f"data.corpora.{name}" for name in
+       ("blocks", "compression", "corpus", "duplicates", "lines", "pairs", "tables", "tmx", "writer")},
+    "corpora.languages": "text.languages",
+    "corpora.language_identification": "text.language_identification",
+    "criterions": "training.criterions",
+    **{f"data.{name}": f"data.dataset.{name}" for name in
+       ("alignments", "batching", "binarized", "config", "corpora_file", "dataset_files", "dataset_writer",
+        "preprocess", "spm_training", "teacher_file", "transforms")},
+    **{f"data.{name}": f"data.tokenizers.{name}" for name in ("batch_encoder", "spm_model", "tokenizer")},
+    "documents": "text.documents",
+    "files": "config.files",
+    "formats": "models.formats",
+    "layers": "models.layers",
+    "layers.packed": "data.packed",
+    "plugins": "config.plugins",
+    "processes": "jobs",
+    "registry": "config.registry",
+    "search": "translation.search",
+    "testing": "contracts",
+    "training.adafactor": "training.optimizers.adafactor",
+    "training.lr_schedulers": "training.optimizers.lr_schedulers",
+    **{f"training.{name}": f"experiments.{name}" for name in ("comparison", "estimate", "inspection", "sweep")},
+}  # fmt: skip
+
+
+class MovedModules:
+    """The last finder of Python's import system: answers for old paths with an error that names the new path."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if moved_to(name) is None:
+            return None
+        if any(old.startswith(f"{name.removeprefix('nmtkit.')}.") for old in MOVED) or name.count(".") == 1:
+            return importlib.machinery.ModuleSpec(name, cls, is_package=True)  # type: ignore[arg-type]
+        raise ModuleNotFoundError(explanation(name), name=name)
+
+    @staticmethod
+    def create_module(spec: importlib.machinery.ModuleSpec) -> None:
+        """Python then makes an empty module for an old folder, so that the error can name the file in the folder."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        def missing(attribute: str) -> NoReturn:
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            inner = f"{module.__name__}.{attribute}"
+            raise ModuleNotFoundError(
+                explanation(inner if inner.removeprefix("nmtkit.") in MOVED else module.__name__), name=module.__name__
+            )
+
+        module.__dict__["__getattr__"] = missing
+
+
+def moved_to(name: str) -> str | None:
+    """Returns the new path of a module or folder with an old path, or None if `name` is not an old path."""
+    package, _, old = name.partition(".")
+    parts = old.split(".") if package == "nmtkit" else []
+    for end in range(len(parts), 0, -1):
+        new = MOVED.get(".".join(parts[:end]))
+        if new is not None:
+            return ".".join(["nmtkit", new, *parts[end:]])
+    return None
+
+
+def explanation(name: str) -> str:
+    return f"{name} was moved to {moved_to(name)}; plug-ins import their names from nmtkit.extend, where the names stay"
+
+
+def install() -> None:
+    """Adds the finder to Python's import system, which asks the finder only for modules that exist nowhere else."""
+    if MovedModules not in sys.meta_path:
+        sys.meta_path.append(MovedModules)

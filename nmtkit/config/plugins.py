@@ -1,0 +1,192 @@
+"""Plug-ins: code of users that registers components. Loads plug-ins and recognises errors in their code."""
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nmtkit.config.registry import Entry
+
+log = logging.getLogger("nmtkit")
+
+PACKAGE = str(Path(__file__).parent) + "/"
+INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
+
+_roots: list[str] = []  # files of plug-ins, or for packages, their folders with a final slash
+_digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
+
+
+class PluginError(Exception):
+    """An error of a plug-in in another process. The message was made by `plugin_message` in the other process."""
+
+
+def load_plugins(names: Sequence[str]) -> None:
+    """Imports the plug-ins of installed packages (entry point `nmtkit.plugins`), then all plug-ins in `names`."""
+    for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins"):
+        _import(entry_point.module, f"the plug-in {entry_point.name} of an installed package")
+        entry_point.load()
+    for name in names:
+        load_plugin(name)
+
+
+def load_plugin(name: str) -> None:
+    """Imports a plug-in once: a Python file, or a module by its dotted name. The import registers its components.
+
+    Warns if the source has changed since this process imported the plug-in. If the plug-in is missing, raises
+    FileNotFoundError or ModuleNotFoundError with its name. Also raises any exception of the import.
+    """
+    module_name = plugin_module(name)
+    if name.endswith(".py"):
+        _import_file(name, module_name)
+    else:
+        _import(name, f"plug-in {name}")
+    digest = _source_digest(module_name)
+    if _digests.setdefault(module_name, digest) != digest:
+        log.warning("plug-in %s has changed since this process loaded it; restart to use the new version", name)
+
+
+def _import_file(name: str, module_name: str) -> None:
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"plug-in {name}: no such file")
+    if module_name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    _roots.append(str(path))
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+
+
+def _import(name: str, title: str) -> None:
+    """Imports a module. Raises ModuleNotFoundError with a hint if Python does not find the module itself."""
+    top = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module without a spec, such as __main__
+        spec = None
+    if spec is not None and top != "nmtkit":
+        _roots.extend(folder + "/" for folder in spec.submodule_search_locations or ())
+        if spec.origin and not spec.submodule_search_locations:
+            _roots.append(spec.origin)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name + ".").startswith(error.name + "."):
+            raise ModuleNotFoundError(
+                f"{title}: there is no module {error.name!r}; give a Python file (mine.py) or the dotted name of a "
+                "module that Python finds (see PYTHONPATH)"
+            ) from None
+        raise
+
+
+def plugin_module(name: str) -> str:
+    """Returns the module name under which `sys.modules` holds a plug-in."""
+    if not name.endswith(".py"):
+        return name
+    return "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(Path(name).resolve()))
+
+
+def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
+    """Returns the plug-ins that are needed for `entry`.
+
+    If nmtkit defines `entry`, no plug-in is needed. If none of `plugins` defines `entry`, all of them may be needed.
+    """
+    if entry.module.split(".")[0] == "nmtkit":
+        return []
+    names = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
+    return names or list(plugins)
+
+
+# --- source -----------------------------------------------------------------------------------------------------------
+
+
+def source_digests(names: Sequence[str]) -> dict[str, str]:
+    """Returns a digest of the source of each loaded plug-in, by name. The name of a file does not contain its folder.
+
+    The digest describes the source at the time of the import. If the plug-in is a package, the digest covers all .py
+    files of the package. The digest does not cover other modules that the plug-in imports.
+    """
+    digests = {Path(name).name if name.endswith(".py") else name: _digests[plugin_module(name)] for name in names}
+    installed = {entry_point.module for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins")}
+    return digests | {name: _source_digest(name) for name in sorted(installed) if name in sys.modules}
+
+
+def _source_digest(module_name: str) -> str:
+    """Returns 12 hexadecimal digits of the SHA-256 of a module: of its file, or of all .py files of a package."""
+    module = sys.modules[module_name]
+    folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+    origin = getattr(module, "__file__", None)
+    files = sorted(path for folder in folders for path in folder.rglob("*.py")) or ([Path(origin)] if origin else [])
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def is_own(factory: Callable[..., Any]) -> bool:
+    """Returns whether a registered class or function is part of this package and not of a plug-in."""
+    named = factory if hasattr(factory, "__module__") else type(factory)
+    return str(named.__module__).startswith("nmtkit.")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def plugin_message(error: BaseException) -> str | None:
+    """Returns a message with file, line and code if the code of a plug-in caused `error`, otherwise None.
+
+    The plug-in caused the error if the traceback has a frame of the plug-in, or if a file of the plug-in has a syntax
+    error. One case is different: if the plug-in calls nmtkit, and this call raises a ValueError, OSError or
+    ImportError, the result is None, unless the plug-in is being imported.
+    """
+    if isinstance(error, PluginError):
+        return str(error)
+    if isinstance(error, SyntaxError) and error.filename and _is_plugins(error.filename):
+        return _described(error, [])
+    frames = list(traceback.extract_tb(error.__traceback__))
+    plugin_frames = [index for index, frame in enumerate(frames) if _is_plugins(frame.filename)]
+    if not plugin_frames:
+        return None
+    importing = any(frames[index].name == "<module>" for index in plugin_frames)
+    below = frames[plugin_frames[-1] + 1 :]
+    has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
+    if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
+        return None  # a mistake of the user; the message of the error already explains the mistake
+    inner = [
+        frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
+    ]  # frames of the user's other modules, which the plug-in called
+    return _described(error, [frames[plugin_frames[-1]], *inner])
+
+
+def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
+    """Returns a text with the error (`AttributeError: …`), the frames, and the flag that shows the whole traceback."""
+    *lines_before, message = (
+        traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
+    )
+    lines = "".join([*traceback.format_list(frames), *lines_before])
+    return f"in a plug-in: {message.rstrip()}\n{lines}For the whole traceback, add --debug"
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error))
+
+
+def _is_plugins(file: str) -> bool:
+    return any(file == root or (root.endswith("/") and file.startswith(root)) for root in _roots)
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(("<", *INSTALLED))

@@ -1,0 +1,119 @@
+"""Runs the contract checks of a component and reports failed checks."""
+
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from nmtkit.config import derive
+from nmtkit.config.plugins import plugin_message
+from nmtkit.config.registry import Registry
+from nmtkit.data.dataset.spm_training import load_tokenizer
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures.contract import ContractError, described
+
+T = TypeVar("T")
+Check = Callable[[Any], None]  # called with a Subject, and raises an exception if the component breaks the contract
+
+
+@dataclass(eq=False)
+class Subject(Generic[T]):
+    """A component under test: a registered name with settings that override its preset."""
+
+    registry: Registry[T]
+    base: Any  # the class whose instances the factory must return
+    name: str
+    settings: dict[str, Any]
+    tokenizer: Tokenizer | None = None  # default: the tokenizer of a checkpoint in the settings
+    config: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = derive(self.registry[self.name].preset, self.settings, str(self))
+        if self.tokenizer is None and (path := _checkpoint_in(vars(self.config).values())):
+            self.tokenizer = load_tokenizer([path])
+
+    def __str__(self) -> str:
+        return f"{self.registry.kind} {self.name}"
+
+    def build(self, *arguments: Any) -> T:
+        """Returns `factory(config, *arguments)`. Raises ContractError if the result is not an instance of the base."""
+        component = self.registry[self.name].factory(self.config, *arguments)
+        article = "an" if self.base.__name__[0] in "AEIO" or self.base.__name__.startswith("LR") else "a"
+        require(
+            isinstance(component, self.base),
+            f"the factory of {self.name!r} returned {described(component)}; it must return {article} "
+            f"{self.base.__name__}",
+        )
+        return component
+
+
+def _checkpoint_in(values: Iterable[Any]) -> Path | None:
+    """Returns the first path of a checkpoint among the values and the items of tuples."""
+    items = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
+    return next((item for item in items if isinstance(item, Path) and zipfile.is_zipfile(item)), None)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a check. A check without an error has passed."""
+
+    name: str
+    error: Exception | None = None
+
+    @property
+    def reason(self) -> str:
+        """The reason of a failed check: the message, and for errors other than ContractError also type and location."""
+        if self.error is None:
+            return ""
+        if isinstance(self.error, ContractError):
+            return str(self.error)
+        return plugin_message(self.error) or f"{type(self.error).__name__}: {self.error}"
+
+
+@dataclass(frozen=True)
+class Contract(Generic[T]):
+    """The checks of a kind of component. `contract(name, **settings)` runs all checks."""
+
+    registry: Registry[T]
+    base: Any  # the class whose instances a factory must return
+    checks: tuple[Check, ...]
+
+    def __call__(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> None:
+        """Raises ContractError, with the reason of each failed check, unless the component passes all checks.
+
+        `settings` override the preset of the component. Small sizes make the checks fast. The checks use `tokenizer`,
+        or the tokenizer of the first checkpoint in the settings, or a tiny tokenizer.
+        """
+        subject = self.subject(name, tokenizer, **settings)
+        failed = [result for result in self.results(subject) if result.error is not None]
+        if failed:
+            reasons = "\n".join(f"  {result.name}: {result.reason}" for result in failed)
+            raise ContractError(f"{subject}: {len(failed)} of {len(self.checks)} checks failed\n{reasons}") from failed[
+                0
+            ].error
+
+    def subject(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> Subject[T]:
+        return Subject(self.registry, self.base, name, settings, tokenizer)
+
+    def results(self, subject: Subject[T]) -> Iterator[Result]:
+        """Yields the result of each check, in order."""
+        for check in self.checks:
+            error = None
+            try:
+                check(subject)
+            except Exception as raised:  # plug-ins can raise exceptions of any type
+                error = raised
+            yield Result(title(check), error)
+
+
+def title(check: Check) -> str:
+    """Returns the name of a check as words."""
+    return check.__name__.replace("_", " ")
+
+
+def require(condition: object, message: str) -> None:
+    """Raises ContractError with the message unless the condition holds."""
+    if not condition:
+        raise ContractError(message)

@@ -1,0 +1,164 @@
+"""Reads any corpus as blocks of pairs of lines, in bounded memory."""
+
+import logging
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from nmtkit.data.corpora.compression import open_bytes
+from nmtkit.data.corpora.corpus import ARROW_FOLDER, Columns, Corpus, Pairs, check_line_counts, locate
+from nmtkit.data.corpora.lines import LineDecoder, line_windows
+from nmtkit.data.corpora.tables import Row, read_arrow_folder, read_jsonl, read_parquet, read_tsv
+from nmtkit.data.corpora.tmx import read_tmx
+from nmtkit.text.documents.translated import translated_pairs
+from nmtkit.text.languages import best_match, is_code
+
+BLOCK_PAIRS = 8192
+BLOCK_CHARACTERS = 4 << 20  # maximum characters of a side of a block; a single text may exceed this size
+
+log = logging.getLogger("nmtkit")
+
+
+def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARACTERS) -> Iterator[Pairs]:
+    """Yields all pairs of a corpus in blocks of up to `size` pairs and about `characters` characters per side.
+
+    A line feed inside a text becomes a space. Carriage returns at the end of a text are removed. A warning has the
+    number of changed texts. Raises ValueError if the corpus has no pair. Also raises ValueError, after the pairs of the
+    shorter side, if the sides have different numbers of lines.
+    """
+    rows = _lines(corpus) if corpus.format is None else _READERS[corpus.format](corpus)
+    checked = _OneLine(corpus.source)
+    sources: list[str] = []
+    targets: list[str] = []
+    extras: list[dict[str, object]] = []
+    first, largest = 1, [0, 0]
+    for source, target, others in rows:
+        if "\n" in source or "\n" in target or source.endswith("\r") or target.endswith("\r"):
+            source, target = checked(source), checked(target)
+        if len(sources) == size or (sources and max(largest[0] + len(source), largest[1] + len(target)) > characters):
+            yield Pairs(sources, targets, extras, first)
+            first += len(sources)
+            sources, targets, extras, largest = [], [], [], [0, 0]
+        sources.append(source)
+        targets.append(target)
+        extras.append(others)
+        largest[0] += len(source) + 1
+        largest[1] += len(target) + 1
+    if sources:
+        yield Pairs(sources, targets, extras, first)
+    elif first == 1:
+        raise ValueError(f"{corpus.name}: there are no pairs")
+    checked.warn()
+
+
+@dataclass
+class _OneLine:
+    """Turns a text into one line, and counts the changed texts of the file `path`."""
+
+    path: Path
+    changed: int = 0
+
+    def __call__(self, text: str) -> str:
+        result = text.replace("\r\n", " ").replace("\n", " ").rstrip("\r")
+        self.changed += result != text
+        return result
+
+    def warn(self) -> None:
+        if self.changed:
+            log.warning("%s: line breaks inside %s become spaces", self.path,
+                        "1 text" if self.changed == 1 else f"{self.changed:,} texts")  # fmt: skip
+
+
+def windows_of_side(
+    path: Path,
+    index: int,
+    languages: tuple[str | None, str | None],
+    columns: Columns | None = None,
+    size: int = BLOCK_PAIRS,
+) -> Iterator[list[str]]:
+    """Yields the texts of one side of a single file, `size` texts at a time. Side 0 is the source, 1 the target."""
+    for part in pairs(locate(str(path), *languages, columns), size):
+        yield (part.sources, part.targets)[index]
+
+
+def _lines(corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of two files of lines."""
+    paths = [corpus.source, corpus.target]
+    yield from _joined([line_windows(path, 1024) for path in paths], paths)
+
+
+def _joined(sides: list[Iterator[list[str]]], names: list[Path]) -> Iterator[Row]:
+    """Yields pairs of lines. Raises ValueError, with both counts, if one side has more lines than the other."""
+    counts = [0, 0]
+    while True:
+        windows = [next(side, []) for side in sides]
+        counts = [count + len(window) for count, window in zip(counts, windows, strict=True)]
+        for source, target in zip(*windows, strict=False):
+            yield source, target, {}
+        if counts[0] != counts[1]:
+            counts = [count + sum(map(len, side)) for count, side in zip(counts, sides, strict=True)]
+            check_line_counts(names, counts)
+        if not windows[0]:
+            return
+
+
+def _zip(corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of a ZIP archive with two files of lines, such as the Moses archives of OPUS."""
+    path = corpus.source
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = _members(archive.namelist(), corpus)
+            yield from _joined([_member_lines(archive, name, path) for name in names], [path / n for n in names])
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged or is not a ZIP archive: {error}") from None
+
+
+def _members(names: list[str], corpus: Corpus) -> list[str]:
+    """Returns the names of the two members with the source and target text, which differ only in the language code."""
+    stems: dict[str, dict[str, str]] = {}
+    for name in names:
+        stem, _, code = name.rpartition(".")
+        if stem and is_code(code) and not name.endswith("/"):
+            stems.setdefault(stem, {})[code] = name
+    complete = []
+    for members in stems.values():
+        codes = list(members)
+        if None in corpus.languages and len(codes) != 2:
+            continue
+        indices = [index if language is None else best_match(language, codes)
+                   for index, language in enumerate(corpus.languages)]  # fmt: skip
+        if None not in indices and indices[0] != indices[1]:
+            complete.append([members[codes[index]] for index in indices if index is not None])
+    if len(complete) != 1:
+        wanted = " and ".join(f"*.{language}" for language in corpus.languages)
+        many = "; ".join(" and ".join(names) for names in complete)
+        raise ValueError(
+            f"{corpus.source} has no two files {wanted}; it has {', '.join(names[:10])}"
+            if not complete else f"{corpus.source} has several corpora: {many}; unpack the archive and give a prefix"
+        )  # fmt: skip
+    return complete[0]
+
+
+def _member_lines(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[list[str]]:
+    decoder = LineDecoder(path / name)
+    with archive.open(name) as file:
+        while raw := list(islice(file, 1024)):
+            yield decoder.lines(b"".join(raw))
+    decoder.warn()
+
+
+def _document(corpus: Corpus) -> Iterator[Row]:
+    """Yields the translated units of a PO or XLIFF file."""
+    assert corpus.format is not None
+    with open_bytes(corpus.source) as file:
+        data = file.read()
+    for source, target in translated_pairs(data, corpus.format, str(corpus.source)):
+        yield source, target, {}
+
+
+_READERS: dict[str, Callable[[Corpus], Iterator[Row]]] = {
+    "tsv": read_tsv, "jsonl": read_jsonl, "tmx": read_tmx, "parquet": read_parquet, ARROW_FOLDER: read_arrow_folder,
+    "zip": _zip, "po": _document, "xliff": _document,
+}  # fmt: skip

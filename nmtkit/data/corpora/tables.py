@@ -1,0 +1,203 @@
+"""Reads corpora whose texts are columns: TSV, JSON Lines, Parquet, and folders of the package datasets."""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from nmtkit.data.corpora.corpus import Corpus
+from nmtkit.data.corpora.lines import line_windows
+from nmtkit.text.languages import SHORT_CODES, best_match, is_code, subtags
+
+Row = tuple[str, str, dict[str, object]]  # source, target and the other columns
+
+WINDOW = 1024
+SIDE_NAMES = (("source", "src"), ("target", "tgt", "trg"))  # names of columns that are not named after a language
+NESTED = "translation"  # column of datasets that holds a text for each language
+
+
+@lru_cache(maxsize=256)
+def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
+    """Returns the indices of the source column and the target column of a table. `names` are the names of its columns.
+
+    Prefers the columns of --columns to columns that are named after the languages, and these to names such as "source".
+    Returns None if a column is not found. Raises ValueError if a column of --columns does not exist.
+    """
+    if corpus.columns is not None:
+        for column in corpus.columns:
+            if column not in names and not (column.isdecimal() and 1 <= int(column) <= len(names)):
+                raise ValueError(f"{corpus.source} has no column {column!r}; its columns are {', '.join(names)}")
+        first, second = (
+            names.index(column) if column in names else int(column) - 1 for column in corpus.columns
+        )  # fmt: skip
+        return first, second
+    codes = [name if is_code(name) else "" for name in names]
+    indexes: list[int | None] = []
+    for language, words in zip(corpus.languages, SIDE_NAMES, strict=True):
+        index = None if language is None else best_match(language, codes)
+        if index is None:
+            index = next((position for position, name in enumerate(names) if name.lower() in words), None)
+        indexes.append(index)
+    named = [index for index, code in enumerate(codes) if subtags(code)[0] in SHORT_CODES.values()]
+    if len(named) == 2:  # a side without a language gets the column that is left, or the first column if none is taken
+        rest = [index for index in named if index not in indexes]
+        for side, language in enumerate(corpus.languages):
+            if language is None and indexes[side] is None and rest:
+                indexes[side] = rest.pop(0)
+    source, target = indexes
+    return None if source is None or target is None else (source, target)
+
+
+def read_tsv(corpus: Corpus) -> Iterator[Row]:
+    """Yields the rows of a tab-separated file. Quotes have no meaning.
+
+    The first line is a heading if it names the columns. Raises ValueError with file and line for a row whose number of
+    columns differs from the first line.
+    """
+    path = corpus.source
+    number, width = 0, 0
+    names: list[str] = []
+    for lines in line_windows(path, WINDOW):
+        for line in lines:
+            number += 1
+            cells = line.split("\t")
+            if number == 1:
+                width = len(cells)
+                source, target, heading = _tsv_columns(cells, corpus)
+                names = cells if heading else [f"column {index + 1}" for index in range(width)]
+                if heading:
+                    continue
+            if len(cells) != width:
+                raise ValueError(
+                    f"{path}:{number}: the line has {len(cells)} columns, but the first line has {width}; is a tab "
+                    "part of a text?"
+                )
+            others: dict[str, object] = {}
+            if width > 2:
+                others = {names[index]: cell for index, cell in enumerate(cells) if index not in (source, target)}
+            yield cells[source], cells[target], others
+
+
+def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
+    """Returns the index of the source column, the index of the target column, and whether the first line is a heading.
+
+    `cells` are the cells of the first line of a .tsv file. Raises ValueError if the columns cannot be found.
+    """
+    if corpus.columns is not None and all(column.isdecimal() for column in corpus.columns):
+        source, target = (int(column) - 1 for column in corpus.columns)
+        if not 0 <= min(source, target) <= max(source, target) < len(cells):
+            raise ValueError(
+                f"{corpus.source} has {len(cells)} columns; --columns {','.join(corpus.columns)} are not among them"
+            )
+        return source, target, find_columns(tuple(cells), Corpus(
+            corpus.source, corpus.target, languages=corpus.languages)) == (source, target)  # fmt: skip
+    columns = find_columns(tuple(cells), corpus)
+    if columns is not None:
+        return *columns, True
+    if len(cells) == 2:
+        return 0, 1, False
+    if len(cells) < 2:
+        raise ValueError(f"{corpus.source}:1: the line has no tab; a .tsv needs a column for each language")
+    raise ValueError(
+        f"{corpus.source} has {len(cells)} columns and no heading that names the languages; give --columns with the "
+        f"numbers or names of the source and target column, such as --columns 1,{len(cells)}"
+    )
+
+
+def read_jsonl(corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of a file with a JSON object on each line: {"en": …, "de": …}.
+
+    The texts may also be in an object with the key "translation". Raises ValueError with file and line for a line that
+    is not such an object.
+    """
+    number = 0
+    for lines in line_windows(corpus.source, WINDOW):
+        for line in lines:
+            number += 1
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{corpus.source}:{number}: the line is not JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise ValueError(f'{corpus.source}:{number}: the line is not a JSON object such as {{"en": …}}')
+            yield _row_of(record, corpus, f"{corpus.source}:{number}")
+
+
+def _row_of(record: dict[str, Any], corpus: Corpus, where: str) -> Row:
+    """Returns the pair of a record. Raises ValueError, beginning with `where`, if a side is missing."""
+    nested = record.get(NESTED)
+    texts, others = record, {}
+    if isinstance(nested, dict) and corpus.columns is None:
+        texts, others = nested, {name: value for name, value in record.items() if name != NESTED}
+    names = tuple(texts)
+    columns = find_columns(names, corpus)
+    if columns is None:
+        raise ValueError(
+            f"{where}: no texts of {' and '.join(map(str, corpus.languages))}; the keys are {', '.join(names)}. "
+            "Give --columns with the keys of the source and the target."
+        )
+    source, target = (names[index] for index in columns)
+    for name in (source, target):
+        if not isinstance(texts[name], str):
+            raise ValueError(f"{where}: {name!r} is not a text")
+        if not texts[name].isascii():
+            try:
+                texts[name].encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"{where}: {name!r} has half of a surrogate pair, which is not a character") from None
+    others |= {name: value for name, value in texts.items() if name not in (source, target)}
+    return texts[source], texts[target], others
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("Parquet files and folders of datasets need pip install 'nmtkit[data]'") from error
+    return pyarrow
+
+
+def read_parquet(corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of a Parquet file. Each row is read like a JSON object of `read_jsonl`."""
+    yield from _parquet_rows(corpus, corpus.source, 0)
+
+
+def _parquet_rows(corpus: Corpus, path: Path, number: int) -> Iterator[Row]:
+    arrow = _arrow()
+    try:
+        with arrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=WINDOW):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield _row_of(record, corpus, f"{path}, row {number}")
+    except arrow.ArrowException as error:
+        raise ValueError(f"{path} is damaged or is not Parquet: {error}") from None
+
+
+def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of a folder: Parquet files in order of their names, or the files of `Dataset.save_to_disk`."""
+    folder = corpus.source
+    if (folder / "dataset_dict.json").is_file():
+        splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        raise ValueError(f"{folder} has several splits; give one of them: {', '.join(f'{folder}/{n}' for n in splits)}")
+    if files := sorted(folder.glob("*.parquet")):
+        for path in files:
+            yield from _parquet_rows(corpus, path, 0)
+        return
+    state = folder / "state.json"
+    if not state.is_file():
+        raise ValueError(f"{folder} is a folder without *.parquet files, and is not a dataset of the package datasets")
+    arrow = _arrow()
+    for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]:
+        path, number = folder / entry["filename"], 0
+        try:
+            with arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as stream:
+                for batch in stream:
+                    for start in range(0, len(batch), WINDOW):
+                        for record in batch.slice(start, WINDOW).to_pylist():
+                            number += 1
+                            yield _row_of(record, corpus, f"{path}, row {number}")
+        except arrow.ArrowException as error:
+            raise ValueError(f"{path} is damaged or is not an Arrow file: {error}") from None

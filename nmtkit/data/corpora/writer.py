@@ -1,0 +1,189 @@
+"""Writes pairs as a corpus in any format that `pairs` reads, except PO and XLIFF."""
+
+import json
+import logging
+import re
+import shutil
+import tempfile
+import zipfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from nmtkit.config.files import atomic_write
+from nmtkit.data.corpora.compression import COMPRESSIONS, compressed
+from nmtkit.data.corpora.corpus import FORMATS, UNCOMPRESSED, Pairs, format_of
+from nmtkit.data.corpora.tmx import HEAD, INVALID, TAIL, unit_of
+
+log = logging.getLogger("nmtkit")
+
+
+def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
+    """Returns the files that `CorpusWriter` writes: one file if `name` ends in a known suffix, otherwise two files.
+
+    Two files get the language codes as suffixes: clean gives clean.en and clean.de, and clean.gz gives clean.en.gz.
+    Raises ValueError for a format that is only read.
+    """
+    path = Path(name)
+    format = format_of(path)
+    if format in ("po", "xliff"):
+        raise ValueError(f"{name}: PO and XLIFF are only read; write .tsv, .tmx, .jsonl, .parquet or .zip, or a prefix")
+    if format is not None:
+        return [path]
+    ending = path.suffix if path.suffix in COMPRESSIONS else ""
+    if Path(name.removesuffix(ending)).suffix.lower() in FORMATS:
+        raise ValueError(f"{name}: {' and '.join(UNCOMPRESSED)} files compress text themselves; leave out {ending}")
+    return [Path(f"{name.removesuffix(ending)}.{language}{ending}") for language in languages]
+
+
+class CorpusWriter:
+    """Writes pairs to a corpus, as a context manager. `name` chooses the format, as described at `output_paths`.
+
+    When the context ends, the files appear. After an error, no file appears. The writer logs a warning in two cases:
+
+    - A .tsv file cannot contain tabs in a cell, and a .tmx file cannot contain control characters. These characters are
+      replaced by spaces. The warning has the number of changed texts.
+    - Two text files and a .zip file can contain only the source and the target texts. Other columns are left out.
+    """
+
+    def __init__(self, name: str, languages: tuple[str, str]) -> None:
+        self.paths = output_paths(name, languages)
+        self.format = format_of(self.paths[0]) if len(self.paths) == 1 else None
+        self.languages = languages
+        self.changed = 0  # number of texts with a replaced character
+        self._names: list[str] | None = None  # names of the other columns, from the first pairs
+        self._stack = ExitStack()
+        self._files: list[BinaryIO] = []
+        self._parquet: Any = None
+        self._second: Any = None  # for a .zip: a temporary file with the target side, and the archive
+
+    def __enter__(self) -> "CorpusWriter":
+        with ExitStack() as stack:
+            for path in self.paths:
+                file: BinaryIO = stack.enter_context(atomic_write(path))
+                if self.format not in UNCOMPRESSED:
+                    file = stack.enter_context(compressed(file, path))
+                self._files.append(file)
+            if self.format == "tmx":
+                self._files[0].write(HEAD.format(source=self.languages[0]).encode())
+            elif self.format == "zip":
+                archive = stack.enter_context(zipfile.ZipFile(self._files[0], "w", zipfile.ZIP_DEFLATED))
+                self._files = [
+                    stack.enter_context(cast(BinaryIO, archive.open(self._member(0), "w", force_zip64=True)))
+                ]
+                self._second = stack.enter_context(tempfile.TemporaryFile()), archive
+            self._stack = stack.pop_all()
+        return self
+
+    def _member(self, side: int) -> str:
+        return f"{self.paths[0].stem}.{self.languages[side]}"
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is None:
+            try:
+                self._finish()
+            except Exception as failure:
+                self._stack.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        elif self._parquet is not None:
+            self._parquet.close()
+        self._stack.__exit__(kind, error, traceback)
+
+    def _finish(self) -> None:
+        if self.format == "tmx":
+            self._files[0].write(TAIL.encode())
+        elif self.format == "zip":
+            file, archive = self._second
+            self._files[0].close()
+            file.seek(0)
+            with archive.open(self._member(1), "w", force_zip64=True) as member:
+                shutil.copyfileobj(file, member)
+        elif self.format == "parquet":
+            if self._parquet is None:
+                self._write_parquet(Pairs([], [], []))
+            self._parquet.close()
+        elif self.format == "tsv" and self._names is None:
+            self._files[0].write(self._heading([]))
+        if self.changed:
+            replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
+            log.warning("%s: %s become spaces in %s texts", self.paths[0], replaced, f"{self.changed:,}")
+        if self._names and self.format in (None, "zip"):
+            log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
+                        ", ".join(self._names))  # fmt: skip
+
+    def write(self, pairs: Pairs) -> None:
+        """Appends pairs. Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack."""
+        if self._names is None and len(pairs):
+            self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
+            if self.format == "tsv":
+                self._files[0].write(self._heading(self._names))
+        getattr(self, f"_write_{self.format or 'lines'}")(pairs)
+
+    def _heading(self, names: list[str]) -> bytes:
+        return ("\t".join([*self.languages, *names]) + "\n").encode()
+
+    def _write_lines(self, pairs: Pairs) -> None:
+        for file, lines in zip(self._files, (pairs.sources, pairs.targets), strict=True):
+            file.write("".join(line + "\n" for line in lines).encode())
+
+    def _write_zip(self, pairs: Pairs) -> None:
+        self._files[0].write("".join(line + "\n" for line in pairs.sources).encode())
+        self._second[0].write("".join(line + "\n" for line in pairs.targets).encode())
+
+    def _write_tsv(self, pairs: Pairs) -> None:
+        rows = []
+        for source, target, others in zip(pairs.sources, pairs.targets, pairs.extras, strict=True):
+            self._check_names(others)
+            cells = [source, target, *("" if (value := others.get(name)) is None else str(value)
+                                       for name in self._names or ())]  # fmt: skip
+            rows.append("\t".join([self._replaced(re.compile(r"[\t\n]"), cell) for cell in cells]) + "\n")
+        self._files[0].write("".join(rows).encode())
+
+    def _check_names(self, others: dict[str, object]) -> None:
+        unknown = [name for name in others if name not in (self._names or ())]
+        if unknown:
+            raise ValueError(
+                f"{self.paths[0]}: the column {unknown[0]!r} is missing in the first pairs; write .jsonl, whose pairs "
+                "may have different columns"
+            )
+
+    def _replaced(self, pattern: re.Pattern[str], text: str) -> str:
+        if pattern.search(text) is None:
+            return text
+        self.changed += 1
+        return pattern.sub(" ", text)
+
+    def _write_jsonl(self, pairs: Pairs) -> None:
+        lines = (
+            json.dumps({self.languages[0]: source, self.languages[1]: target, **others}, ensure_ascii=False) + "\n"
+            for source, target, others in zip(pairs.sources, pairs.targets, pairs.extras, strict=True)
+        )
+        self._files[0].write("".join(lines).encode())
+
+    def _write_tmx(self, pairs: Pairs) -> None:
+        units = (
+            unit_of(self._replaced(INVALID, source), self._replaced(INVALID, target),
+                    {name: self._replaced(INVALID, str(value)) for name, value in others.items()}, self.languages)
+            for source, target, others in zip(pairs.sources, pairs.targets, pairs.extras, strict=True)
+        )  # fmt: skip
+        self._files[0].write("".join(units).encode())
+
+    def _write_parquet(self, pairs: Pairs) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise ImportError(f"{self.paths[0]} needs pip install 'nmtkit[data]'") from error
+        for others in pairs.extras:
+            self._check_names(others)
+        columns: dict[str, list[Any]] = {self.languages[0]: pairs.sources, self.languages[1]: pairs.targets}
+        columns |= {name: [others.get(name) for others in pairs.extras] for name in self._names or ()}
+        try:
+            if self._parquet is None:
+                texts = [pyarrow.field(language, pyarrow.string()) for language in self.languages]
+                extra = [pyarrow.field(name, pyarrow.array(columns[name]).type) for name in self._names or ()]
+                schema = pyarrow.schema([*texts, *extra])
+                self._parquet = pyarrow.parquet.ParquetWriter(self._files[0], schema)
+            self._parquet.write_table(pyarrow.table(columns, schema=self._parquet.schema))
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{self.paths[0]}: the values of a column have different types: {error}") from None

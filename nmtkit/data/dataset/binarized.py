@@ -1,0 +1,449 @@
+"""Reads datasets that `preprocess` made: memory-maps the splits and makes batches of rows.
+
+Opening a dataset checks every count, size, length and offset, and the checksums of small files. dataset_files.py
+describes the files.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.data.corpora.lines import decode
+from nmtkit.data.dataset.dataset_files import (
+    ALIGNMENTS,
+    DIRECTION_DTYPE,
+    LINK_DTYPE,
+    SHARED,
+    SIDES,
+    SMALL_FILE,
+    TOKENIZER_FOLDER,
+    array_file,
+    check_files,
+    counts_language_token,
+    direction_file,
+    map_array,
+    read_manifest,
+    shard_folders,
+    text_file,
+)
+from nmtkit.data.directions import Direction
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Encoded, Tokenizer
+
+if TYPE_CHECKING:
+    from nmtkit.data.packed import Batch, Packed
+
+CHUNK_ROWS = 1 << 20  # number of rows that are checked at a time
+
+Pairs = npt.NDArray[np.int64]
+
+
+class ConcatArrays:
+    """A read-only concatenation of one-dimensional arrays, such as the arrays of several shards.
+
+    Indexing copies only the selected values. The index is an integer, a slice with step 1, or an array of integers.
+    `shifts[i]` is added to the values of part i, because offsets in a shard are relative to the beginning of the shard.
+    """
+
+    def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
+        self.parts = parts
+        self.shifts = shifts or [0] * len(parts)
+        self.bounds = np.concatenate(([0], np.cumsum([len(part) for part in parts])))
+        self.dtype = parts[0].dtype
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, end, step = index.indices(len(self))
+            assert step == 1
+            return self._range(start, end)
+        rows = np.atleast_1d(np.asarray(index))
+        result = np.empty(len(rows), self.dtype)
+        part_of = np.searchsorted(self.bounds, rows, side="right") - 1
+        for part in np.unique(part_of).tolist():
+            inside = part_of == part
+            result[inside] = self.parts[part][rows[inside] - self.bounds[part]] + self.dtype.type(self.shifts[part])
+        return result if np.ndim(index) else result[0]
+
+    def _range(self, start: int, end: int) -> npt.NDArray[Any]:
+        pieces = [
+            part[max(0, start - first) : max(0, end - first)] + self.dtype.type(shift)
+            for part, first, shift in zip(self.parts, self.bounds.tolist(), self.shifts, strict=False)
+        ]
+        return np.concatenate(pieces)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self._range(0, len(self)).astype(dtype or self.dtype, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstTokens:
+    """Tokens that replace the first stored token of each sentence. The direction of a sentence selects the token."""
+
+    direction_index: npt.NDArray[np.uint16] | ConcatArrays  # [n], one per sentence
+    tokens: npt.NDArray[np.int64]  # [directions], one per direction
+
+    def of(self, rows: Any) -> Any:
+        return self.tokens[self.direction_index[rows]]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of a split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
+
+    ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
+    offsets: npt.NDArray[np.int64] | ConcatArrays  # [n], one per sentence
+    lengths: npt.NDArray[np.int32] | ConcatArrays  # [n], in tokens, eos included
+    first: FirstTokens | None = None
+
+    def sentence(self, row: int) -> list[int]:
+        start = int(self.offsets[row])
+        ids: list[int] = self.ids[start : start + int(self.lengths[row])].tolist()
+        return ids if self.first is None else [int(self.first.of(row)), *ids[1:]]
+
+    def gather(self, rows: Pairs) -> Encoded:
+        """Returns the sentences of `rows`, concatenated, and their lengths."""
+        lengths = self.lengths[rows].astype(np.int64)
+        ends = np.cumsum(lengths)
+        index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+        ids = self.ids[index].astype(np.int64 if self.ids.dtype == np.uint32 else np.int32)
+        if self.first is not None:
+            ids[ends - lengths] = self.first.of(rows)
+        return Encoded(ids, lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The pairs of one subset: `train`, `valid`, `test`, `test1`, …"""
+
+    name: str
+    source: Side
+    target: Side
+    tokenizer: Tokenizer
+    folder: Path
+    alignments: Side | None = None  # links between pieces, see alignments.py
+    directions: tuple[Direction, ...] = ()  # all directions of the dataset; () for a dataset of one direction
+    direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
+    rows: Pairs | None = None  # row numbers in the subset on disk; None: all rows
+    uncounted: int = 0  # number of tokens at the beginning of each target that the loss does not count
+
+    def counted_tokens(self, rows: Pairs | None = None) -> int:
+        """Returns the number of target tokens of `rows` (None: all rows) that the loss counts, before transforms."""
+        lengths = np.asarray(self.target.lengths) if rows is None else self.target.lengths[rows]
+        return int(lengths.sum()) - self.uncounted * len(lengths)
+
+    def select(self, rows: Pairs) -> "Split":
+        """Returns a split with only the given rows of this split."""
+        index = None if self.direction_index is None else np.asarray(self.direction_index[rows])
+
+        def selected(side: Side) -> Side:
+            first = None if side.first is None or index is None else replace(side.first, direction_index=index)
+            return Side(side.ids, np.asarray(side.offsets[rows]), np.asarray(side.lengths[rows]), first)
+
+        alignments = None if self.alignments is None else selected(self.alignments)
+        sides = selected(self.source), selected(self.target)
+        return replace(
+            self, source=sides[0], target=sides[1], alignments=alignments, direction_index=index,
+            rows=rows if self.rows is None else self.rows[rows],
+        )  # fmt: skip
+
+    def first_rows(self, count: int) -> "Split":
+        """Returns a split with the first `count` rows of each direction."""
+        parts = [self.rows_of(direction)[:count] for direction in range(max(1, len(self.directions)))]
+        return self.select(np.sort(np.concatenate(parts)))
+
+    def rows_of(self, direction: int) -> Pairs:
+        """Returns the rows of one direction. `direction` is an index into `directions`."""
+        if self.direction_index is None:
+            return np.arange(len(self))
+        return np.flatnonzero(np.asarray(self.direction_index) == direction)
+
+    def direction_counts(self) -> list[int]:
+        """Returns the number of rows of each direction. Reads the directions of all rows."""
+        counts = np.zeros(len(self.directions), np.int64)
+        if self.direction_index is not None:
+            for start in range(0, len(self), CHUNK_ROWS):
+                counts += np.bincount(self.direction_index[start : start + CHUNK_ROWS], minlength=len(counts))
+        return counts.tolist()
+
+    def __len__(self) -> int:
+        return len(self.source.lengths)
+
+    def source_lines(self) -> list[str]:
+        """Returns the raw source lines of a valid or test set."""
+        return self._raw_lines("source")
+
+    def references(self) -> list[str]:
+        """Returns the raw target lines of a valid or test set."""
+        return self._raw_lines("target")
+
+    def _raw_lines(self, side: str) -> list[str]:
+        path = self.folder / text_file(self.name, side)
+        if not path.is_file():
+            raise ValueError(
+                f"{self.folder} has no raw text of {self.name!r}; it has raw text of valid and test sets only"
+            )
+        lines = decode(path.read_bytes(), path, 1).split("\n")[:-1]
+        if self.rows is not None:
+            return [lines[row] for row in self.rows.tolist()]
+        if len(lines) != len(self):
+            raise ValueError(f"{path} has {len(lines):,} lines, not {len(self):,}; run preprocess again")
+        return lines
+
+    def batch(
+        self,
+        pairs: Pairs,
+        transform: Callable[[Pairs, Encoded, Encoded], tuple[Encoded, Encoded]] | None = None,
+    ) -> "Batch":
+        """Returns the pairs, in this order, as a batch on the CPU.
+
+        `transform` may change the ids and the lengths of both sides. The batch has the alignments of the pairs if the
+        split has alignments and `transform` is None.
+        """
+        import torch
+
+        from nmtkit.data.packed import IGNORE_INDEX, Batch
+
+        source, target = self.source.gather(pairs), self.target.gather(pairs)
+        sizes = self.tokenizer.source_size, self.tokenizer.target_size
+        if source.ids.max() >= sizes[0] or target.ids.max() >= sizes[1]:
+            raise ValueError(f"{self.folder}: {self.name} has ids outside the vocabulary; run preprocess again")
+        links = self._links(pairs, source, target) if transform is None else None
+        if transform is not None:
+            source, target = transform(pairs, source, target)
+        starts = np.cumsum(target.lengths) - target.lengths
+        shifted = np.empty_like(target.ids)
+        shifted[1:] = target.ids[:-1]
+        shifted[starts] = BOS
+        output = target.ids.astype(np.int64)
+        if self.uncounted:
+            output[starts] = IGNORE_INDEX
+        return Batch(
+            _packed(source.ids, source.lengths),
+            _packed(shifted, target.lengths),
+            torch.from_numpy(output),
+            len(target.ids) - self.uncounted * len(starts),
+            torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)),
+            None if links is None else torch.from_numpy(links),
+        )
+
+    def _links(self, pairs: Pairs, source: Encoded, target: Encoded) -> npt.NDArray[np.int64] | None:
+        """Returns the alignments of the pairs, [links, 3]: index in `pairs`, source position, target position."""
+        if self.alignments is None:
+            return None
+        links = self.alignments.gather(pairs)
+        sentence = np.repeat(np.arange(len(pairs)), links.lengths)
+        rows = np.column_stack((sentence, links.ids >> 16, links.ids & 0xFFFF)).astype(np.int64)
+        if (rows[:, 1] >= source.lengths[sentence]).any() or (rows[:, 2] >= target.lengths[sentence]).any():
+            raise ValueError(
+                f"{self.folder}: {self.name} has alignments beyond the end of a sentence; run preprocess again"
+            )
+        return rows
+
+
+def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Packed":
+    import torch
+
+    from nmtkit.data.packed import Layout, Packed
+
+    layout = Layout(torch.from_numpy(lengths), int(lengths.max()), len(ids))
+    return Packed(torch.from_numpy(ids.astype(np.int64)), layout)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A dataset: a folder that `preprocess` made, or a folder of shards."""
+
+    folder: Path
+    manifests: list[dict[str, Any]]  # one manifest for each shard
+    tokenizer: Tokenizer
+    splits: Mapping[str, Split]
+
+    @staticmethod
+    def open(folder: Path) -> "Dataset":
+        """Memory-maps and checks the files. Reads all offsets and lengths, but reads ids from small files only.
+
+        Raises FileNotFoundError or ValueError if the folder is not a dataset, if files or shards are missing, or if the
+        manifest is incomplete. Also raises ValueError if the manifest does not match a file or the tokenizer, or if
+        shards have different tokenizers or languages.
+        """
+        shards = shard_folders(folder)
+        manifests = [read_manifest(shard) for shard in shards]
+        for shard, manifest in zip(shards, manifests, strict=True):
+            check_files(shard, manifest, SMALL_FILE)
+            if manifest["tokenizer"] != manifests[0]["tokenizer"]:
+                raise ValueError(
+                    f"{shard} and {shards[0]} have different tokenizers; "
+                    "preprocess all shards with the same --tokenizer-from"
+                )
+            if counts_language_token(manifest) != counts_language_token(manifests[0]):
+                raise ValueError(
+                    f"one of {shard} and {shards[0]} was made with --no-language-token-loss; preprocess all shards "
+                    "with the same flags"
+                )
+            for name in ("source_lang", "target_lang", "languages", "directions"):
+                if manifest[name] != manifests[0][name]:
+                    raise ValueError(
+                        f"{shard} and {shards[0]} have different languages: {name} {manifest[name]} and "
+                        f"{manifests[0][name]}; preprocess all shards with the same languages"
+                    )
+        tokenizer = Tokenizer.load(shards[0] / TOKENIZER_FOLDER)
+        if tokenizer.fingerprint != manifests[0]["tokenizer"]:
+            raise ValueError(f"{shards[0] / TOKENIZER_FOLDER} is not the tokenizer that made the ids of this dataset")
+        names = dict.fromkeys(name for manifest in manifests for name in manifest["splits"])
+        splits = {name: _split(name, shards, manifests, tokenizer) for name in names}
+        return Dataset(folder, manifests, tokenizer, splits)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the first shard. Only the first shard has the valid and test sets."""
+        return self.manifests[0]
+
+    @property
+    def source_lang(self) -> str:
+        return self.manifest["source_lang"]
+
+    @property
+    def target_lang(self) -> str:
+        return self.manifest["target_lang"]
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions of a dataset of many languages, or () for a dataset of one direction."""
+        return tuple(Direction(source, target) for source, target in self.manifest["directions"])
+
+    @property
+    def source_language(self) -> str | None:
+        """Code of the source language, such as eng_Latn, or None if the tokenizer does not need a code."""
+        return self.manifest["languages"]["source"]
+
+    @property
+    def target_language(self) -> str | None:
+        """Code of the target language, such as deu_Latn, or None if the tokenizer does not need a code."""
+        return self.manifest["languages"]["target"]
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 over the checksums of all files of all shards."""
+        digest = hashlib.sha256()
+        for manifest in self.manifests:
+            digest.update(json.dumps(manifest["files"], sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def __getitem__(self, name: str) -> Split:
+        if name not in self.splits:
+            raise ValueError(f"{self.folder} has no subset {name!r}; it has {', '.join(self.splits)}")
+        return self.splits[name]
+
+
+def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
+    """Returns the split `name`: the concatenation of the splits with this name in all shards."""
+    having = [
+        (shard, facts["splits"][name])
+        for shard, facts in zip(shards, manifests, strict=True)
+        if name in facts["splits"]
+    ]
+    directions = tuple(Direction(source, target) for source, target in manifests[0]["directions"])
+    indices = [_direction_index(shard, name, len(directions)) for shard, _ in having if directions]
+    index = None if not indices else indices[0] if len(indices) == 1 else ConcatArrays(indices)
+    sides = []
+    for side in SIDES:
+        loaded = [_side(shard, name, side, facts[side], SHARED if directions else side) for shard, facts in having]
+        sides.append(loaded[0] if len(loaded) == 1 else _concatenated(loaded))
+    if index is not None and tokenizer.has_target_languages_only:
+        tokens = np.array([tokenizer.languages[direction.target] for direction in directions], np.int64)
+        sides[0] = replace(sides[0], first=FirstTokens(index, tokens))
+    aligned = [(shard, facts[ALIGNMENTS]) for shard, facts in having if ALIGNMENTS in facts]
+    if aligned and len(aligned) < len(having):
+        raise ValueError(
+            f"{aligned[0][0]} has alignments and other shards have none; "
+            "preprocess all shards with --alignments, or no shard"
+        )
+    loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
+    alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
+    return Split(
+        name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index,
+        uncounted=0 if counts_language_token(manifests[0]) else 1,
+    )  # fmt: skip
+
+
+def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[np.uint16]:
+    """Memory-maps the direction index of each row. Raises ValueError if an index is not below `directions`."""
+    index = map_array(folder / direction_file(split), DIRECTION_DTYPE)
+    for start in range(0, len(index), CHUNK_ROWS):
+        if int(index[start : start + CHUNK_ROWS].max()) >= directions:
+            raise ValueError(f"{folder}: {split} has rows of unknown directions; run preprocess again")
+    return index
+
+
+def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: str | None = None) -> Side:
+    """Memory-maps one side. Raises ValueError if offsets and lengths exceed the ids or do not match the manifest.
+
+    `ids_side` takes the place of `side` in the name of the file of ids.
+    """
+    dtype = LINK_DTYPE if side == ALIGNMENTS else facts["dtype"]
+    ids = map_array(folder / array_file(split, ids_side or side, "ids"), dtype)
+    offsets = map_array(folder / array_file(split, side, "offsets"), "int64")
+    lengths = map_array(folder / array_file(split, side, "lengths"), "int32")
+    tokens = 0
+    for start in range(0, len(lengths), CHUNK_ROWS):
+        length, offset = lengths[start : start + CHUNK_ROWS], offsets[start : start + CHUNK_ROWS]
+        tokens += int(length.sum(dtype=np.int64))
+        if (
+            int(length.min()) < (0 if side == ALIGNMENTS else 1)
+            or int(offset.min()) < 0
+            or bool((offset > len(ids) - length).any())
+        ):
+            raise ValueError(
+                f"{folder}: the {side} side of {split} has rows beyond the end of its ids; run preprocess again"
+            )
+    if tokens != facts["tokens"]:
+        raise ValueError(
+            f"{folder}: the {side} side of {split} has {tokens:,} entries, but the manifest says {facts['tokens']:,}; "
+            "run preprocess again"
+        )
+    return Side(ids, offsets, lengths)
+
+
+def _concatenated(sides: list[Side]) -> Side:
+    ids = ConcatArrays([side.ids for side in sides])
+    offsets = ConcatArrays([side.offsets for side in sides], ids.bounds[:-1].tolist())
+    return Side(ids, offsets, ConcatArrays([side.lengths for side in sides]))
+
+
+def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
+    """Recomputes every checksum, checks all ids, and decodes the first pairs.
+
+    Returns the lines of a report: the size of each subset, followed by its first pairs. Raises the errors of
+    `Dataset.open`, and ValueError with the name of a damaged file.
+    """
+    dataset = Dataset.open(folder)
+    for shard in shard_folders(folder):
+        check_files(shard, read_manifest(shard), None)
+    lines = []
+    sizes = dataset.tokenizer.source_size, dataset.tokenizer.target_size
+    for name, split in dataset.splits.items():
+        for side_name, side, size in zip(SIDES, (split.source, split.target), sizes, strict=True):
+            _check_ids(side, size, f"{folder}: the {side_name} side of {name}")
+        lines.append(f"{name}: {len(split):,} pairs, checksums are correct")
+        for row in range(min(decoded_pairs, len(split))):
+            source = dataset.tokenizer.decode_source(split.source.sentence(row))
+            lines.append(f"  {source} → {dataset.tokenizer.decode_target(split.target.sentence(row))}")
+    return lines
+
+
+def _check_ids(side: Side, vocabulary: int, name: str) -> None:
+    for start in range(0, len(side.ids), CHUNK_ROWS):
+        if int(np.max(side.ids[start : start + CHUNK_ROWS])) >= vocabulary:
+            raise ValueError(f"{name} has ids outside the vocabulary; run preprocess again")
+    for start in range(0, len(side.lengths), CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        if not (np.asarray(side.ids[side.offsets[rows] + side.lengths[rows] - 1]) == EOS).all():
+            raise ValueError(f"{name} has rows that do not end in eos; run preprocess again")

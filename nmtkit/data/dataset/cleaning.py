@@ -1,0 +1,170 @@
+"""Decides which training pairs to drop, and counts the pairs for each reason of `REASONS`."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.data.dataset.config import PreprocessConfig
+
+LONG_LINE = "over-long line"
+NUL = "NUL byte"
+CONTROL = "control character"
+EMPTY = "empty side"
+EQUAL = "source equals target"
+SHORT = "too few pieces"
+LONG = "too many pieces"
+RATIO = "length ratio"
+OVERLAP = "also in valid or test"
+DUPLICATE = "duplicate pair"
+REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
+
+EXAMPLES = 5  # number of example pairs for each reason
+EXAMPLE_CHARACTERS = 200
+
+# control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
+_CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
+
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
+
+
+def drops(reason: str, config: PreprocessConfig) -> bool:
+    """Returns True if pairs with this reason are dropped, False if they are only counted."""
+    optional = {
+        CONTROL: config.drop_control,
+        EQUAL: config.drop_equal,
+        OVERLAP: config.drop_overlap,
+        DUPLICATE: config.drop_duplicates,
+    }
+    return optional.get(reason, True)
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example of a pair that is dropped or counted. Each line is cut after EXAMPLE_CHARACTERS characters."""
+
+    position: str  # file:line
+    source: str
+    target: str
+
+    @staticmethod
+    def of(position: str, source: bytes, target: bytes) -> "Example":
+        return Example(position, _shortened(source), _shortened(target))
+
+
+def _shortened(line: bytes) -> str:
+    text = line[: 4 * EXAMPLE_CHARACTERS].decode("utf-8", "ignore")
+    return text if len(text) <= EXAMPLE_CHARACTERS else text[:EXAMPLE_CHARACTERS] + "…"
+
+
+@dataclass
+class CleaningStatistics:
+    """The number of pairs to which each reason applies, and the first EXAMPLES of these pairs."""
+
+    dropped: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)  # number of pairs counted but not dropped, by reason
+    examples: dict[str, list[Example]] = field(default_factory=dict)
+
+    def count(self, reason: str, pairs: int, examples: list[Example], config: PreprocessConfig) -> None:
+        counts = self.dropped if drops(reason, config) else self.kept
+        counts[reason] = counts.get(reason, 0) + pairs
+        if examples:
+            self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
+
+    def pairs(self, reason: str) -> int:
+        return self.dropped.get(reason, 0) + self.kept.get(reason, 0)
+
+    def add(self, other: "CleaningStatistics") -> None:
+        """Adds `other`, the statistics of text that comes after the text of `self`."""
+        for mine, theirs in ((self.dropped, other.dropped), (self.kept, other.kept)):
+            for reason, count in theirs.items():
+                mine[reason] = mine.get(reason, 0) + count
+        for reason, examples in other.examples.items():
+            self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
+
+
+def in_order(counts: dict[str, int]) -> dict[str, int]:
+    """Returns the nonzero counts, in the order of `REASONS`."""
+    return {reason: counts[reason] for reason in REASONS if counts.get(reason)}
+
+
+class LineBytes:
+    """The lines of one side of a block, as bytes. Every line ends in \\n."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self.ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
+        self.starts = np.concatenate((np.zeros(1, np.int64), self.ends[:-1]))
+
+    def line(self, row: int) -> bytes:
+        return self.text[self.starts[row] : self.ends[row] - 1]
+
+    def matches(self, pattern: re.Pattern[bytes]) -> Mask:
+        """Returns a mask of the lines that contain a match of `pattern`. A match must not contain a line feed."""
+        mask = np.zeros(len(self.ends), np.bool_)
+        positions = np.array([match.start() for match in pattern.finditer(self.text)], np.int64)
+        mask[np.searchsorted(self.ends, positions, side="right")] = True
+        return mask
+
+    def with_nul(self) -> Mask:
+        return self.matches(re.compile(b"\0")) if b"\0" in self.text else np.zeros(len(self.ends), np.bool_)
+
+    def with_control(self) -> Mask:
+        low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)
+        if low <= len(self.ends) and b"\x7f" not in self.text and b"\xc2" not in self.text:
+            # here, every byte below 0x20 is a line feed, so the slow search is not needed
+            return np.zeros(len(self.ends), np.bool_)
+        return self.matches(_CONTROL)
+
+
+def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -> dict[str, Mask]:
+    """Returns a mask of lines for each reason that depends on the text."""
+    sizes = source.ends - source.starts - 1, target.ends - target.starts - 1
+    equal = sizes[0] == sizes[1]
+    if config.source_lang == config.target_lang and not config.drop_equal:  # monolingual text has equal sides
+        equal = np.zeros_like(equal)
+    for row in np.flatnonzero(equal).tolist():
+        equal[row] = source.line(row) == target.line(row)
+    return {
+        LONG_LINE: np.maximum(*sizes) > config.max_line_bytes,
+        NUL: source.with_nul() | target.with_nul(),
+        CONTROL: source.with_control() | target.with_control(),
+        EQUAL: equal,
+    }
+
+
+def piece_masks(
+    source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], config: PreprocessConfig
+) -> dict[str, Mask]:
+    """Returns a mask of lines for each reason that depends on the number of pieces.
+
+    The lengths count eos. The limits in `config` do not count eos.
+    """
+    shorter, longer = np.minimum(source_lengths, target_lengths) - 1, np.maximum(source_lengths, target_lengths) - 1
+    return {
+        EMPTY: shorter == 0,
+        SHORT: shorter < config.min_len,
+        LONG: longer > config.max_len,
+        RATIO: longer > config.max_ratio * shorter,
+    }
+
+
+def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
+    """Returns a mask of the rows to keep, and for each reason the rows to count.
+
+    Reasons are applied in the order of `REASONS`. A row is counted under every reason that applies to the row, up to
+    and including the first reason that drops the row.
+    """
+    keep = np.ones_like(next(iter(masks.values())))
+    rows = {}
+    for reason in REASONS:
+        if reason in masks:
+            matching = masks[reason] & keep
+            if matching.any():
+                rows[reason] = np.flatnonzero(matching)
+                if drops(reason, config):
+                    keep &= ~matching
+    return keep, rows

@@ -1,0 +1,258 @@
+"""Trains the tokenizer of a dataset with SentencePiece on a random sample of limited size, or loads a tokenizer."""
+
+import io
+import logging
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import sentencepiece
+
+from nmtkit.data.corpora.blocks import line_lists
+from nmtkit.data.corpora.corpus import Corpus
+from nmtkit.data.corpora.lines import lists_of_lines
+from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
+from nmtkit.data.directions import token_of
+from nmtkit.data.tokenizers.spm_model import model_facts, with_control_pieces
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
+
+# Sums in unigram training depend on the number of threads. A fixed number gives the same model on every machine.
+TRAINING_THREADS = 8
+# The trainer of SentencePiece uses these characters internally, and skips every line that contains one of them.
+TRAINER_RESERVED = str.maketrans({"\t": " ", "▅": " ", "\0": " "})
+
+log = logging.getLogger("nmtkit")
+
+
+def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
+    """Loads a tokenizer from a checkpoint, a dataset, a tokenizer folder, or one or two .model files.
+
+    One .model file is for both sides; two files are for source and target. Raises FileNotFoundError if a file is
+    missing, and ValueError if nmtkit cannot use a model. Logs a warning for a .model file that changes text or cannot
+    encode all characters.
+    """
+    if len(paths) == 1 and paths[0].is_dir():
+        inside = paths[0] / TOKENIZER_FOLDER
+        return Tokenizer.load(inside if inside.is_dir() else paths[0])
+    if len(paths) > 2:
+        raise ValueError(f"--tokenizer-from names {len(paths)} files; give one file for both sides, or one per side")
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"--tokenizer-from {path}: no such file")
+    if len(paths) == 1 and zipfile.is_zipfile(paths[0]):
+        return _tokenizer_in_checkpoint(paths[0])
+    tokenizer = Tokenizer(*(path.read_bytes() for path in paths))
+    for path, model in zip(paths, (tokenizer.source_model, tokenizer.target_model), strict=False):
+        facts = model_facts(model)
+        if facts.rewrites:
+            log.warning("%s has its own rules to normalise text: decoded text may differ from the original", path)
+        if not facts.byte_fallback:
+            log.warning("%s has no byte fallback: characters that are not in its vocabulary become <unk>", path)
+    return tokenizer
+
+
+def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
+    from nmtkit.data import checkpoint_file  # imported here, because the import loads torch
+
+    try:
+        return Tokenizer.from_state(checkpoint_file.read(path, mmap=True)["tokenizer"])
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not contain a tokenizer of nmtkit: {error}") from error
+
+
+def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
+    """Returns the mean number of pieces per word of each side of the dataset in `paths`.
+
+    Returns None if `paths` is not a dataset, or if the manifest lacks these numbers.
+    """
+    if len(paths) != 1 or not (paths[0] / MANIFEST).is_file():
+        return None
+    figures = read_manifest(paths[0])["report"].get("pieces_per_word")
+    return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else None
+
+
+def train_tokenizer(config: PreprocessConfig, train: Sequence[Corpus], tags: Sequence[str]) -> Tokenizer:
+    """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small."""
+    source, target = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
+    log.info(
+        "training %s tokenizer%s on %s lines",
+        config.model_type,
+        "s" if config.separate_vocab else "",
+        f"{len(source) + len(target):,}",
+    )
+    if config.separate_vocab:
+        source_model = train_model(source, config.vocab_size, config.model_type, tags)
+        return Tokenizer(source_model, train_model(target, config.vocab_size, config.model_type))
+    return Tokenizer(train_model(source + target, config.vocab_size, config.model_type, tags))
+
+
+def train_multilingual_tokenizer(config: PreprocessConfig, texts: Mapping[str, Sequence[Path]]) -> Tokenizer:
+    """Trains one tokenizer for all languages. The last pieces of the tokenizer are the language tokens.
+
+    The language tokens count towards `config.vocab_size`. `texts` has the files of lines of each language. Raises
+    ValueError if the text is too small.
+    """
+    tokens = [token_of(language, config.language_tokens or "both") for language in texts]
+    if len(tokens) >= config.vocab_size:
+        raise ValueError(f"--vocab-size {config.vocab_size} is too small for text and {len(tokens)} language tokens")
+    lines = sample_languages(texts, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
+    log.info("training %s tokenizer on %s lines in %d languages", config.model_type, f"{len(lines):,}", len(texts))
+    return Tokenizer(train_model(lines, config.vocab_size, config.model_type, control=tokens))
+
+
+def train_model(
+    lines: Iterable[str],
+    vocab_size: int,
+    model_type: str = "bpe",
+    tags: Sequence[str] = (),
+    control: Sequence[str] = (),
+) -> bytes:
+    """Trains a SentencePiece model on raw `lines`. Returns the contents of the model file.
+
+    `tags` become symbols that can precede a line. `control` are the last pieces of the model, such as language tokens.
+    Encoding never produces these pieces.
+
+    Raises ValueError if the text is too small or has too many characters for `vocab_size`. The message names a possible
+    size if SentencePiece reports a size.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=(normalize(line.translate(TRAINER_RESERVED)) for line in lines),
+            model_writer=model,
+            vocab_size=vocab_size - len(control),
+            model_type=model_type,
+            byte_fallback=model_type != "word",  # a word vocabulary maps unknown words to <unk>
+            normalization_rule_name="identity",
+            user_defined_symbols=[SPACE_SYMBOL + tag for tag in tags],
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            pad_id=-1,
+            num_threads=TRAINING_THREADS,
+            max_sentence_length=1 << 20,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(_training_error(str(error), vocab_size, model_type, len(control))) from error
+    return with_control_pieces(model.getvalue(), control)
+
+
+def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> str:
+    largest = re.search(r"value <= (\d+)", message)
+    if largest:
+        size = int(largest[1]) + control
+        return f"the text is too small for --vocab-size {vocab_size}; the largest possible size is {size}"
+    smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
+    if smallest:
+        size = int(smallest[1]) + control
+        return f"--vocab-size {vocab_size} is too small for all characters; the smallest possible size is {size}"
+    if "char_model_trainer" in message:
+        return f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
+    if "sentences_.empty()" in message:
+        return "there is no text to train a tokenizer on: every line is empty"
+    return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"
+
+
+# --- the sample -----------------------------------------------------------------------------------------------------
+
+
+class LineSample:
+    """A uniform random sample of at most `limit` lines. The same lines and seed give the same sample.
+
+    Every line gets a random number, which depends only on the seed and the index of the line. The sample consists of
+    the lines with the smallest numbers.
+    """
+
+    def __init__(self, limit: int, seed: int) -> None:
+        self._limit = limit
+        self._seed = seed
+        self._added = 0
+        self._threshold = np.uint64(2**64 - 1)
+        self._numbers: list[npt.NDArray[np.uint64]] = []
+        self._lines: list[str] = []
+
+    def add(self, lines: list[str], max_bytes: int) -> None:
+        """Adds lines. The sample never contains empty lines or lines of more than `max_bytes` bytes."""
+        numbers = random_numbers(self._seed, self._added, len(lines))
+        self._added += len(lines)
+        rows = np.flatnonzero(numbers <= self._threshold)
+        kept = [row for row in rows.tolist() if lines[row].strip() and len(lines[row].encode()) <= max_bytes]
+        self._lines += [lines[row] for row in kept]
+        self._numbers.append(numbers[kept])
+        if len(self._lines) > 2 * self._limit:
+            self._prune()
+
+    def _prune(self) -> None:
+        numbers = np.concatenate(self._numbers)
+        if len(numbers) > self._limit:
+            self._threshold = np.partition(numbers, self._limit - 1)[self._limit - 1]
+        keep = numbers <= self._threshold
+        self._lines = [line for line, kept in zip(self._lines, keep.tolist(), strict=True) if kept]
+        self._numbers = [numbers[keep]]
+
+    def lines(self) -> list[str]:
+        """Returns the sampled lines in the order in which they were added."""
+        if self._numbers:
+            self._prune()
+        return self._lines
+
+
+def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
+    """Returns a random 64-bit number for each index from `first` to `first + count - 1`.
+
+    The generator is splitmix64 (Steele, Lea and Flood 2014, figure 17).
+    """
+    with np.errstate(over="ignore"):
+        z = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.uint64(seed % (1 << 64))
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: int) -> tuple[list[str], list[str]]:
+    """Samples up to `limit` lines of each side from all corpora. The samples of the sides are independent.
+
+    Reads the corpora once, with bounded memory. Raises ValueError, with the file and the line, for bytes that are not
+    UTF-8. Also raises ValueError if the two files of a corpus have different numbers of lines.
+    """
+    samples = LineSample(limit, seed), LineSample(limit, seed + 1)
+    for corpus in corpora:
+        for side, lines in line_lists(corpus, max_bytes):
+            samples[side].add(lines, max_bytes)
+    return samples[0].lines(), samples[1].lines()
+
+
+def sample_languages(
+    texts: Mapping[str, Sequence[Path]], limit: int, temperature: float, seed: int, max_bytes: int
+) -> list[str]:
+    """Samples about `limit` lines, or fewer lines if all files together have fewer. `texts` has files by language.
+
+    The share of a language with n lines is proportional to n^(1 / temperature). Lines of a language with fewer lines
+    than its share are repeated. Reads all files twice, with bounded memory.
+    """
+    counts = {
+        language: sum(
+            sum(map(bool, map(str.strip, lines))) for path in paths for lines in lists_of_lines(path, max_bytes)
+        )
+        for language, paths in texts.items()
+    }
+    total = sum(count ** (1 / temperature) for count in counts.values()) or 1.0
+    size = min(limit, sum(counts.values()))
+    result = []
+    for number, (language, paths) in enumerate(texts.items()):
+        share = round(size * counts[language] ** (1 / temperature) / total)
+        if not share:
+            continue
+        sample = LineSample(share, seed + number)
+        for path in paths:
+            for lines in lists_of_lines(path, max_bytes):
+                sample.add(lines, max_bytes)
+        drawn = sample.lines()
+        result += (drawn * -(-share // max(1, len(drawn))))[:share]
+    return result

@@ -1,0 +1,142 @@
+"""Applies the transforms of a training run to pairs, with separate random numbers for each pair and transform.
+
+Updates and micro-batches are planned from the lengths on disk, before transforms, so that the plan is the same for any
+number of processes. A micro-batch may therefore exceed --max-tokens after the transforms. Losses are divided by the
+number of tokens after the transforms.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.data.dataset.transforms import Ids, Transform
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Tokenizer
+
+
+class TransformPipeline:
+    """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
+
+    The random numbers of a transform depend only on (seed, epoch, pair, name of the transform). Raises ValueError for a
+    transform of text if encoding and decoding with the tokenizer can lose characters.
+    """
+
+    def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:
+        self.transforms = transforms
+        self.tokenizer = tokenizer
+        self.seed = seed
+        languages = frozenset(tokenizer.languages.values())
+        self.language_ids = languages, languages if tokenizer.joint else frozenset()
+        for name, transform in transforms:
+            if transform.level == "text":
+                tokenizer.check_lossless(f"--transforms {name}")
+
+    def __call__(
+        self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
+    ) -> tuple[Encoded, Encoded]:
+        """Applies the transforms to the pairs with the indices `pairs`. All given and returned sentences end in eos."""
+        sides = []
+        languages = []  # the language tokens at the beginning of each sentence, for both sides
+        for side, known in zip((source, target), self.language_ids, strict=True):
+            taken, sentences = _without_prefixes([ids[:-1] for ids in side.split()], known)
+            languages.append(taken)
+            sides.append(sentences)
+        tags: list[Ids] = [ids[:0] for ids in sides[0]]
+        for name, transform in self.transforms:
+            new, sides[0] = _without_prefixes(sides[0], self.tokenizer.source_tags)
+            tags = list(map(_after, new, tags))
+            key = hashlib.blake2b(f"{self.seed} {epoch} {name}".encode(), digest_size=8).digest()
+            bits = np.random.Philox(key=0)
+            generator, state = np.random.Generator(bits), bits.state
+            state["state"]["key"][0] = int.from_bytes(key, "little")
+            before = sides if transform.level == "ids" else self._decoded(name, sides)
+            after = []
+            for pair, source_sentence, target_sentence in zip(pairs.tolist(), *before, strict=True):
+                state["state"]["key"][1] = pair
+                bits.state = state  # restart the generator for this pair
+                after.append(transform.transform(source_sentence, target_sentence, generator))
+            sides = self._checked(name, transform.level, after, before, sides)
+        heads = list(map(_after, languages[0], tags)), languages[1]
+        return self._joined(heads[0], sides[0]), self._joined(heads[1], sides[1])
+
+    def _decoded(self, name: str, sides: list[list[Ids]]) -> list[list[str]]:
+        if any((ids == UNK).any() for side in sides for ids in side):
+            raise ValueError(
+                f"--transforms {name} works on text, but <unk> has no text; put {name} before transforms that "
+                "make <unk>, such as word_blank"
+            )
+        decoders = self.tokenizer.decode_source, self.tokenizer.decode_target
+        return [[decode(ids.tolist()) for ids in side] for decode, side in zip(decoders, sides, strict=True)]
+
+    def _checked(
+        self, name: str, level: str, after: list[Any], before: list[list[Any]], ids: list[list[Ids]]
+    ) -> list[list[Ids]]:
+        """Checks the results `after` of a transform, and encodes changed texts. Returns the ids of both sides.
+
+        `before` has the arguments of the transform, and `ids` has the same sentences as ids. Raises ValueError for an
+        invalid result.
+        """
+        tokenizer = self.tokenizer
+        encoders = tokenizer.encode_source, tokenizer.encode_target
+        result = []
+        for index, size in enumerate((tokenizer.source_size, tokenizer.target_size)):
+            made = []
+            for pair in after:
+                if not isinstance(pair, tuple) or len(pair) != 2:
+                    raise ValueError(
+                        f"--transforms {name} returned a {type(pair).__name__}, not a pair (source, target)"
+                    )
+                made.append(pair[index])
+            if level == "text":
+                changed = [row for row, text in enumerate(made) if _is_new_text(name, text, before[index][row])]
+                encoded = encoders[index]([made[row] for row in changed]).split()
+                made = list(ids[index])
+                for row, sentence in zip(changed, encoded, strict=True):
+                    made[row] = sentence[:-1]
+            else:
+                made = [_as_ids(name, sentence, size) for sentence in made]
+            result.append(made)
+        return result
+
+    def _joined(self, heads: list[Ids], sentences: list[Ids]) -> Encoded:
+        eos = np.array([EOS])
+        parts = [part for head, ids in zip(heads, sentences, strict=True) for part in (head, ids, eos)]
+        lengths = [len(head) + len(ids) + 1 for head, ids in zip(heads, sentences, strict=True)]
+        return Encoded(np.concatenate(parts).astype(np.int64), np.array(lengths, np.int64))
+
+
+def _without_prefixes(sentences: list[Ids], prefixes: frozenset[int]) -> tuple[list[Ids], list[Ids]]:
+    """Splits each sentence into two parts: the leading ids that are in `prefixes`, and the rest. Returns both lists."""
+    if not prefixes:
+        return [ids[:0] for ids in sentences], sentences
+    counts = [next((i for i, id in enumerate(ids.tolist()) if id not in prefixes), len(ids)) for ids in sentences]
+    pairs = list(zip(sentences, counts, strict=True))
+    return [ids[:count] for ids, count in pairs], [ids[count:] for ids, count in pairs]
+
+
+def _after(first: Ids, second: Ids) -> Ids:
+    """Concatenates two arrays of ids. `first` is often empty."""
+    return np.concatenate((first, second)) if len(first) else second
+
+
+def _is_new_text(name: str, text: Any, before: str) -> bool:
+    if not isinstance(text, str) or "\n" in text:
+        kind = "a text of several lines" if isinstance(text, str) else f"a {type(text).__name__}"
+        raise ValueError(
+            f"--transforms {name} works on text and returned {kind}; it must return a line of text for each side"
+        )
+    return text != before
+
+
+def _as_ids(name: str, sentence: Any, size: int) -> Ids:
+    ids = np.asarray(sentence)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise ValueError(f"--transforms {name} returned a {type(sentence).__name__} where a list of ids is expected")
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= size or np.isin(ids, (BOS, EOS)).any()):
+        raise ValueError(
+            f"--transforms {name} returned ids from {ids.min()} to {ids.max()}; they must be below {size}, the size of "
+            f"the vocabulary, without bos ({BOS}) and eos ({EOS})"
+        )
+    return ids.astype(np.int64)

@@ -1,0 +1,338 @@
+"""Converts text to ids and back with SentencePiece.
+
+Encoding normalises a line to NFC, replaces tabs and Unicode spaces that are not in the vocabulary by U+0020, merges
+runs of U+0020, and removes U+0020 at both ends. A space symbol of SentencePiece in the text is escaped. With byte
+fallback, no character is unknown, and decoding returns the normalised line. Every vocabulary that nmtkit trains has
+byte fallback, except a vocabulary of words.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sentencepiece
+
+from nmtkit.data.tokenizers.spm_model import FOREIGN, model_facts, user_defined_symbols
+from nmtkit.text.normalization import normalized
+
+UNK, BOS, EOS = 0, 1, 2
+FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread at a fixed cost
+SPECIALS = frozenset((UNK, BOS, EOS))
+SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
+# Tab and the characters of the Unicode category Zs except U+0020, such as no-break and ideographic spaces.
+SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f\u3000"
+ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
+JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
+
+Ids = npt.NDArray[np.int32]
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Concatenated sentences: the ids of all sentences, eos included, and the length of each sentence."""
+
+    ids: npt.NDArray[Any]
+    lengths: Lengths
+
+    def split(self) -> list[Ids]:
+        return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+
+    def select(self, keep: npt.NDArray[np.bool_]) -> "Encoded":
+        """Returns the sentences where `keep` is true."""
+        if keep.all():
+            return self
+        return Encoded(self.ids[np.repeat(keep, self.lengths)], self.lengths[keep])
+
+    def prepend(self, token: int) -> "Encoded":
+        """Returns the sentences with `token` before each sentence."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        return Encoded(np.insert(self.ids, starts, token), self.lengths + 1)
+
+
+def normalize(text: str, spaces: str = "") -> str:
+    """Prepares one or more lines for SentencePiece.
+
+    The result is in NFC, literal space symbols are escaped, and each character of `spaces` is replaced by U+0020.
+    """
+    for space in spaces:
+        if space in text:
+            text = text.replace(space, " ")
+    text = normalized(text)
+    if SPACE_SYMBOL in text or ESCAPE in text:
+        text = text.replace(ESCAPE, ESCAPE + ESCAPE).replace(SPACE_SYMBOL, ESCAPE + "_")
+    return text
+
+
+def unescape(text: str) -> str:
+    """Undoes the escape of `normalize` on a line. The result is one line, because newlines become spaces."""
+    if ESCAPE in text:
+        text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SYMBOL if match[1] == "_" else ESCAPE, text)
+    return text.replace("\n", " ")
+
+
+class Tokenizer:
+    """One SentencePiece model for both sides, or one for each side.
+
+    The vocabulary is joint if there is one model, or two models that share one table of ids (`spm_model.renumbered`).
+    `languages` has the control pieces at the end of the table of a multilingual model, such as __de__ or deu_Latn.
+
+    Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
+    """
+
+    def __init__(self, source_model: bytes, target_model: bytes | None = None) -> None:
+        self.source_model = source_model
+        self.target_model = source_model if target_model is None else target_model
+        self.one_model = target_model is None
+        self._source = _processor(source_model, "source")
+        self._target = self._source if target_model is None else _processor(target_model, "target")
+        self._absent_source, self._absent_target = AbsentPieces(self._source), AbsentPieces(self._target)
+        self.source_size: int = self._source.get_piece_size()
+        self.target_size: int = self._target.get_piece_size()
+        self.joint = self.one_model or _one_table(self._source, self._target)
+        digest = hashlib.sha256(b"nmtkit tokenizer 1: NFC, escaped space sign\0")
+        for model in (source_model,) if target_model is None else (source_model, target_model):
+            digest.update(len(model).to_bytes(8, "little") + model)
+        self.fingerprint = digest.hexdigest()
+
+    # --- to and from files and checkpoints --------------------------------------------------------------------------
+
+    @staticmethod
+    def load(folder: Path) -> "Tokenizer":
+        """Reads the files that `save` wrote. Raises FileNotFoundError, or ValueError if a model is damaged."""
+        if (folder / JOINT_FILE).is_file():
+            return Tokenizer((folder / JOINT_FILE).read_bytes())
+        if (folder / SOURCE_FILE).is_file() and (folder / TARGET_FILE).is_file():
+            return Tokenizer((folder / SOURCE_FILE).read_bytes(), (folder / TARGET_FILE).read_bytes())
+        raise FileNotFoundError(f"{folder} holds no tokenizer ({JOINT_FILE}, or {SOURCE_FILE} and {TARGET_FILE})")
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the contents of the files that `load` reads, by file name."""
+        if self.one_model:
+            return {JOINT_FILE: self.source_model}
+        return {SOURCE_FILE: self.source_model, TARGET_FILE: self.target_model}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, contents in self.files().items():
+            (folder / name).write_bytes(contents)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the files as uint8 tensors by file name, for a checkpoint."""
+        import torch
+
+        return {
+            name: torch.frombuffer(bytearray(contents), dtype=torch.uint8) for name, contents in self.files().items()
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> "Tokenizer":
+        """Returns the tokenizer of a `state`. Raises ValueError if `state` does not have the files of a tokenizer."""
+        models = {name: bytes(tensor.numpy()) for name, tensor in state.items()}
+        if set(models) == {JOINT_FILE}:
+            return Tokenizer(models[JOINT_FILE])
+        if set(models) == {SOURCE_FILE, TARGET_FILE}:
+            return Tokenizer(models[SOURCE_FILE], models[TARGET_FILE])
+        raise ValueError(
+            f"a tokenizer state holds {sorted(models)}, not {JOINT_FILE} or {SOURCE_FILE} and {TARGET_FILE}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.source_model, None if self.one_model else self.target_model)
+
+    # --- text to ids ------------------------------------------------------------------------------------------------
+
+    def encode_source(self, lines: Sequence[str]) -> Encoded:
+        lines = [normalize(line, self._absent_source.spaces) for line in lines]
+        return encode_lines(self._source, self._absent_source, lines, add_eos=True)
+
+    def encode_target(self, lines: Sequence[str]) -> Encoded:
+        lines = [normalize(line, self._absent_target.spaces) for line in lines]
+        return encode_lines(self._target, self._absent_target, lines, add_eos=True)
+
+    def check_lossless(self, setting: str) -> None:
+        """Raises ValueError if encoding and decoding can lose characters. The message names `setting`."""
+        for side, model in (("source", self.source_model), ("target", self.target_model)):
+            if not model_facts(model).byte_fallback:
+                raise ValueError(
+                    f"{setting} decodes and re-encodes text, but the {side} tokenizer has no byte fallback and "
+                    "would lose unknown characters; leave the setting out, or train the tokenizer with nmtkit"
+                )
+
+    # --- ids to text ------------------------------------------------------------------------------------------------
+
+    def decode_source(self, ids: Sequence[int]) -> str:
+        return decode_ids(self._source, self._absent_source, ids)
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        """Returns the text of one sentence, on one line. Skips bos and eos."""
+        return decode_ids(self._target, self._absent_target, ids)
+
+    def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode_target(ids) for ids in sentences]
+
+    def source_pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._source.id_to_piece(int(token)) for token in ids]
+
+    def source_encoding(self, line: str) -> list[str]:
+        """Returns the pieces of a source line as text. For unknown characters, returns these characters, not <unk>."""
+        return self._source.encode(normalize(line, self._absent_source.spaces), out_type=str)
+
+    def knows(self, text: str) -> bool:
+        """Returns whether the source side encodes `text` without <unk> and without byte fallback."""
+        ids = self.encode_source([text]).ids.tolist()
+        return all(token != UNK and not self._source.is_byte(token) for token in ids)
+
+    def target_pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._target_piece(int(token)) for token in ids]
+
+    @cached_property
+    def _target_piece(self) -> Callable[[int], str]:
+        """Returns a target piece. Keeps the pieces that were asked for, because a call of the library takes 5 µs."""
+        return cache(self._target.id_to_piece)
+
+    @cached_property
+    def source_tags(self) -> frozenset[int]:
+        """Ids of the tags. A tag is a symbol trained with --tag, which precedes a source line as a separate word."""
+        symbols = user_defined_symbols(self.source_model)
+        return frozenset(self._source.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL))
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Ids of the language tokens by code, such as "de" for __de__. Empty unless the model is multilingual."""
+        ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
+        return {self._source.id_to_piece(token).strip("_<>"): token for token in reversed(list(ids))}
+
+    @property
+    def has_target_languages_only(self) -> bool:
+        """Whether the language tokens name target languages only, as in multilingual models of Marian (>>deu<<)."""
+        return any(self._source.id_to_piece(id).startswith(">>") for id in self.languages.values())
+
+    def language_flags(self, source: str | None = None, target: str | None = None) -> list[str]:
+        """Returns the flags of `nmtkit generate` that choose the languages. SRC and TGT stand for missing codes."""
+        flags = ["--target-lang", target or "TGT"] if self.languages else []
+        return flags if self.has_target_languages_only or not flags else ["--source-lang", source or "SRC", *flags]
+
+    def language_ids(
+        self, source: str | None, target: str | None, flags: tuple[str, str] = ("--source-lang", "--target-lang")
+    ) -> tuple[list[int], list[int]]:
+        """Returns the ids of the language tokens at the beginning of a source sentence and of its translation.
+
+        M2M-100, NLLB and mBART-50 begin each side with the token of the language of this side. Marian models with
+        several target languages begin the source with the token of the target language, such as >>deu<<. Both lists are
+        empty for a model without language tokens.
+
+        Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. Error messages use the
+        names in `flags` for the two codes.
+        """
+        requested = {flag: code for flag, code in zip(flags, (source, target), strict=True) if code is not None}
+        if not self.languages:
+            if requested:
+                flag = next(iter(requested))
+                raise ValueError(f"{flag} is for multilingual models; this model has no language tokens")
+            return [], []
+        target_only = self.has_target_languages_only
+        if target_only and source is not None:
+            raise ValueError(
+                f"{flags[0]} has no effect: this model has tokens of target languages only; leave {flags[0]} out"
+            )
+        known = ", ".join(sorted(self.languages))
+        missing = [flag for flag in (flags[1:] if target_only else flags) if flag not in requested]
+        if missing:
+            raise ValueError(
+                f"the model translates between several languages; give {' and '.join(missing)}, one of {known}"
+            )
+        for flag, code in requested.items():
+            if code not in self.languages:
+                raise ValueError(f"{flag} {code}: the model does not have this language; known: {known}")
+        ids = [self.languages[code] for code in requested.values()]
+        return ids[:1], ids[1:]
+
+    def check_tag(self, tag: str) -> None:
+        """Raises ValueError if the source vocabulary does not have `tag` as one symbol."""
+        if len(self._source.encode(tag)) != 1:
+            raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
+
+
+def _one_table(source: sentencepiece.SentencePieceProcessor, target: sentencepiece.SentencePieceProcessor) -> bool:
+    return len(source) == len(target) and all(
+        source.id_to_piece(token).lstrip(FOREIGN) == target.id_to_piece(token).lstrip(FOREIGN)
+        for token in range(len(source))
+    )
+
+
+def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"the {side} tokenizer is not a SentencePiece model, or is damaged") from error
+    special = (processor.unk_id(), processor.bos_id(), processor.eos_id())
+    if special != (UNK, BOS, EOS):
+        raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
+    return processor
+
+
+def encode_lines(
+    processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", lines: Sequence[str], add_eos: bool
+) -> Encoded:
+    """Encodes lines that `normalize` has prepared."""
+    if len(lines) < FEW_LINES:
+        rows = [processor.encode(line, return_type="numpy", add_eos=add_eos) for line in lines]
+    else:
+        rows = processor.encode(lines, return_type="numpy", add_eos=add_eos, num_threads=1)
+    encoded = _concatenated(rows)
+    positions = np.flatnonzero(encoded.ids == UNK)
+    if len(positions) and absent.ids:
+        ends = np.cumsum(encoded.lengths)
+        owners = np.searchsorted(ends, positions, side="right")
+        surfaces = {owner: processor.encode(lines[owner], out_type=str) for owner in np.unique(owners).tolist()}
+        indices = positions - (ends - encoded.lengths)[owners]
+        chosen = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
+        encoded.ids[positions] = [absent.ids.get(surface, UNK) for surface in chosen]
+    return encoded
+
+
+def decode_ids(processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", ids: Sequence[int]) -> str:
+    """Returns the text of one sentence, on one line."""
+    text: str = processor.decode([int(token) for token in ids])
+    if FOREIGN in text and absent.ids:
+        text = text.replace(FOREIGN, "")
+    return unescape(text)
+
+
+class AbsentPieces:
+    """Pieces and spaces that a SentencePiece model does not produce.
+
+    `ids` has the pieces that only the other side produces, and their ids in the shared table (`spm_model.renumbered`).
+    Text that is unknown to the model, such as a letter that occurs only in the training data of the other side, is
+    looked up in `ids`. Marian and transformers produce the same ids, because both look up all pieces in one vocabulary.
+
+    `spaces` are the characters of SPACES that have no piece, because the training data of the tokenizer did not contain
+    them, or because training replaced tabs by spaces. Encoding replaces `spaces` by U+0020.
+    """
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        self._processor = processor
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        name = self._processor.id_to_piece
+        return {
+            name(id).removeprefix(FOREIGN): id for id in range(len(self._processor)) if self._processor.is_unused(id)
+        }
+
+    @cached_property
+    def spaces(self) -> str:
+        return "".join(space for space in SPACES if self._processor.piece_to_id(space) == UNK and space not in self.ids)
+
+
+def _concatenated(rows: list[Ids]) -> Encoded:
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return Encoded(np.concatenate(rows) if rows else np.empty(0, np.int32), lengths)

@@ -1,0 +1,230 @@
+"""Summaries of runs for comparison: settings that differ, best scores, speed, time and state.
+
+Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no code is run.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmtkit.jobs.folder_lock import described, holder_of
+from nmtkit.training.differences import flat
+from nmtkit.training.report import latest_records, read_lines
+
+SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
+NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation record that are not scores
+# settings that do not change the trained model
+OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "callbacks", "log_interval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A validation score and the update after which it was measured. For several seeds, both numbers are means."""
+
+    value: float
+    update: int
+    deviation: float | None = None  # standard deviation of the score over N runs, with the divisor N - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """Facts about a run, read from its folder."""
+
+    name: str
+    state: str  # running, finished, stopped, failed; new if the log is empty
+    reason: str  # stop reason; for a run that is running, its process and machine
+    update: int  # last update in the log
+    updates: int | None  # updates of the whole run, if known
+    settings: dict[str, Any]  # settings by name, as returned by differences.flat
+    dataset: str  # fingerprint of the dataset
+    plugin_sources: dict[str, str]  # digest of the source of each plug-in
+    best: dict[str, Score]  # metric -> best score
+    last: dict[str, Score]
+    tokens_per_second: float | None  # target tokens; median over the log lines
+    seconds: float  # duration, without the breaks between a stop and the next resume
+    runs: int = 1  # number of runs that this summary averages
+    records: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+
+def summarize(folder: Path) -> RunSummary:
+    """Returns the summary of the run in a folder. Raises OSError or ValueError for a folder without a run."""
+    log = folder / "log.jsonl"
+    if not log.is_file():
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder}: no such folder of a run")
+        raise ValueError(f"{folder} holds no run: it has no log.jsonl")
+    records = read_lines(log)
+    starts = [record for record in records if record["kind"] in ("start", "resume")]
+    trained, valid = (
+        [record for record in latest_records(records) if record["kind"] == kind] for kind in ("train", "valid")
+    )
+    state, reason = state_of(folder, records)
+    speeds = [record["tokens_per_second"] for record in trained if record.get("tokens_per_second")]
+    latest = starts[-1] if starts else {}
+    return RunSummary(
+        name=str(folder),
+        state=state,
+        reason=reason,
+        update=max((record.get("update", 0) for record in records), default=0),
+        updates=trained[-1].get("updates") if trained else None,
+        settings=flat(latest.get("config", {})),
+        dataset=latest.get("dataset", ""),
+        plugin_sources=latest.get("plugin_sources", {}),
+        best=best_scores(valid),
+        last=_scores_of(valid[-1]) if valid else {},
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        seconds=seconds_of(records),
+        records=records,
+    )
+
+
+def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Returns the state of a run and the reason for the state.
+
+    A run is running if its folder is locked. Otherwise, the end of the log shows the state.
+    """
+    holder = holder_of(folder)
+    if holder:
+        return "running", described(holder)
+    decisive = [record for record in records if record["kind"] in ("start", "resume", "end")]
+    if not decisive:
+        return "new", ""
+    if decisive[-1]["kind"] == "end":
+        return decisive[-1]["state"], decisive[-1]["reason"]
+    return "stopped", "killed, or the machine stopped"
+
+
+def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
+    """Returns the best score of each metric with its update. Among equal scores, the first is returned."""
+    best: dict[str, Score] = {}
+    for record in valid:
+        for name, score in _scores_of(record).items():
+            more = score.value - best[name].value if name in best else None
+            if more is None or (more > 0 if name in record.get("maximized", ()) else more < 0):
+                best[name] = score
+    return best
+
+
+def _scores_of(record: Mapping[str, Any]) -> dict[str, Score]:
+    numbers = {
+        name: Score(value=value, update=record["update"])
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in NO_SCORES
+    }
+    order = [*(name for name in SCORES if name in numbers), *(name for name in numbers if name not in SCORES)]
+    return {name: numbers[name] for name in order}
+
+
+def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
+    """Returns the seconds of training in the log of a run. The time between a stop and a resume does not count."""
+    total, first, last = 0.0, None, None
+    for record in records:
+        if record["kind"] in ("start", "resume"):
+            total, first = total + _between(first, last), record.get("time")
+        last = record.get("time", last)
+    return total + _between(first, last)
+
+
+def _between(first: float | None, last: float | None) -> float:
+    return max(0.0, last - first) if first is not None and last is not None else 0.0
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def differing(runs: Sequence[RunSummary]) -> list[str]:
+    """Returns the names of settings that differ among the runs that have them, except the settings in `OWN`."""
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in OWN)
+    values = {name: [run.settings[name] for run in runs if name in run.settings] for name in names}
+    unequal = [name for name, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)]
+    return unequal + (["dataset"] if len({run.dataset for run in runs}) > 1 else [])
+
+
+def setting(run: RunSummary, name: str) -> Any:
+    """Returns the value of a setting, or an empty text if no component of the run has the setting."""
+    if name == "dataset":
+        return Path(run.settings.get("data", "")).name + f" ({run.dataset})"
+    return run.settings.get(name, "")
+
+
+def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times."""
+    groups: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
+        groups.setdefault(repr((sorted(same.items()), run.dataset)), []).append(run)
+    return [_mean(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def _mean(runs: Sequence[RunSummary]) -> RunSummary:
+    states = dict.fromkeys(run.state for run in runs)
+    counted = [f"{sum(run.state == state for run in runs)} {state}" for state in states]
+    seeds = [run.settings.get("seed") for run in runs]
+    speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
+    return RunSummary(
+        name=common_name([run.name for run in runs]),
+        state=next(iter(states)) if len(states) == 1 else ", ".join(counted),
+        reason="",
+        update=min(run.update for run in runs),
+        updates=runs[0].updates,
+        settings=runs[0].settings | {"seed": seeds},
+        dataset=runs[0].dataset,
+        plugin_sources=runs[0].plugin_sources,
+        best=_mean_scores([run.best for run in runs]),
+        last=_mean_scores([run.last for run in runs]),
+        tokens_per_second=statistics.fmean(speeds) if speeds else None,
+        seconds=statistics.fmean(run.seconds for run in runs),
+        runs=len(runs),
+    )
+
+
+def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+    """Returns means and standard deviations of the metrics that all runs have."""
+    result = {}
+    for name in scores[0]:
+        scored = [of_run[name] for of_run in scores if name in of_run]
+        if len(scored) == len(scores):
+            values = [score.value for score in scored]
+            mean, deviation = statistics.fmean(values), statistics.stdev(values)
+            update = round(statistics.fmean(score.update for score in scored))
+            result[name] = Score(value=mean, update=update, deviation=deviation)
+    return result
+
+
+def common_name(names: Sequence[str]) -> str:
+    """Returns the parts that all names share, such as "runs/lr=0.1" for several seeds.
+
+    Names are split at slashes and commas. If there are no shared parts, returns the first name.
+    """
+    parts = [name.replace("/", ",/").split(",") for name in names]
+    shared = [part for part in parts[0] if all(part in other for other in parts[1:])]
+    return ",".join(shared).replace(",/", "/") or names[0]
+
+
+def as_plain(run: RunSummary, columns: Sequence[str]) -> dict[str, Any]:
+    """Returns a summary in plain types, for JSON."""
+
+    def scores(of: Mapping[str, Score]) -> dict[str, Any]:
+        return {
+            name: {"value": score.value, "update": score.update}
+            | ({} if score.deviation is None else {"deviation": score.deviation})
+            for name, score in of.items()
+            if math.isfinite(score.value)
+        }
+
+    return {
+        "run": run.name,
+        "settings": {name: setting(run, name) for name in columns},
+        "best": scores(run.best),
+        "last": scores(run.last),
+        "update": run.update,
+        "updates": run.updates,
+        "tokens_per_second": run.tokens_per_second,
+        "seconds": run.seconds,
+        "state": run.state,
+        "reason": run.reason,
+        "runs": run.runs,
+    }

@@ -1,0 +1,233 @@
+"""Describes a checkpoint or a dataset in plain types.
+
+The module does not build a model or load plug-ins, so it also works for architectures that are not installed.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmtkit.config import to_dict, to_toml
+from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.binarized import Dataset, Side
+from nmtkit.data.dataset.dataset_files import read_manifest, shard_folders
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import checkpoint
+from nmtkit.models.building import reads_source, tokenizer_of
+from nmtkit.training.run_config import RunConfig
+
+Section = dict[str, Any]
+
+
+@dataclass
+class Description:
+    """A description of a checkpoint or dataset.
+
+    `sections` has the facts by title, `commands` has shell commands by purpose, `verified` has results of `--verify`.
+    """
+
+    kind: str  # checkpoint or dataset
+    path: Path
+    sections: dict[str, Section] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+    verified: list[str] = field(default_factory=list)
+
+
+def inspect(path: Path) -> Description:
+    """Describes a checkpoint or a dataset. Raises OSError. Raises ValueError for damaged or unknown files."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    return of_dataset(path) if path.is_dir() else of_checkpoint(path)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def of_checkpoint(path: Path) -> Description:
+    contents = checkpoint_file.read(path, mmap=True)
+    tokenizer = tokenizer_of(contents, path)
+    training = contents.get("training")
+    sections: dict[str, Section] = {
+        "Checkpoint": {
+            "architecture": contents["architecture"],
+            "updates": contents["update"],
+            "bytes": path.stat().st_size,
+            "training state": "kept: training can continue" if training else "none: only for translation",
+        },
+        "Parameters": parameters(contents["model"]),
+        "Vocabulary": vocabulary(tokenizer),
+        "Config": dict(contents["config"]),
+    }
+    if contents["plugins"]:
+        sections["Checkpoint"]["plug-ins"] = list(contents["plugins"])
+    if "scales" in contents:
+        sections["Checkpoint"]["weights"] = "8 bits, with a scale for each row"
+    if contents.get("averaged"):
+        sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
+    if contents.get("shortlist"):
+        sections["Checkpoint"]["shortlist"] = f"{len(contents['shortlist']['targets']):,} entries, for --shortlist"
+    if "adapters" in contents:
+        sections["Checkpoint"] |= {f"adapters: {name}": value for name, value in contents["adapters"].items()}
+    for name, value in contents.get("scores", {}).items():
+        sections["Checkpoint"][f"validation {name}"] = value
+    if "run" in contents:
+        sections |= of_run(contents["run"])
+    return Description("checkpoint", path, sections, commands(path, contents, tokenizer))
+
+
+def parameters(model: Mapping[str, Any]) -> Section:
+    """Returns the number of parameters of each part and of the model. A tied weight counts only in its first part."""
+    parts: dict[str, int] = {}
+    layers: dict[str, set[str]] = {}
+    for name, first in checkpoint.tied_to(model).items():
+        part, _, rest = name.partition(".")
+        parts[part] = parts.get(part, 0) + (model[name].numel() if name == first else 0)
+        number = rest.partition(".")[0]
+        if number.isdigit():
+            layers.setdefault(part, set()).add(number)
+    named = {
+        part + numbered(len(layers.get(part, ()))): count or "shared with a part above" for part, count in parts.items()
+    }
+    return {**named, "all": sum(parts.values())}
+
+
+def numbered(layers: int) -> str:
+    return f" ({layers} layer{'s' * (layers > 1)})" if layers else ""
+
+
+def vocabulary(tokenizer: Tokenizer) -> Section:
+    sizes: Section = (
+        {"joint": tokenizer.source_size}
+        if tokenizer.joint
+        else {"source": tokenizer.source_size, "target": tokenizer.target_size}
+    )
+    return {**sizes, "fingerprint": tokenizer.fingerprint}
+
+
+def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
+    """Returns facts about a run: data, components, and the settings that differ from the defaults."""
+    tables = facts["settings"]
+    default = to_dict(RunConfig())
+    run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
+    sections: dict[str, Section] = {
+        "Made by": {name: _shown(name, value) for name, value in facts.items() if name != "settings"},
+        "Run (settings that differ from the defaults)": run,
+    }
+    for table in ("criterion", "optimizer", "lr-scheduler"):
+        sections[table.capitalize()] = dict(tables[table])
+    return sections
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Formats a fact about a run for display. Directions become names such as en-de."""
+    if name in ("directions", "base_directions"):
+        return ", ".join("-".join(pair) for pair in value) or "unknown"
+    return value
+
+
+def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns shell commands for a checkpoint. The keys describe their purposes, such as "translate"."""
+    plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
+    first = next(iter(contents.get("run", {}).get("directions") or ()), (None, None))
+    trained = contents.get("run", {}).get("languages") or first
+    known = [language if language in tokenizer.languages else None for language in trained]
+    generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
+    result = {"translate": shlex.join(generate) + " < source.txt"}
+    if not reads_source(contents):
+        score = ["nmtkit", "score", "--path", str(path), *plugins]
+        result = {"perplexity of a text": shlex.join(score) + " < text.txt"}
+    if "adapters" in contents:
+        result["merge the adapters into the base"] = shlex.join(
+            ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]
+        )
+    if "training" in contents:
+        config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
+        result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
+    if "run" in contents:
+        written = shlex.join(["nmtkit", "inspect", str(path), "--format", "toml"])
+        result["repeat the training"] = f"{written} > again.toml && nmtkit train --config again.toml --save-dir again"
+    return result
+
+
+def config_of(path: Path) -> str:
+    """Returns the text of a config file that repeats the run of a checkpoint, which may be an averaged checkpoint.
+
+    The config has no save_dir, because the folder already contains the original run. Raises OSError, or ValueError for
+    a checkpoint without facts about its run.
+    """
+    facts = {} if path.is_dir() else checkpoint_file.read(path, mmap=True).get("run", {})
+    if not facts:
+        raise ValueError(f"{path} has no facts about its run; --format toml needs a checkpoint of `nmtkit train`")
+    tables = {table: dict(settings) for table, settings in facts["settings"].items()}
+    folder = tables["run"].pop("save_dir")
+    lines = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
+    return "\n".join([f"# The run of {path}, saved in {folder}.", *lines, "", to_toml(tables)])
+
+
+# --- datasets -------------------------------------------------------------------------------------------------------
+
+
+def of_dataset(path: Path) -> Description:
+    dataset = Dataset.open(path)
+    manifests = [read_manifest(shard) for shard in shard_folders(path)]
+    sections: dict[str, Section] = {
+        "Dataset": {**languages_of(dataset), "shards": len(manifests)},
+        "Vocabulary": vocabulary(dataset.tokenizer),
+    }
+    if dataset.directions:
+        counts = {name: split.direction_counts() for name, split in dataset.splits.items()}
+        sections["Directions"] = {
+            str(direction): ", ".join(f"{name} {of[number]:,}" for name, of in counts.items())
+            for number, direction in enumerate(dataset.directions)
+        }
+    for name, split in dataset.splits.items():
+        having = [manifest["splits"][name] for manifest in manifests if name in manifest["splits"]]
+        sections[f"Subset {name}"] = {
+            "pairs": len(split),
+            "source tokens": sum(facts["source"]["tokens"] for facts in having),
+            "target tokens": sum(facts["target"]["tokens"] for facts in having),
+            "longest sentence": max(longest(split.source), longest(split.target)),
+        }
+    sections |= of_corpora(manifests)
+    settings = manifests[0]["settings"]
+    sections["Made with"] = {name: value for name, value in settings.items() if value not in (None, "", [])}
+    folder = shlex.quote(str(path))
+    use = {"train": f"nmtkit train {folder} --arch transformer_base --save-dir checkpoints"}
+    for name in dataset.splits:
+        if name.startswith("test"):
+            use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"
+    return Description("dataset", path, sections, use)
+
+
+def languages_of(dataset: Dataset) -> Section:
+    """Returns the languages of a dataset: of both sides, or of all directions."""
+    if not dataset.directions:
+        return {"source": dataset.source_lang, "target": dataset.target_lang}
+    return {"languages": sorted({code for each in dataset.directions for code in (each.source, each.target)})}
+
+
+def longest(side: Side) -> int:
+    """Returns the number of tokens of the longest sentence. Reads the lengths in parts, which fit into memory."""
+    step = 1 << 20
+    return max(
+        (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0
+    )
+
+
+def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
+    """Returns the counts of read, written and dropped pairs of each training corpus, summed over all shards."""
+    corpora: dict[str, Section] = {}
+    for manifest in manifests:
+        for corpus in manifest["report"]["corpora"]:
+            files = ", ".join(dict.fromkeys((corpus["source"], corpus["target"])))
+            facts = corpora.setdefault(files, {})
+            counts = {"pairs read": corpus["read"], "pairs written": corpus["written"]}
+            counts |= {f"dropped: {reason}": count for reason, count in corpus["dropped"].items()}
+            counts |= {f"kept, but {reason}": count for reason, count in corpus["kept"].items()}
+            for name, count in counts.items():
+                facts[name] = facts.get(name, 0) + count
+    return {
+        f"Training files {index}": {"files": files} | facts for index, (files, facts) in enumerate(corpora.items(), 1)
+    }

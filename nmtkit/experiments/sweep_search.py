@@ -1,0 +1,181 @@
+"""Chooses the random settings of a sweep with Optuna: scores of earlier runs guide later runs, and bad runs end early.
+
+The study is a file in the sweep's folder. The same command continues the study, and several machines can share it.
+"""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nmtkit.experiments import comparison
+from nmtkit.experiments.sweep import Range, Sweep, SweepRun
+from nmtkit.jobs.folder_lock import holder_of
+from nmtkit.training.metrics import objective
+from nmtkit.training.report import latest_records
+
+log = logging.getLogger("nmtkit")
+
+NAME = "optuna.log"
+Attempt = Callable[
+    [SweepRun, Callable[[], bool]], str | None
+]  # function that trains a run and returns None, or the reason of a failure
+
+
+class TrialMonitor:
+    """Reports the scores of a run to its Optuna trial while the run trains."""
+
+    def __init__(self, trial: Any, read_scores: Callable[[], list[tuple[int, float]]]) -> None:
+        self.trial = trial
+        self.read_scores = read_scores
+        self.scores: list[float] = []
+        self.pruned = False
+
+    def should_continue(self) -> bool:
+        """Reports new scores to the study. Returns False if the study has pruned the trial."""
+        for update, score in self.read_scores()[len(self.scores) :]:
+            self.trial.report(score, update)
+            self.scores.append(score)
+            self.pruned = self.pruned or self.trial.should_prune()
+        return not self.pruned
+
+
+class Search:
+    """An Optuna study of the `[sweep.random]` of a sweep.
+
+    Raises ImportError without Optuna. Raises ValueError if the sweep has mistakes or varies settings outside
+    `[sweep.random]`.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise ImportError("--optuna needs Optuna, which is not installed: pip install 'nmtkit[optuna]'") from error
+        if not sweep.space:
+            raise ValueError(f"{sweep.file}: --optuna chooses the settings of [sweep.random], but the file has none")
+        if sweep.grid or len(sweep.zipped) > 1 or len(sweep.named) > 1 or len(sweep.seeds) > 1:
+            raise ValueError(f"{sweep.file}: --optuna supports only [sweep.random], with at most one seed")
+        self.optuna = optuna
+        self.sweep = sweep
+        self.title = next(iter(sweep.named))
+        lowest = {name: v.low if isinstance(v, Range) else v[0] for name, v in sweep.space.items()}
+        job = sweep.job(self._run_of(lowest))  # raises ValueError for mistakes in the file
+        if not job.run.validates:
+            raise ValueError(f"{sweep.file}: --optuna compares validations, but these runs do not validate")
+        self.objective = objective(job.run.best_checkpoint_metric, job.metrics(), job.run.valid_subset[1:])
+
+    def described(self) -> list[str]:
+        """Returns lines that describe the search, for a dry run."""
+        values = {
+            name: f"{v.low:g} to {v.high:g}{', logarithmic' if v.log else ''}" if isinstance(v, Range) else str(list(v))
+            for name, v in self.sweep.space.items()
+        }
+        return [
+            f"{self.sweep.draws} runs, compared by {self.objective.name}, with",
+            *(f"  {name}: {text}" for name, text in values.items()),
+        ]
+
+    def run(self, attempt: Attempt, check: Callable[[], None]) -> dict[str, str]:
+        """Trains runs until the study has `draws` runs. Returns the names of failed runs with their reasons.
+
+        `check` is called after each run and may raise.
+        """
+        study, failed = self._study(), {}
+        self._enqueue_interrupted(study)
+        while self._begun(study) < self.sweep.draws:
+            trial = study.ask(self._distributions())
+            run = self._run_of(self._settings(trial.params))
+            log.info("run %d of %d, %s", self._begun(study), self.sweep.draws, run.name)
+            monitor = TrialMonitor(trial, functools.partial(self._scores, run))
+            reason = attempt(run, monitor.should_continue)
+            check()
+            monitor.should_continue()
+            if reason or not monitor.scores:
+                failed[run.name] = reason or "no validation was made"
+                study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+            elif monitor.pruned:
+                log.info("%s has worse scores than earlier runs and is ended", run.name)
+                study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
+            else:
+                study.tell(trial, min(monitor.scores))
+        return failed
+
+    def runs(self) -> list[SweepRun]:
+        """Returns the runs of the study so far: finished runs first, best first, then pruned and failed runs."""
+        trials = self._study().trials
+        order = sorted(trials, key=lambda trial: (trial.state.name != "COMPLETE", trial.value or 0.0, trial.number))
+        runs = [self._run_of(self._settings(trial.params)) for trial in order if trial.params]
+        return list({run.name: run for run in runs}.values())
+
+    # --- the study --------------------------------------------------------------------------------------------------
+
+    def _study(self) -> Any:
+        optuna = self.optuna
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.sweep.folder.mkdir(parents=True, exist_ok=True)
+        backend = optuna.storages.journal.JournalFileBackend(str(self.sweep.folder / NAME))
+        study = optuna.create_study(
+            study_name=self.sweep.file.name,
+            storage=optuna.storages.JournalStorage(backend),
+            pruner=optuna.pruners.MedianPruner(),
+            load_if_exists=True,
+        )
+        # a sampler does not continue after a restart, so the same seed would draw the first trials again
+        study.sampler = optuna.samplers.TPESampler(seed=self.sweep.seed + len(study.trials))
+        return study
+
+    def _distributions(self) -> dict[str, Any]:
+        kinds = self.optuna.distributions
+        distributions = {}
+        for name, values in self.sweep.space.items():
+            if not isinstance(values, Range):  # Optuna supports only choices of plain types, so lists become JSON texts
+                distributions[name] = kinds.CategoricalDistribution([json.dumps(value) for value in values])
+            elif values.whole:
+                distributions[name] = kinds.IntDistribution(int(values.low), int(values.high), log=values.log)
+            else:
+                distributions[name] = kinds.FloatDistribution(values.low, values.high, log=values.log)
+        return distributions
+
+    def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of a trial. Numbers are rounded to three digits, as in the names of runs."""
+        space = self.sweep.space
+        return {
+            name: (float(f"{value:.3g}") if isinstance(value, float) else value)
+            if isinstance(space[name], Range)
+            else json.loads(value)
+            for name, value in params.items()
+        }
+
+    def _run_of(self, settings: dict[str, Any]) -> SweepRun:
+        return self.sweep.run(settings | ({"seed": self.sweep.seeds[0]} if self.sweep.seeds else {}), self.title)
+
+    def _begun(self, study: Any) -> int:
+        """Returns the number of runs that any machine has begun, failed runs included. A repeated run counts once."""
+        trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
+        repeated = [
+            trial
+            for index, trial in enumerate(trials)
+            if trial.state.name == "FAIL" and any(other.params == trial.params for other in trials[index + 1 :])
+        ]
+        return len(trials) - len(repeated)
+
+    def _enqueue_interrupted(self, study: Any) -> None:
+        """Queues interrupted runs again: the study lists them as running, but no process locks their folders."""
+        for trial in study.trials:
+            if trial.state.name == "RUNNING" and trial.params:
+                folder = self.sweep.folder / self._run_of(self._settings(trial.params)).name
+                if holder_of(folder) is None:
+                    study.enqueue_trial(trial.params)
+                    study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
+
+    def _scores(self, run: SweepRun) -> list[tuple[int, float]]:
+        """Returns the update and the score of each validation of a run. Lower scores are better."""
+        folder = self.sweep.folder / run.name
+        if not (folder / "log.jsonl").is_file():
+            return []
+        records = comparison.summarize(folder).records
+        valid = latest_records([record for record in records if record["kind"] == "valid"])
+        scored = [record for record in valid if record.get(self.objective.name) is not None]
+        return [(record["update"], self.objective.value(record)) for record in scored]

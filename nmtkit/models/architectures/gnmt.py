@@ -1,0 +1,122 @@
+"""GNMT: "Google's Neural Machine Translation System" (Wu et al. 2016), in the order of its section 3."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit.config import Config, option
+from nmtkit.data.packed import Layout, Packed
+from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
+from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.models.layers.dropout import Dropout
+from nmtkit.models.layers.recurrent import (
+    AdditiveAttention,
+    AttentionLSTM,
+    AttentionMemory,
+    BidirectionalLSTM,
+    LayerStates,
+    PackedLSTM,
+)
+
+# S source tokens, T target tokens, D model width
+
+
+@dataclass(frozen=True, kw_only=True)
+class GNMTConfig(Config):
+    """The defaults are the WMT models of section 8, whose vocabulary (chosen by `preprocess`) has 32,000 pieces."""
+
+    encoder_layers: int = option(
+        8, "LSTM layers of the encoder, including the bidirectional layer at the bottom", min=1, max=1000
+    )
+    decoder_layers: int = option(8, "LSTM layers of the decoder", min=1, max=1000)
+    d_model: int = option(1024, "cells of each LSTM layer, and width of the embeddings", min=1, max=65_536)
+    d_attention: int = option(1024, "hidden width of the attention function", min=1, max=65_536)
+    dropout: float = option(0.2, "dropout on the input of each LSTM layer (section 8.3)", min=0, below=1)
+    initial_range: float = option(
+        0.04, "initial parameters are uniform between minus and plus this number (section 8.3)", min=0
+    )
+
+
+PUBLISHED = GNMTConfig()
+
+
+# 3.1 Residual connections
+
+
+class ResidualStack(nn.Module):
+    """LSTM layers with residual connections from the layer `residual_from` on (equation 6).
+
+    `context` is the width of the attention context, which every layer of the decoder reads (section 3, figure 1).
+    """
+
+    def __init__(self, config: GNMTConfig, widths: list[int], residual_from: int, context: int = 0) -> None:
+        super().__init__()
+        layers = nn.ModuleList(PackedLSTM(width + context, config.d_model) for width in widths)
+        self.layers = cast(Sequence[PackedLSTM], layers)
+        self.residual_from = residual_from
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, layout: Layout, context: Tensor | None = None, states: LayerStates | None = None
+    ) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            y = layer(self.dropout(x if context is None else torch.cat([x, context], -1)), layout, states)
+            x = x + y if index >= self.residual_from else y
+        return x
+
+
+# The whole model (figure 1)
+
+
+@ARCHITECTURES.register("gnmt", PUBLISHED)
+@ARCHITECTURES.register(
+    "gnmt_small",
+    # with the published range, narrow layers initially pass on almost no information about the source
+    replace(PUBLISHED, encoder_layers=4, decoder_layers=4, d_model=256, d_attention=256, initial_range=0.14),
+)
+class GNMT(IncrementalArchitecture):
+    """A deep residual LSTM encoder and decoder.
+
+    The query of the attention is the output of the bottom decoder layer for the previous token. Every decoder layer
+    reads the context, so that the upper layers can run in parallel (section 3). The bottom layer of the encoder is
+    bidirectional (section 3.2). Residual connections start at the third layer of each stack. Decoder states start at
+    zero.
+    """
+
+    def __init__(self, config: GNMTConfig, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        width = config.d_model
+        self.source_embedding = nn.Embedding(vocabulary.source, width)
+        self.target_embedding = nn.Embedding(vocabulary.target, width)
+        self.dropout = Dropout(config.dropout)
+        self.bottom_encoder = BidirectionalLSTM(width, width)
+        above = config.encoder_layers - 1
+        self.encoder = ResidualStack(config, [2 * width, *[width] * above][:above], residual_from=1)
+        self.memory_width = width if above else 2 * width
+        attention = AdditiveAttention(width, self.memory_width, config.d_attention)
+        self.bottom_decoder = AttentionLSTM(width, width, attention, self.memory_width)
+        widths = [width] * (config.decoder_layers - 1)
+        self.decoder = ResidualStack(config, widths, residual_from=1, context=self.memory_width)
+        self.output_projection = nn.Linear(width, vocabulary.target)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
+
+    def encode(self, source: Packed) -> Packed:
+        """Returns the output of the top encoder layer and the keys of the attention: [S, D + attention width]."""
+        x = self.dropout(self.source_embedding(source.values))
+        x = self.encoder(self.bottom_encoder(x, source.layout), source.layout)
+        return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
+
+    def stateful_layers(self) -> Iterable[nn.Module]:
+        return self.bottom_decoder, *self.decoder.layers
+
+    def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
+        layout = target_input.layout
+        x = self.dropout(self.target_embedding(target_input.values))
+        values, keys = state.memory.tensor_split([self.memory_width], -1)
+        bottom = self.bottom_decoder(x, layout, AttentionMemory(values, keys, state.mask), state.states)
+        state.record(bottom.weights[:, None])
+        return self.decoder(bottom.output, layout, bottom.context, state.states)

@@ -1,0 +1,219 @@
+"""The interface of an architecture: `encode` and `decode`, an output projection, and for search `start` and `step`.
+
+A new architecture subclasses `Architecture`, sets `self.output_projection`, and defines `encode` and `decode`. It then
+trains with every criterion and decodes in every mode. By default, a search runs `decode` over the whole prefix at every
+step (`PrefixState`). This works for any left-to-right decoder but is slow. An architecture that can continue from its
+last step overrides `start` and `step`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit.config.registry import Registry
+from nmtkit.data.packed import Layout, Packed
+from nmtkit.models.layers.static_kv_cache import CacheLengths
+
+# B sentences or slots of a search, R hypotheses (rows) of each, N = B x R, S source tokens, T target tokens, L and M
+# tokens of the longest target and source, H heads, D model width, V target vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The sizes of the vocabularies. If `joint`, both sides have the same vocabulary and can share embeddings."""
+
+    source: int
+    target: int
+    joint: bool
+
+
+class Architecture(nn.Module, ABC):
+    """A sequence-to-sequence model. Registered factories are called as `factory(config, vocabulary)`."""
+
+    output_projection: nn.Module  # features [T, D] -> logits [T, V]; for an nn.Linear, projection and loss are fused
+    max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
+    max_target_positions: int | None = None
+    shortlist: dict[str, Tensor] | None = None  # state of a `search.shortlist.Shortlist`, from the checkpoint
+    reads_source: bool = True  # False for a language model: the features depend only on the target
+    directions: frozenset[tuple[str, str]] = frozenset()  # trained language pairs of a multilingual model, if recorded
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether a training pass may skip parameters, as in LayerDrop (see torch's DistributedDataParallel)."""
+        return False
+
+    @abstractmethod
+    def encode(self, source: Packed) -> Packed:
+        """Returns the memory of source ids [S]: values [S, …] on a layout with the same number of sentences.
+
+        The number of memory positions of a sentence may differ from the number of source tokens.
+        """
+
+    @abstractmethod
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        """Returns features [T, D]. Each row depends only on the memory of its sentence and on earlier target tokens."""
+
+    def forward(self, source: Packed, target_input: Packed) -> Tensor:
+        """Returns the features [T, D] of all target tokens, from which `output_projection` computes the logits."""
+        return self.decode(self.encode(source), target_input)
+
+    def auxiliary_losses(self) -> dict[str, Tensor]:
+        """Returns auxiliary losses per target token by name, and resets them.
+
+        The losses are means over the training passes since the last call. The base class of criterions adds the losses
+        to the loss of every criterion.
+        """
+        return {}
+
+    def begin_update(self, generator: torch.Generator) -> None:
+        """Draws random choices that all micro-batches of an update share, such as the layers to skip (LayerDrop).
+
+        The trainer calls this method before the first micro-batch. `generator` is on the CPU, seeded by (seed, update),
+        so all ranks draw the same numbers.
+        """
+
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+        """Returns attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
+
+        L are queries and M keys. Weights are zero beyond the end of a sentence. Raises ValueError for an architecture
+        without attention.
+        """
+        raise ValueError(f"{type(self).__name__} has no attention to show")
+
+    def forward_with_attention(
+        self, source: Packed, target_input: Packed, layer: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns features [T, D], and the cross-attention weights B H L M of a decoder layer, with gradients.
+
+        `layer` counts from 1; None selects the layer of `layer_index`. The weights are None if this update skips the
+        layer. Raises ValueError for a layer that does not exist, and for an architecture without attention.
+        """
+        raise ValueError(f"{type(self).__name__} has no cross-attention to supervise")
+
+    def start(self, memory: Packed, beams: int) -> "DecoderState":
+        """Returns the state before the first token, with `beams` hypotheses for each of the B sentences of the memory.
+
+        Rows are sentence-major: row n belongs to sentence n // beams.
+        """
+        return PrefixState(memory, beams)
+
+    def step(self, tokens: Tensor, state: "DecoderState") -> Tensor:
+        """Appends `tokens` [N] to the N hypotheses. Returns the logits [N, V] of the next tokens.
+
+        The caller may overwrite the logits.
+        """
+        assert isinstance(state, PrefixState)
+        prefixes, memory = state.append(tokens)
+        features = self.decode(memory, prefixes)
+        return self.output_projection(features[prefixes.layout.cu_seqlens[1:].long() - 1])
+
+    @property
+    def supports_static_decoding(self) -> bool:
+        """Whether `static_start` and `static_step` can be used. A search with CUDA graphs needs both."""
+        return False
+
+    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
+        """Returns a state of `slots` empty slots, whose tensors never change shape.
+
+        A hypothesis has up to `capacity` tokens, bos included. A source has up to `memory_capacity` tokens. The memory
+        must have the layout of the source.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not decode statically")
+
+    def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
+        """Computes the same as `step`, but the tokens of slot b are at position[b]. Returns logits in fp32.
+
+        The step must not wait for the device. Shapes must depend only on the state and on `lengths`: the largest
+        numbers of target and source positions in any slot.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not decode statically")
+
+
+def layer_index(layer: int | None, layers: int) -> int:
+    """Returns the index of a decoder layer, counted from 0. `layer` counts from 1.
+
+    None selects the layer that aligns words best. This layer is the second-to-last layer (Garg et al. 2019, "Jointly
+    Learning to Align and Translate"), or the last layer if there are at most two layers.
+    """
+    if layer is not None and layer > layers:
+        raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last layer is {layers}")
+    if layer is None:
+        return layers - 2 if layers > 2 else layers - 1
+    return layer - 1
+
+
+class DecoderState(Protocol):
+    """The state of a search between two steps. Methods change the state in place."""
+
+    beams: int
+
+    @abstractmethod
+    def reorder(self, beam_index: Tensor) -> None:
+        """Makes row n continue the hypothesis of row beam_index[n] (same sentence). `beam_index` is [N], int64."""
+
+    @abstractmethod
+    def drop_finished(self, sentences: Tensor) -> None:
+        """Keeps only the sentences with the indices `sentences`, which are ascending."""
+
+    @abstractmethod
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        """Replaces the sentences in `slots` (indices) by the sentences of `memory`, before their first token."""
+
+
+class StaticState(Protocol):
+    """The state of a search over a fixed number of slots. Methods change tensors in place and never change shapes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
+        """Makes row r of slot b continue row beam_index[b, r] of the same slot. `beam_index` is [B, R], int64."""
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        """Starts the sentences of `memory` in `slots` (indices), and removes the previous sentences of these slots."""
+
+
+class PrefixState(DecoderState):
+    """A state that keeps only the tokens so far. Every step decodes the whole prefix again."""
+
+    def __init__(self, memory: Packed, beams: int) -> None:
+        self.beams = beams
+        self.memories = list(memory.split())
+        rows = len(self.memories) * beams
+        self.prefixes = torch.empty(rows, 0, dtype=torch.int64, device=memory.values.device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=memory.values.device)
+
+    def append(self, tokens: Tensor) -> tuple[Packed, Packed]:
+        """Appends `tokens` [N]. Returns the prefixes, packed, and the memory of each row."""
+        if not len(self.lengths) or int(self.lengths.max()) == self.prefixes.shape[1]:
+            self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
+        self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens
+        self.lengths = self.lengths + 1
+        prefixes = Packed.from_padded(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
+        memories = [memory for memory in self.memories for _ in range(self.beams)]
+        lengths = torch.tensor([len(memory) for memory in memories], device=tokens.device)
+        return prefixes, Packed(torch.cat(memories), Layout.of(lengths))
+
+    def reorder(self, beam_index: Tensor) -> None:
+        self.prefixes, self.lengths = self.prefixes[beam_index], self.lengths[beam_index]
+
+    def drop_finished(self, sentences: Tensor) -> None:
+        rows = (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
+        self.memories = [self.memories[index] for index in sentences.tolist()]
+        self.prefixes, self.lengths = self.prefixes[rows], self.lengths[rows]
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        for slot, values in zip(slots.tolist(), memory.split(), strict=True):
+            self.memories[slot] = values
+            self.lengths[slot * self.beams : (slot + 1) * self.beams] = 0
+
+
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Returns the number of elements of all parameters. Shared parameters count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,107 @@
+"""Models in checkpoint files: merges adapters with their base, and stores weights as 8-bit integers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nmtkit.data.checkpoint_file import Checkpoint, checksum, fingerprint, read, save
+from nmtkit.models.layers import adapters, int8
+
+ADAPTERS = {"base": str, "fingerprint": int, "rank": int, "alpha": float, "layers": list}
+
+
+def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
+    """Maps each name in `model` to the first name of the same tensor. Only tied weights have more than one name."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    return {
+        name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
+        for name, tensor in model.items()
+    }
+
+
+# XX -----------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path, mmap: bool = False) -> Checkpoint:
+    """Reads a checkpoint like `read`, and returns a complete model: merges adapters with their base, and turns weights
+    in 8 bits into fp32.
+
+    The base is the file that training used, or else a file with the same name in the folder of the checkpoint. Raises
+    OSError or ValueError like `read`, and also if the base is missing or is a different model.
+    """
+    contents = dequantized(read(path, mmap), path)
+    return contents if "adapters" not in contents else _merged(contents, path, mmap)
+
+
+def export(contents: Checkpoint, path: Path, in_8_bits: bool) -> None:
+    """Writes a model that was loaded with `load` to a new file, without training state, in fp32 or in 8 bits.
+
+    Raises OSError, or ValueError if the file exists.
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists already; remove it or choose another name")
+    model = {name: value for name, value in contents.items() if name != "training"}
+    save(path, quantized(model) if in_8_bits else model)
+
+
+def quantized(contents: Checkpoint) -> Checkpoint:
+    """Returns a checkpoint whose weight matrices are stored as 8-bit integers, with an fp32 scale for each row.
+
+    Vectors, such as biases, stay in fp32. A weight that several modules share is stored once.
+    """
+    model, scales = dict(contents["model"]), {}
+    for name, first in tied_to(model).items():
+        if first != name:
+            model[name] = model[first]
+        elif int8.is_quantizable(model[name]):
+            model[name], scales[name] = int8.quantize(model[name])
+    return contents | {"model": model, "scales": scales}
+
+
+def dequantized(contents: Checkpoint, path: Path) -> Checkpoint:
+    """Returns a checkpoint with all weights in fp32: the inverse of `quantized`.
+
+    Raises ValueError, with `path`, if the scales of a matrix do not match its integers.
+    """
+    if "scales" not in contents:
+        return contents
+    scales, model = contents["scales"], dict(contents["model"])
+    for name, first in tied_to(model).items():
+        integers, scale = model[name], scales.get(first)
+        if scale is not None and first == name:
+            if integers.dtype != torch.int8 or scale.shape != integers.shape[:-1] or not scale.isfinite().all():
+                raise ValueError(f"{path} is damaged: the scales of {name} do not match its weights")
+            model[name] = int8.dequantize(integers, scale)
+        elif first != name:
+            model[name] = model[first]
+    whole = {name: value for name, value in contents.items() if name not in ("scales", "checksum")} | {"model": model}
+    return whole | {"checksum": checksum(whole)}
+
+
+def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
+    facts = contents["adapters"]
+    if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != ADAPTERS:
+        raise ValueError(f"{path}: its facts about adapters do not have the format of nmtkit")
+    base, beside = Path(facts["base"]), path.parent / Path(facts["base"]).name
+    base_path = next((candidate for candidate in (base, beside) if candidate.is_file()), None)
+    if base_path is None:
+        raise FileNotFoundError(
+            f"{path} holds adapters of {base}, which does not exist; put {base.name} into the folder of {path.name}"
+        )
+    whole = dequantized(read(base_path, mmap), base_path)
+    if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
+        raise ValueError(
+            f"{path} holds adapters of a different model than {base_path}; replace that file by the file of "
+            "--finetune-from"
+        )
+    try:
+        model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    left_out = ("adapters", "training", "checksum")
+    merged = {name: value for name, value in contents.items() if name not in left_out} | {"model": model}
+    if "shortlist" in whole:
+        merged.setdefault("shortlist", whole["shortlist"])
+    return merged | {"checksum": checksum(merged)}

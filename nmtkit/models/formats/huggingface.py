@@ -1,0 +1,352 @@
+"""Imports models of Hugging Face's transformers: Marian (OPUS-MT), M2M-100, NLLB and mBART-50.
+
+A folder holds config.json, the weights, and the SentencePiece models of the tokenizer with a table of ids. The weights
+are in model.safetensors or pytorch_model.bin, as one file or in parts. The import does not run code from the files and
+does not need the package transformers.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nmtkit.config import derive
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.data.tokenizers.spm_model import pieces_of
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
+from nmtkit.models.formats import pickles
+from nmtkit.models.formats.reading import Settings, naming, read_json
+from nmtkit.models.formats.tokenizer_json import sentencepiece_model
+from nmtkit.models.formats.transformer_names import stacks
+from nmtkit.models.formats.vocabulary import HIDDEN, SPECIAL, Table, is_language, read_model, table_of, tokenizer_of
+from nmtkit.models.formats.weights import Weights, load_safetensors, transformer_checkpoint
+
+CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
+TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+# tensors that the import may skip: versions and tables of sinusoids
+IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)"
+# Defaults of transformers that depend on the model type, for settings that config.json leaves out.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "marian": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
+    "m2m_100": {"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1, "layerdrop": 0.05},
+    "mbart": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
+}
+# Settings that depend only on the model type.
+FIXED: dict[str, dict[str, Any]] = {
+    "marian": {"positions": "sinusoidal_halves", "output_bias": True},
+    "m2m_100": {"positions": "sinusoidal_fairseq", "pre_norm": True},
+    "mbart": {"positions": "learned", "pre_norm": True, "embedding_norm": True, "output_bias": True},
+}
+# Search setting -> values without effect. The settings are in generation_config.json; older models use config.json.
+SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,), "length_penalty": (1.0,), "no_repeat_ngram_size": (0,), "repetition_penalty": (1.0,),
+    "min_length": (0,), "num_beam_groups": (1,), "diversity_penalty": (0.0,), "do_sample": (False,),
+    "forced_bos_token_id": (),
+}  # fmt: skip
+
+log = logging.getLogger("nmtkit")
+
+
+def load(folder: Path) -> Checkpoint:
+    """Returns the checkpoint of the model in `folder`.
+
+    Raises FileNotFoundError or ValueError naming the file if a file is missing, damaged or not supported. Raises
+    ImportError if the weights need the package safetensors and the package is missing. Warns about search settings and
+    added tokens, which are not imported.
+    """
+    settings = Settings(
+        read_json(folder / CONFIG_FILE, "a folder of transformers contains this file"), folder / CONFIG_FILE
+    )
+    kind = settings.value("model_type")
+    if not isinstance(kind, str) or kind not in LOADERS:
+        raise ValueError(f"{settings.path}: model type {kind!r} is not supported; supported: {', '.join(LOADERS)}")
+    config = config_of(settings, kind)
+    weights = Weights(read_weights(folder), folder)
+    if not config.output_bias:
+        leave_out_bias(weights, folder)
+    sizes = vocabulary_sizes(settings, weights)
+    source, target, tokenizer = LOADERS[kind](folder, settings, sizes)
+    shared = tokenizer.joint and settings.flag("share_encoder_decoder_embeddings", True)
+    config = replace(config, output_bias=config.output_bias or bool(target.hidden), share_embeddings=shared)
+    contents = transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, source, target), folder)
+    warn_of_search_settings(folder, settings)
+    return contents
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def config_of(settings: Settings, kind: str) -> TransformerConfig:
+    """Returns the config of a model. Raises ValueError that names an unsupported setting."""
+    defaults = DEFAULTS[kind]
+    activation = settings.text("activation_function", defaults["activation_function"])
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{settings.path}: activation_function {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
+        )
+    changes = {
+        "encoder_layers": settings.integer("encoder_layers"),
+        "decoder_layers": settings.integer("decoder_layers"),
+        "d_model": settings.integer("d_model"),
+        "d_ff": settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
+        "heads": settings.same("encoder_attention_heads", "decoder_attention_heads"),
+        "dropout": settings.fraction("dropout", 0.1),
+        "attention_dropout": settings.fraction("attention_dropout", defaults["attention_dropout"]),
+        "activation_dropout": settings.fraction("activation_dropout", 0.0),
+        "encoder_layerdrop": settings.fraction("encoder_layerdrop", defaults["layerdrop"]),
+        "decoder_layerdrop": settings.fraction("decoder_layerdrop", defaults["layerdrop"]),
+        "activation": ACTIVATIONS[activation],
+        "attention_bias": True,
+        "max_positions": settings.integer("max_position_embeddings"),
+        "scale_embeddings": settings.flag("scale_embedding", defaults["scale_embedding"]),
+        "tie_output": settings.flag("tie_word_embeddings", True),
+    }
+    if kind == "m2m_100":  # the first position is the id of the padding + 1
+        changes["position_offset"] = settings.integer("pad_token_id", 1) + 1
+    return derive(BASE, changes | FIXED[kind], str(settings.path))
+
+
+def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
+    """Returns the sizes of the source vocabulary and the target vocabulary.
+
+    Raises ValueError if the embeddings have a different number of rows.
+    """
+    source = settings.integer("vocab_size")
+    sizes = source, source
+    if not settings.flag("share_encoder_decoder_embeddings", True):
+        sizes = source, settings.integer("decoder_vocab_size", source)
+    for stack, name, size in zip(("encoder", "decoder"), ("vocab_size", "decoder_vocab_size"), sizes, strict=True):
+        rows = len(weights.matrix(*embedding_names(stack)))
+        if rows != size:
+            raise ValueError(f"{settings.path}: {name} is {size}, but the embeddings have {rows} rows")
+    return sizes
+
+
+def warn_of_search_settings(folder: Path, settings: Settings) -> None:
+    """Warns if the model has search settings, because a checkpoint of nmtkit does not hold search settings."""
+    path = folder / GENERATION_FILE
+    values = {**settings.values, **(read_json(path) if path.exists() else {})}
+    asked = [
+        f"{name} {values[name]}"
+        for name, neutral in SEARCH_SETTINGS.items()
+        if values.get(name) is not None and values[name] not in neutral
+    ]
+    if asked:
+        log.warning(
+            "%s: search settings are not imported: %s; give flags of generate instead, such as --beam",
+            path if path.exists() else settings.path, ", ".join(asked),
+        )  # fmt: skip
+
+
+# --- tokenizers -----------------------------------------------------------------------------------------------------
+
+
+def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
+    """Reads two SentencePiece models, and one table of ids for both models or for each model."""
+    models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
+    start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
+    starts: list[int | None]
+    if settings.flag("share_encoder_decoder_embeddings", True):
+        paths, sides, starts = [folder / VOCAB_FILE], [models], [start]
+    else:  # the first token of the decoder is an entry of the target table
+        paths, sides = [folder / VOCAB_FILE, folder / "target_vocab.json"], [models[:1], models[1:]]
+        starts = [None, start]
+    tables = []
+    for path, size, side, first in zip(paths, sizes, sides, starts, strict=False):
+        by_id = pieces_by_id(path)
+        tables.append(table_of(by_id, size, side, first, path))
+    added = added_tokens(folder, set(tables[0].pieces), len(tables[0].pieces))
+    warn_of_added_tokens(folder, set(added.values()) - set(tables[0].pieces), set())
+    tables = [tables[0], tables[-1]]
+    return tables[0], tables[1], tokenizer_of(tables, models)
+
+
+MBART_50 = "MBart50Tokenizer"
+# The languages of M2M-100, and of the models of WMT 2021, in the order of their tokens. transformers 5 does not save
+# these tokens.
+M2M_100 = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
+    "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
+    "ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
+LANGUAGE_CODES = {"m2m100": M2M_100, "wmt21": "en ha is ja cs ru zh de"}
+
+
+def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
+    """Reads one SentencePiece model. The ids come from vocab.json (M2M-100), or follow the numbering of fairseq."""
+    about = read_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else {}
+    if settings.value("model_type") == "mbart" and MBART_50 not in (
+        settings.values.get("tokenizer_class"),
+        str(about.get("tokenizer_class")).removesuffix("Fast"),
+    ):
+        raise ValueError(
+            f"{folder} is not an mBART-50 model: its tokenizer is not {MBART_50}. Earlier mBART models (cc25, en-ro) "
+            "put the language token after the source, which is not supported"
+        )
+    if about.get("legacy_behaviour"):
+        raise ValueError(
+            f"{folder / TOKENIZER_FILE}: legacy_behaviour (a language token after the source) is not supported. NLLB "
+            "was trained with the token before the source; set legacy_behaviour to false unless this model was "
+            "trained with the token after the source"
+        )
+    if (folder / SPM_FILE).exists() or not (folder / TOKENIZER_JSON).exists():
+        model = read_model(folder / SPM_FILE)
+        by_id = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>", *(piece.text for piece in pieces_of(model)[3:])]))
+    else:
+        with naming(folder / TOKENIZER_JSON):
+            model, by_id = sentencepiece_model(read_json(folder / TOKENIZER_JSON), folder / TOKENIZER_JSON)
+    if (folder / VOCAB_FILE).exists():
+        by_id = pieces_by_id(folder / VOCAB_FILE)
+    size = len(by_id)
+    added = added_tokens(folder, set(by_id.values()), size)
+    known = set(by_id.values())
+    by_id |= added
+    listed = about.get("language_codes")
+    if listed not in (None, *LANGUAGE_CODES):
+        supported = ", ".join(LANGUAGE_CODES)
+        raise ValueError(
+            f"{folder / TOKENIZER_FILE}: language_codes {listed!r} is not supported; supported: {supported}"
+        )
+    if listed is not None and "__en__" not in by_id.values():
+        by_id |= dict(enumerate((f"__{code}__" for code in LANGUAGE_CODES[listed].split()), size))
+    eos = settings.integer("eos_token_id", 2)
+    start = settings.integer("decoder_start_token_id", eos)
+    path = folder / (VOCAB_FILE if (folder / VOCAB_FILE).exists() else SPM_FILE)
+    table = table_of(by_id, sizes[0], [model], None if start == eos else start, path)
+    languages = set(table.pieces) & table.control
+    warn_of_added_tokens(folder, set(added.values()) - known, languages)
+    return table, table, Tokenizer(table.renumber(model))
+
+
+LOADERS: dict[str, Callable[[Path, Settings, tuple[int, int]], tuple[Table, Table, Tokenizer]]] = {
+    "marian": marian_tokenizer,
+    "m2m_100": m2m_tokenizer,
+    "mbart": m2m_tokenizer,
+}
+
+
+def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
+    """Returns the added tokens by id. Each release of transformers writes these tokens to a different file.
+
+    The oldest releases write a list of names without ids and without <mask>. The first name has the id `size`.
+    """
+    tokens_by_id: dict[int, str] = {}
+    for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):
+        if (folder / name).exists():
+            contents = read_json(folder / name)
+            with naming(folder / name):
+                tokens = contents.get(key, {})
+                entries = tokens.items() if isinstance(tokens, dict) else ((token["id"], token) for token in tokens)
+                tokens_by_id |= {check_id(id, folder / name): str(token["content"]) for id, token in entries}
+    if (folder / "added_tokens.json").exists():
+        tokens_by_id |= pieces_by_id(folder / "added_tokens.json")
+    path = folder / "special_tokens_map.json"
+    if not any(is_language(token) for token in tokens_by_id.values()) and path.exists():
+        with naming(path):
+            names = read_json(path).get("additional_special_tokens", [])
+            texts = [name if isinstance(name, str) else str(name["content"]) for name in names]
+        tokens_by_id |= dict(enumerate((text for text in texts if text not in pieces), size))
+    return tokens_by_id
+
+
+def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
+    """Warns of tokens that transformers removes from the text before SentencePiece divides the text into pieces."""
+    tokens = sorted(added - known - SPECIAL)
+    if tokens:
+        more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
+        log.warning(
+            "%s: the added tokens %s%s are not imported, so text with these tokens is divided into different pieces",
+            folder, ", ".join(tokens[:5]), more,
+        )  # fmt: skip
+
+
+def check_id(id: Any, path: Path) -> int:
+    """Returns `id`, a number or text, as a number. Raises ValueError naming the path if `id` is not a valid id."""
+    if isinstance(id, bool) or not isinstance(id, int | str) or not str(id).isascii() or not str(id).isdigit():
+        raise ValueError(f"{path}: {str(id)[:40]!r} is not an id of a piece; ids are whole numbers from 0 up")
+    return int(id)
+
+
+def pieces_by_id(path: Path) -> dict[int, str]:
+    """Returns the pieces of a table by id. Raises ValueError for an empty table, a negative id or a repeated id."""
+    contents = read_json(path)
+    by_id = {check_id(id, path): piece for piece, id in contents.items()}
+    if not by_id or len(by_id) < len(contents):
+        raise ValueError(f"{path} has {'several pieces with one id' if contents else 'no entries'}")
+    return by_id
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def leave_out_bias(weights: Weights, folder: Path) -> None:
+    """Removes `final_logits_bias` from the weights of an M2M-100.
+
+    M2M100ForConditionalGeneration of transformers has no output bias and ignores this tensor, so the import ignores the
+    tensor too. Logs a warning if the tensor is not 0.
+    """
+    bias = weights.tensors.pop("final_logits_bias", None)
+    if bias is not None and bias.any():
+        log.warning(
+            "%s: final_logits_bias is not imported, because M2M100ForConditionalGeneration has no output bias", folder
+        )
+
+
+def embedding_names(stack: str) -> tuple[str, str]:
+    """Returns the possible names of the embeddings of the encoder or decoder in a file, the preferred name first."""
+    own_name = f"model.{stack}.embed_tokens.weight"
+    return ("model.shared.weight", own_name) if stack == "encoder" else (own_name, "model.shared.weight")
+
+
+def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
+    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
+    encoder, decoder = embedding_names("encoder"), embedding_names("decoder")
+    if config.share_embeddings:
+        weights.check_equal([*encoder, decoder[0]], "share_encoder_decoder_embeddings")
+        decoder = encoder
+    output = decoder if config.tie_output else ("lm_head.weight",)
+    if config.tie_output:
+        weights.check_equal([weights.first_name(*decoder), "lm_head.weight"], "tie_word_embeddings")
+    tensors = {
+        "source_embedding.tokens.weight": weights.rows(source.rows, *encoder),
+        "target_embedding.tokens.weight": weights.rows(target.rows, *decoder),
+        "output_projection.weight": weights.rows(target.rows, *output),
+    }
+    if config.output_bias:
+        tensors["output_projection.bias"] = weights.output_bias("final_logits_bias", target.rows, target.hidden, HIDDEN)
+    tensors |= stacks(weights, config, "model.")
+    weights.check_all_taken(IGNORED)
+    return tensors
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Returns all tensors by name. Reads a single file, or all files of an index."""
+    weights: dict[str, Tensor] = {}
+    for name, read in (("model.safetensors", load_safetensors), ("pytorch_model.bin", pickles.load)):
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            for part in part_names(index):
+                weights |= read(folder / part)
+            return weights
+        if (folder / name).exists():
+            return read(folder / name)
+    raise FileNotFoundError(f"{folder} contains neither model.safetensors nor pytorch_model.bin")
+
+
+def part_names(index: Path) -> list[str]:
+    """Returns the names of the weight files that an index lists. The files are in the folder of the index."""
+    parts = read_json(index).get("weight_map")
+    if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
+        raise ValueError(f"{index}: weight_map is not a table from weights to files")
+    outside = [part for part in parts.values() if Path(part).name != part]
+    if outside:
+        raise ValueError(f"{index}: weight_map names {outside[0]!r}, which is not a file of this folder")
+    return sorted(set(parts.values()))

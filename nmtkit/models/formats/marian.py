@@ -1,0 +1,393 @@
+"""Imports Transformer models of Marian (Junczys-Dowmunt et al. 2018).
+
+A model is an .npz file, with a decoder.yml in the same folder. decoder.yml names the vocabularies. A vocabulary is a
+SentencePiece model (.spm) or a list of pieces (.yml). With lists, as in OPUS-MT, the folder also holds the
+SentencePiece models source.spm and target.spm. The import does not need the package pymarian.
+
+This module parses YAML itself, because PyYAML rejects plain scalars that begin with a comma. Marian writes such
+scalars, for example in the vocabularies of OPUS-MT.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmtkit.config import derive
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.data.tokenizers.spm_model import UNKNOWN, pieces_of
+from nmtkit.data.tokenizers.tokenizer import BOS
+from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
+from nmtkit.models.formats.reading import Settings, read_text
+from nmtkit.models.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of
+from nmtkit.models.formats.weights import Weights, transformer_checkpoint
+
+SETTINGS = "special:model.yml"  # the name of the tensor that holds the settings as YAML text
+ACTIVATIONS = ("relu", "swish", "gelu")
+NORM_EPS = 1e-6
+POSITIONS = "sinusoidal_fairseq"
+SIDES = ("source", "target")
+SELF_ATTENTION = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}  # Marian's -> nmtkit's
+# Setting -> the values that nmtkit's Transformer supports. The first value is the default.
+FIXED: dict[str, tuple[str, ...]] = {
+    "type": ("transformer",),
+    "input-types": ("", "sequence"),
+    "right-left": ("false",),
+    "ulr": ("false",),
+    "lemma-dim-emb": ("0",),
+    "transformer-attention-mask": ("default",),
+    "transformer-decoder-autoreg": ("self-attention", "rnn", "average-attention"),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-no-affine": ("false",),
+    "transformer-no-bias": ("false",),
+    "transformer-no-projection": ("false",),
+    "transformer-pool": ("false",),
+    "transformer-rnn-projection": ("false",),
+    "transformer-train-position-embeddings": ("false",),
+}
+
+
+def load(source: Path) -> Checkpoint:
+    """Returns the checkpoint of the model in `source`, which is an .npz file or a folder with a decoder.yml.
+
+    Raises FileNotFoundError or ValueError if a file or a setting is missing, damaged or not supported. The message
+    names the file and the setting.
+    """
+    decoder = decoder_file(source)
+    facts = parse(read_text(decoder), decoder)
+    path = source if source.is_file() else beside(decoder, names(facts, "models", 1, decoder)[0])
+    weights = read_weights(path)
+    paths = [beside(decoder, name) for name in names(facts, "vocabs", 2, decoder)]
+    vocabularies = [read_vocabulary(path, side) for path, side in zip(paths, SIDES, strict=True)]
+    tables = [
+        table_of(by_id, len(by_id), [model], None, path, unknown)
+        for path, (by_id, model, unknown) in zip(paths, vocabularies, strict=True)
+    ]
+    tokenizer = tokenizer_of(tables, [model for _, model, _ in vocabularies])
+    config = config_of(settings_of(weights, path), tokenizer.joint)
+    return transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, *tables), path)
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def config_of(settings: Settings, joint: bool) -> TransformerConfig:
+    """Returns the config of a model. Raises ValueError that names an unsupported setting."""
+    path = settings.path
+    for name, allowed in FIXED.items():
+        value = settings.value(name, allowed[0])
+        words = value if isinstance(value, list) else str(value).split()
+        if value not in allowed and set(words) - set(allowed):
+            raise ValueError(
+                f"{path} has {name} {' '.join(words)}, which nmtkit's Transformer does not support; supported: "
+                f"{' and '.join(value for value in allowed if value) or 'none'}"
+            )
+    activation = settings.text("transformer-ffn-activation")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{path} has transformer-ffn-activation {activation}; supported: {', '.join(ACTIVATIONS)}")
+    inner = settings.integer("transformer-dim-ffn")
+    if settings.integer("transformer-decoder-dim-ffn", 0) not in (0, inner):
+        raise ValueError(
+            f"{path} has transformer-decoder-dim-ffn {settings.integer('transformer-decoder-dim-ffn')}; nmtkit "
+            "supports only one width for encoder and decoder"
+        )
+    kind = SELF_ATTENTION[settings.text("transformer-decoder-autoreg", "self-attention")]
+    cell = settings.text("dec-cell", "gru")
+    if kind == "ssru" and cell != "ssru":
+        raise ValueError(f"{path} has dec-cell {cell}; nmtkit's Transformer supports only ssru")
+    tied = settings.flag("tied-embeddings-all")
+    changes = {
+        "decoder_self_attention": kind,
+        "ssru_norm": kind == "ssru" and settings.flag("layer-normalization"),
+        **(average_attention(settings, inner, activation) if kind == "average" else {}),
+        "decoder_tied_layers": tied_layers(settings),
+        "zero_bos": kind != "attention",
+        "encoder_layers": settings.integer("enc-depth"),
+        "decoder_layers": settings.integer("dec-depth"),
+        "d_model": settings.integer("dim-emb"),
+        "d_ff": inner,
+        "heads": settings.integer("transformer-heads"),
+        "activation": activation,
+        "attention_bias": True,
+        "output_bias": True,
+        "positions": POSITIONS,
+        "norm_eps": NORM_EPS,
+        "share_embeddings": joint and (tied or settings.flag("tied-embeddings-src")),
+        "tie_output": tied or settings.flag("tied-embeddings"),
+        "embedding_norm": embeddings_are_normalised(settings),
+    }
+    return derive(BASE, changes, str(path))
+
+
+def average_attention(settings: Settings, inner: int, activation: str) -> dict[str, bool]:
+    """Returns the settings of average attention.
+
+    Raises ValueError unless its feed-forward network has the inner width and the activation of the other feed-forward
+    networks, `inner` and `activation`.
+    """
+    depth, gated = settings.integer("transformer-aan-depth", 2), not settings.flag("transformer-aan-nogate")
+    if depth not in (1, 2):
+        raise ValueError(f"{settings.path} has transformer-aan-depth {depth}; nmtkit supports 1 and 2")
+    wanted = {"transformer-dim-aan": str(inner), "transformer-aan-activation": activation}
+    for name, value in wanted.items() if depth == 2 else ():
+        if settings.text(name) != value:
+            raise ValueError(
+                f"{settings.path} has {name} {settings.text(name)}; nmtkit supports only {value}, the setting of the "
+                "other feed-forward networks"
+            )
+    return {"average_ffn": depth == 2, "average_gate": gated, "average_separate_gates": gated}
+
+
+def tied_layers(settings: Settings) -> tuple[int, ...]:
+    """Returns the number of each decoder layer, or () without ties. Layers with the same number share all weights."""
+    value = settings.value("transformer-tied-layers", [])
+    words = value if isinstance(value, list) else str(value).split()
+    if not all(str(word).isdecimal() for word in words):
+        raise ValueError(
+            f"{settings.path} has transformer-tied-layers {' '.join(words)}; a list of numbers is expected"
+        )
+    return tuple(int(word) for word in words)
+
+
+def embeddings_are_normalised(settings: Settings) -> bool:
+    """Returns whether a norm follows the embeddings. Raises ValueError unless all other norms follow layers.
+
+    Marian describes the operations around a layer with letters: d is dropout, a is the residual sum, n is the norm.
+    Marian's pre-norm differs from nmtkit's pre-norm, because keys and values of self-attention in Marian are computed
+    from the input before the norm.
+    """
+    names = [f"transformer-{name}" for name in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")]
+    letters = [settings.text(name, "").replace("d", "") for name in names]
+    if letters[:3] != ["", "an", ""] or letters[3] not in ("", "n"):
+        shown = ", ".join(f"{name} {settings.text(name, '')!r}" for name in names)
+        raise ValueError(
+            f"{settings.path} has {shown}, which is not supported: norms and residual sums must be 'dan' after each "
+            "layer (and 'nd' after the embeddings, if any)"
+        )
+    return letters[3] == "n"
+
+
+# --- vocabularies ---------------------------------------------------------------------------------------------------
+
+
+def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
+    """Returns the pieces of a vocabulary by id, the SentencePiece model, and the piece for unknown text.
+
+    Raises ValueError for an invalid file and FileNotFoundError for a missing file. The message names the file.
+    """
+    if path.suffix == ".spm":
+        model = read_model(path, f"decoder.yml names it as the {side} vocabulary")
+        pieces = pieces_of(model)
+        by_id = dict(enumerate(piece.text for piece in pieces))
+        return by_id, model, next((piece.text for piece in pieces if piece.type == UNKNOWN), "<unk>")
+    if path.suffix not in (".yml", ".yaml", ".json"):
+        raise ValueError(f"{path} has an unknown format; nmtkit reads vocabularies in .spm and .yml files")
+    table = parse(read_text(path, f"decoder.yml names it as the {side} vocabulary"), path)
+    try:
+        by_id = {int(id): word for word, id in table.items()}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …") from error
+    if not table or sorted(by_id) != list(range(len(table))):
+        raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …")
+    purpose = f"{path.name} lists pieces, so the SentencePiece model that makes these pieces is needed"
+    return by_id, read_model(path.parent / f"{side}.spm", purpose), "<unk>"
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
+    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
+    output = "decoder_ff_logit_out"
+    tensors = {
+        "source_embedding.tokens.weight": weights.rows(source.rows, "Wemb", "encoder_Wemb"),
+        "target_embedding.tokens.weight": weights.rows(target.rows, "Wemb", "decoder_Wemb"),
+    }
+    for table, names in ((source, ("Wemb", "encoder_Wemb")), (target, ("Wemb", "decoder_Wemb"))):
+        rows = len(weights.matrix(*names))
+        if rows != max(table.rows) + 1:
+            raise ValueError(
+                f"{weights.path} has embeddings for {rows} entries, but its vocabulary has {max(table.rows) + 1}"
+            )
+    for embeddings in tensors.values():
+        embeddings[BOS] = 0  # Marian's decoder starts from zeros
+    if config.tie_output:
+        tensors["output_projection.weight"] = tensors["target_embedding.tokens.weight"]
+    else:  # older releases write the transposed matrix under a name without the final "t"
+        old = f"{output}_W" in weights.tensors
+        matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
+        tensors["output_projection.weight"] = weights.select(matrix, target.rows, output)
+    tensors["output_projection.bias"] = weights.output_bias(f"{output}_b", target.rows, target.hidden, HIDDEN)
+    for ours, theirs in layer_names(config):
+        parts = [weights.take(name) for name in theirs]
+        tensors[ours] = torch.cat([part.flatten() if len(part) == 1 else part.T for part in parts])
+    weights.check_all_taken(re.escape(SETTINGS))
+    return tensors
+
+
+def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
+    """Maps the name of each weight of the layers in nmtkit to the names of its parts in Marian."""
+    names: list[tuple[str, list[str]]] = []
+
+    def linear(ours: str, prefix: str, parts: str) -> None:
+        names.append((f"{ours}.weight", [f"{prefix}_W{part}" for part in parts]))
+        names.append((f"{ours}.bias", [f"{prefix}_b{part}" for part in parts]))
+
+    def norm(ours: str, theirs: str, suffix: str = "") -> None:
+        names.append((f"{ours}.weight", [f"{theirs}_ln_scale{suffix}"]))
+        names.append((f"{ours}.bias", [f"{theirs}_ln_bias{suffix}"]))
+
+    for stack, side, depth in (
+        ("encoder", "source", config.encoder_layers),
+        ("decoder", "target", config.decoder_layers),
+    ):
+        if config.embedding_norm:
+            norm(f"{side}_embedding.norm", f"{stack}_emb", "_pre")
+        for index in range(depth):
+            ties = config.decoder_tied_layers if stack == "decoder" else ()
+            ours, theirs = f"{stack}.{index}", f"{stack}_l{ties[index] if ties else index + 1}"
+            if stack == "decoder" and config.decoder_self_attention == "ssru":
+                cell = f"{ours}.self_attention"
+                names.append((f"{cell}.proj.weight", [f"{theirs}_rnn_W"]))
+                names.append((f"{cell}.forget_proj.weight", [f"{theirs}_rnn_Wf"]))
+                names.append((f"{cell}.forget_{'norm' if config.ssru_norm else 'proj'}.bias", [f"{theirs}_rnn_bf"]))
+                if config.ssru_norm:
+                    names.append((f"{cell}.norm.weight", [f"{theirs}_rnn_gamma"]))
+                    names.append((f"{cell}.forget_norm.weight", [f"{theirs}_rnn_gammaf"]))
+                norm(f"{ours}.self_attention_norm", f"{theirs}_rnn_ffn")
+            elif stack == "decoder" and config.decoder_self_attention == "average":
+                if config.average_ffn:
+                    linear(f"{ours}.self_attention.feed_forward.fc1", f"{theirs}_aan", "1")
+                    linear(f"{ours}.self_attention.feed_forward.fc2", f"{theirs}_aan", "2")
+                if config.average_gate:
+                    linear(f"{ours}.self_attention.input_gate", f"{theirs}_aan", "i")
+                    linear(f"{ours}.self_attention.average_gate", f"{theirs}_aan", "f")
+                norm(f"{ours}.self_attention_norm", f"{theirs}_aan_ffn")
+            else:
+                linear(f"{ours}.self_attention.qkv_proj", f"{theirs}_self", "qkv")
+                linear(f"{ours}.self_attention.out_proj", f"{theirs}_self", "o")
+                norm(f"{ours}.self_attention_norm", f"{theirs}_self_Wo")
+            if stack == "decoder":
+                linear(f"{ours}.cross_attention.q_proj", f"{theirs}_context", "q")
+                linear(f"{ours}.cross_attention.kv_proj", f"{theirs}_context", "kv")
+                linear(f"{ours}.cross_attention.out_proj", f"{theirs}_context", "o")
+                norm(f"{ours}.cross_attention_norm", f"{theirs}_context_Wo")
+            linear(f"{ours}.feed_forward.fc1", f"{theirs}_ffn", "1")
+            linear(f"{ours}.feed_forward.fc2", f"{theirs}_ffn", "2")
+            norm(f"{ours}.feed_forward_norm", f"{theirs}_ffn_ffn")
+    return names
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def decoder_files(source: Path) -> list[Path]:
+    """Returns the files with Marian's search settings for `source`, which is a model file or a folder."""
+    if source.is_dir():
+        candidates = [source / "decoder.yml", *sorted(source.glob("*.npz.decoder.yml"))]
+    else:
+        candidates = [source.with_name(f"{source.name}.decoder.yml"), source.with_name("decoder.yml")]
+    return [candidate for candidate in candidates if candidate.is_file()]
+
+
+def decoder_file(source: Path) -> Path:
+    """Returns the decoder.yml of a model. Raises FileNotFoundError with the expected name of the file."""
+    for candidate in decoder_files(source):
+        return candidate
+    raise FileNotFoundError(
+        f"{source}.decoder.yml: no such file; Marian writes this file, which names the vocabularies, next to a model"
+    )
+
+
+def beside(decoder: Path, name: str) -> Path:
+    """Returns the path of `name` relative to decoder.yml. If this file does not exist, drops the folders of `name`."""
+    path = decoder.parent / name
+    return path if path.is_file() else decoder.parent / Path(name).name
+
+
+def names(facts: Mapping[str, Any], entry: str, count: int, path: Path) -> list[str]:
+    """Returns the file names in an entry of decoder.yml. Raises ValueError unless there are `count` names."""
+    values = facts.get(entry)
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"{path}: {entry} is {str(values)[:60]!r}, not a list of {count}; nmtkit reads single models")
+    return values
+
+
+def read_weights(path: Path) -> Weights:
+    """Returns all tensors by name. Runs no code of the file."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file; decoder.yml names it as the model")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return Weights({name: torch.from_numpy(arrays[name]) for name in arrays.files}, path)
+    except (ValueError, OSError, EOFError, TypeError, AttributeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not an .npz file of Marian, or is damaged: {error}") from error
+
+
+def settings_of(weights: Weights, path: Path) -> Settings:
+    """Returns the settings of the model. The tensor SETTINGS holds them as text."""
+    if SETTINGS not in weights.tensors:
+        raise ValueError(f"{path} does not hold {SETTINGS}, where Marian saves the settings of a model")
+    try:
+        text = weights.tensors[SETTINGS].numpy().tobytes().rstrip(b"\0").decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {SETTINGS} is not UTF-8: {error}") from error
+    return Settings(parse(text, path), path)
+
+
+PAIR = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"'\s].*?)\s*:(?:\s+(.*))?""")
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def parse(text: str, path: Path) -> dict[str, Any]:
+    """Parses the subset of YAML that Marian writes. Returns a dict whose values are strings or lists of strings.
+
+    Raises ValueError naming path and line for text outside this subset.
+    """
+    settings: dict[str, Any] = {}
+    key = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        stripped = line.strip()
+        pair = PAIR.fullmatch(line.rstrip()) if not line.startswith((" ", "- ")) else None
+        if not stripped or stripped.startswith(("# ", "---")):
+            continue
+        try:
+            if pair:
+                key, value = scalar(pair[1]), (pair[2] or "").strip()
+                is_list = value.startswith("[") and value.endswith("]")
+                parts = [part for part in value[1:-1].split(",") if part.strip()]
+                settings[key] = [scalar(part) for part in parts] if is_list else scalar(value)
+            elif stripped.startswith("- ") and key:
+                settings[key] = [*(settings[key] if isinstance(settings[key], list) else []), scalar(stripped[2:])]
+            elif stripped == "[]" and key:
+                settings[key] = []
+            else:
+                raise ValueError("neither a pair nor an element of a list")
+        except (ValueError, OverflowError) as error:  # for example, an escape of an invalid character
+            raise ValueError(
+                f"{path}, line {number}: {stripped[:60]!r} is not YAML in the form that Marian writes: {error}"
+            ) from error
+    return settings
+
+
+def scalar(text: str) -> str:
+    """Returns the text of a YAML scalar. Removes quotes and resolves escapes."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return text[1:-1].replace("''", "'")
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        as_json = ESCAPE.sub(
+            lambda match: chr(int(match[1] or match[2], 16)) if match[1] or match[2] else match[0], text
+        )
+        return str(json.loads(as_json, strict=False))
+    return text

@@ -1,0 +1,220 @@
+"""Exports a Transformer for Marian, as a folder with model.npz, SentencePiece models and decoder.yml.
+
+Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embedding of bos. The export therefore
+subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
+change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
+projection, all logits change by the same number, so the probabilities do not change. An SSRU has no such bias, and
+the gates of average attention multiply x. A model with one of them must have been trained with --zero-bos, and its
+decoder also starts from zeros.
+
+Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmtkit.config.files import write_folder
+from nmtkit.data.tokenizers.spm_model import FOREIGN
+from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
+from nmtkit.models import building, checkpoint
+from nmtkit.models.architectures.transformer import DecoderLayer, Embedding, EncoderLayer, SelfAttention, Transformer
+from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.formats.expressible import check_expressible
+from nmtkit.models.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS, layer_names
+from nmtkit.models.formats.model_card import model_card
+from nmtkit.models.layers.fixed_state import SSRU
+
+# Marian supports every value of the settings in SAME. ALLOWED maps further settings to the values that Marian supports.
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
+SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
+SAME |= {"zero_bos", "ssru_norm", "decoder_tied_layers", "average_ffn", "average_gate", "average_separate_gates"}
+# Marian adds 1e-6 to the variance in norms. For a model with 1e-5, log probabilities differ by about 1e-5 (relative).
+ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
+ALLOWED |= {"decoder_self_attention": tuple(SELF_ATTENTION.values())}
+MODEL = "model.npz"
+USAGE = [
+    "```sh",
+    "pip install pymarian",
+    "pymarian decode -c decoder.yml --cpu-threads 2 < text > translations    # or marian-decoder of a build of Marian",
+    "```",
+]
+
+
+def save(source: Path, destination: Path) -> None:
+    """Writes `source`, the checkpoint of a Transformer, as a folder that Marian reads.
+
+    Raises ValueError if Marian does not support the architecture or the tokenizer. The message names the reason.
+    """
+    contents = checkpoint.load(source)
+    model, tokenizer = building.from_checkpoint(source)
+    transformer = check_expressible(model, source, "Marian", SAME, ALLOWED)
+    check_average_attention(transformer.config, source)
+    check_tokenizer(tokenizer, source)
+    weights = {name: tensor.contiguous().numpy() for name, tensor in to_marian(transformer).items()}
+    settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
+
+    def fill(folder: Path) -> None:
+        np.savez(folder / MODEL, **weights, **{SETTINGS: np.frombuffer(settings, np.int8)})  # type: ignore[arg-type]
+        for name, contents_of_file in vocabularies(tokenizer).items():
+            (folder / name).write_bytes(contents_of_file)
+        (folder / "decoder.yml").write_text(as_yaml(decoder_settings(tokenizer)), encoding="utf-8")
+        card = model_card(contents, transformer.config, [], USAGE)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+    write_folder(destination, fill)
+
+
+def check_average_attention(config: TransformerConfig, source: Path) -> None:
+    """Raises ValueError for average attention that Marian does not support."""
+    if config.decoder_self_attention != "average":
+        return
+    if config.average_gate and not config.average_separate_gates:
+        raise ValueError(
+            f"{source} has average attention whose gates read both inputs, which Marian does not support; train with "
+            "--average-separate-gates or --no-average-gate, or give --format safetensors"
+        )
+    if config.average_ffn and config.d_ff == config.d_model:
+        raise ValueError(
+            f"{source} has average attention with d_ff {config.d_ff} and d_model {config.d_model}; Marian leaves out "
+            "the second product if both are equal; train with another --d-ff, or give --format safetensors"
+        )
+
+
+def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
+    """Raises ValueError for a tokenizer that Marian cannot use."""
+    if tokenizer.languages:
+        raise ValueError(
+            f"{source} is multilingual, but Marian does not put language tokens before the source; give --format "
+            "huggingface or safetensors"
+        )
+    if any(piece.startswith(FOREIGN) for piece in tokenizer.target_pieces(range(tokenizer.target_size))):
+        raise ValueError(
+            f"{source} has two BPE models with one table of ids, and Marian would write some pieces differently; give "
+            "--format huggingface or safetensors"
+        )
+
+
+def vocabularies(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Returns the SentencePiece models by file name."""
+    if tokenizer.one_model:
+        return {"vocab.spm": tokenizer.source_model}
+    return {"source.spm": tokenizer.source_model, "target.spm": tokenizer.target_model}
+
+
+def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns Marian's settings of the model."""
+    shared = tokenizer.joint and config.share_embeddings
+    flags = {
+        "tied-embeddings": config.tie_output and not shared,
+        "tied-embeddings-all": config.tie_output and shared,
+        "tied-embeddings-src": not config.tie_output and shared,
+        "output-omit-bias": False,
+        "layer-normalization": config.ssru_norm,
+    }
+    sizes = {
+        "dim-emb": config.d_model,
+        "dim-vocabs": [tokenizer.source_size, tokenizer.target_size],
+        "enc-depth": config.encoder_layers,
+        "dec-depth": config.decoder_layers,
+        "transformer-dim-ffn": config.d_ff,
+        "transformer-decoder-dim-ffn": 0,
+        "transformer-heads": config.heads,
+        "transformer-tied-layers": list(config.decoder_tied_layers),
+    }
+    operations = {
+        "transformer-ffn-activation": config.activation,
+        "transformer-preprocess": '""',
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "nd" if config.embedding_norm else "d",
+        "transformer-postprocess-top": '""',
+    }
+    if config.decoder_self_attention == "ssru":
+        operations["dec-cell"] = "ssru"
+    if config.decoder_self_attention == "average":
+        sizes |= {"transformer-aan-depth": 1 + config.average_ffn, "transformer-dim-aan": config.d_ff}
+        flags["transformer-aan-nogate"] = not config.average_gate
+        operations["transformer-aan-activation"] = config.activation
+    theirs = {kind: name for name, kind in SELF_ATTENTION.items()}
+    operations["transformer-decoder-autoreg"] = theirs[config.decoder_self_attention]
+    settings = {name: allowed[0] or "[]" for name, allowed in FIXED.items()} | operations
+    settings |= {name: str(value) for name, value in sizes.items()}
+    settings |= {name: str(value).lower() for name, value in flags.items()}
+    return settings | {"version": "v1.12.42"}
+
+
+def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns Marian's settings for nmtkit's default search. The length penalty of Marian is length ** normalize."""
+    names = list(vocabularies(tokenizer))
+    files = {"relative-paths": "true", "models": f"[{MODEL}]", "vocabs": f"[{names[0]}, {names[-1]}]"}
+    batches = {"mini-batch": "64", "maxi-batch": "100", "maxi-batch-sort": "src"}
+    return files | {"beam-size": "4", "normalize": "0.6", "word-penalty": "0"} | batches
+
+
+def as_yaml(settings: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\n" for name, value in sorted(settings.items()))
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def to_marian(model: Transformer) -> dict[str, Tensor]:
+    """Returns the weights in fp32 under Marian's names. Raises ValueError if the embedding of bos cannot become 0."""
+    shift_bos_to_zero(model)
+    config, state = model.config, {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {}
+    source, target = (state[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
+    if model.source_embedding.tokens is model.target_embedding.tokens:
+        tensors["Wemb"] = target
+    else:
+        tensors |= {"encoder_Wemb": source, "decoder_Wemb": target}
+    if not config.tie_output:
+        tensors["decoder_ff_logit_out_W"] = state["output_projection.weight"].T
+    tensors["decoder_ff_logit_out_b"] = state.get("output_projection.bias", torch.zeros(len(target)))[None]
+    for ours, theirs in layer_names(config):
+        tensor = state[ours]
+        parts = tensor.chunk(len(theirs))
+        tensors |= {name: part.T if part.dim() == 2 else part[None] for name, part in zip(theirs, parts, strict=True)}
+    return tensors
+
+
+def shift_bos_to_zero(model: Transformer) -> None:
+    """Changes the weights in place: the embedding of bos becomes zero, and the probabilities stay the same."""
+    add_biases(model)
+    bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
+    if model.config.zero_bos or not bos.any():
+        return
+    if model.config.decoder_self_attention != "attention":
+        kind = "an SSRU" if model.config.decoder_self_attention == "ssru" else "average attention"
+        raise ValueError(
+            "the decoder of this model starts from the embedding of bos, and Marian's decoder starts from zeros, which "
+            f"{kind} cannot compensate: train with --zero-bos, or give --format safetensors"
+        )
+    if model.config.embedding_norm:
+        raise ValueError(
+            "this model normalises its embeddings, and its decoder starts from the embedding of bos; Marian starts "
+            "from zeros, which cannot replace a normalised embedding: train with --no-embedding-norm, or give --format "
+            "safetensors"
+        )
+    sides: list[tuple[Embedding, EncoderLayer | DecoderLayer]] = [(model.target_embedding, model.decoder[0])]
+    if model.source_embedding.tokens is model.target_embedding.tokens:
+        sides.append((model.source_embedding, model.encoder[0]))
+    with torch.no_grad():
+        model.target_embedding.tokens.weight -= bos
+        for embedding, layer in sides:
+            entering, attention = embedding.scale * bos, layer.self_attention
+            assert isinstance(attention, SelfAttention)
+            attention.qkv_proj.bias.add_(attention.qkv_proj.weight @ entering)
+            attention.out_proj.bias.add_(entering)
+
+
+def add_biases(model: Transformer) -> None:
+    """Gives a bias of zeros to each linear layer without a bias, except the output projection and SSRUs."""
+    ssrus = [module for module in model.modules() if isinstance(module, SSRU)]
+    without = {model.output_projection, *(part for ssru in ssrus for part in (ssru.proj, ssru.forget_proj))}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.bias is None and module not in without:
+            module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

@@ -1,0 +1,67 @@
+"""Writes a checkpoint as standard files: weights in safetensors, config as JSON, and SentencePiece models.
+
+Needs the package safetensors.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from nmtkit.config.files import write_folder
+from nmtkit.data import checkpoint_file
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models import building, checkpoint
+from nmtkit.models.formats.reading import naming, read_json
+from nmtkit.models.formats.weights import check_safetensors, load_safetensors, save_safetensors
+
+CONFIG_FILE, WEIGHTS_FILE, SHORTLIST_FILE = "nmtkit.json", "model.safetensors", "shortlist.safetensors"
+FACTS = ("architecture", "config", "plugins", "update", "run")  # entries of a checkpoint in nmtkit.json
+
+
+def save(source: Path, destination: Path) -> None:
+    """Writes the checkpoint `source` as a folder: model.safetensors, nmtkit.json, and the SentencePiece models. A
+    shortlist is in shortlist.safetensors.
+
+    A parameter with several names is written once; nmtkit.json lists its other names under `shared`.
+    """
+    check_safetensors()
+    contents = checkpoint.load(source)
+    weights: dict[str, torch.Tensor] = {}
+    shared: dict[str, str] = {}
+    for name, original in checkpoint.tied_to(contents["model"]).items():
+        if original == name:
+            weights[name] = contents["model"][name].contiguous()
+        else:
+            shared[name] = original
+    facts = {key: contents[key] for key in FACTS if key in contents}
+
+    def fill(folder: Path) -> None:
+        save_safetensors(weights, folder / WEIGHTS_FILE)
+        if "shortlist" in contents:
+            save_safetensors(contents["shortlist"], folder / SHORTLIST_FILE)
+        text = json.dumps({"nmtkit": checkpoint_file.FORMAT, **facts, "shared": shared}, indent=2, ensure_ascii=False)
+        (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        building.tokenizer_of(contents, source).save(folder)
+
+    write_folder(destination, fill)
+
+
+def load(source: Path) -> checkpoint_file.Checkpoint:
+    """Returns the checkpoint in a folder that `save` wrote. Raises ValueError naming a missing or damaged file."""
+    check_safetensors()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (source / name).is_file():
+            raise ValueError(f"{source} does not hold {name}; it is not an export of nmtkit")
+    facts = read_json(source / CONFIG_FILE)
+    weights = load_safetensors(source / WEIGHTS_FILE)
+    with naming(source / CONFIG_FILE):
+        weights |= {name: weights[original] for name, original in facts["shared"].items()}
+        contents: checkpoint_file.Checkpoint = {key: facts[key] for key in FACTS if key != "run" or key in facts}
+        if not isinstance(contents.get("run", {}), dict):
+            raise TypeError("run is not an object")
+    contents |= {"tokenizer": Tokenizer.load(source).state(), "model": weights}
+    if (source / SHORTLIST_FILE).is_file():
+        contents["shortlist"] = load_safetensors(source / SHORTLIST_FILE)
+    checkpoint_file.check_contents({"nmtkit": facts.get("nmtkit"), **contents}, source / CONFIG_FILE)
+    return contents

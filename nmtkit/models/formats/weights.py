@@ -1,0 +1,158 @@
+"""Collects the weights of an imported model and makes a checkpoint of these weights."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.building import NoInitialisation, build, load_weights, to_checkpoint, vocabulary_of
+
+ARCHITECTURE = "transformer_base"  # preset in ARCHITECTURES, which the settings of an imported model override
+
+
+class Weights:
+    """Tensors of a file by name. `take` returns a tensor of one or two dimensions in fp32, and records its name.
+
+    The methods raise ValueError if a tensor is missing or has an unexpected shape or type. The message names the file
+    and the tensor.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], path: Path) -> None:
+        self.tensors, self.path = tensors, path
+        self.taken: set[str] = set()
+
+    def take(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise ValueError(f"{self.path} has no weights {name}; it may be incomplete, or a different kind of model")
+        tensor = self.tensors[name]
+        if not torch.is_tensor(tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
+            kind = f"of type {tensor.dtype} and shape {list(tensor.shape)}" if torch.is_tensor(tensor) else "no tensor"
+            raise ValueError(
+                f"{self.path}: {name} is {kind}; weights are vectors and matrices of floating-point numbers. Quantized "
+                "models cannot be imported"
+            )
+        self.taken.add(name)
+        return tensor.float()
+
+    def first_name(self, *names: str) -> str:
+        """Returns the first name of `names` that is in the file. If none is in the file, returns `names[0]`."""
+        return next((name for name in names if name in self.tensors), names[0])
+
+    def matrix(self, *names: str) -> Tensor:
+        """Returns the matrix `first_name(*names)`."""
+        name = self.first_name(*names)
+        matrix = self.take(name)
+        if matrix.dim() != 2:
+            raise ValueError(f"{self.path}: {name} has shape {list(matrix.shape)}; a matrix is expected")
+        return matrix
+
+    def rows(self, rows: list[int], *names: str) -> Tensor:
+        """Returns the given rows of the matrix `first_name(*names)`."""
+        return self.select(self.matrix(*names), rows, self.first_name(*names))
+
+    def select(self, table: Tensor, rows: list[int], name: str) -> Tensor:
+        """Returns the given rows of `table`. Raises ValueError naming `name` if `table` has too few rows."""
+        if max(rows) >= len(table):
+            raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, but {name} has {len(table)} rows")
+        return table[rows]
+
+    def output_bias(self, name: str | None, rows: list[int], hidden: Sequence[int], value: float) -> Tensor:
+        """Returns rows of the output bias `name`, or zeros without a bias. The bias of the ids `hidden` is `value`."""
+        bias = torch.zeros(len(rows))
+        if name is not None and name in self.tensors:
+            bias = self.select(self.take(name).flatten(), rows, name)
+        bias[list(hidden)] = value
+        return bias
+
+    def check_equal(self, names: Sequence[str], setting: str) -> None:
+        """Raises ValueError if tensors differ although they are the same parameter according to `setting`."""
+        present = [name for name in names if name in self.tensors]
+        for name in present[1:]:
+            if not torch.equal(self.take(present[0]), self.take(name)):
+                raise ValueError(f"{self.path} has {setting}, but different weights: {present[0]} and {name}")
+
+    def check_all_taken(self, ignored: str = "") -> None:
+        """Raises ValueError if a tensor was not taken, unless its whole name matches the pattern `ignored`."""
+        rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(ignored, name))
+        if rest:
+            more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
+            raise ValueError(
+                f"{self.path} has weights {rest[0]}{more}, which do not belong to a model with its settings"
+            )
+
+    def stack(self, tensors: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
+        """Adds the concatenated weights and biases of the layers `theirs` to `tensors`, under the name `ours`."""
+        for kind in ("weight", "bias"):
+            tensors[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
+
+    def joined(self, names: Sequence[str]) -> Tensor:
+        """Returns the concatenation of the tensors `names` along the first dimension."""
+        parts = [self.take(name) for name in names]
+        if len({part.shape[1:] for part in parts}) > 1:
+            shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
+            raise ValueError(f"{self.path} has weights whose shapes do not match: {shapes}")
+        return torch.cat(parts)
+
+
+def transformer_checkpoint(
+    config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
+) -> Checkpoint:
+    """Returns the checkpoint of a Transformer. Raises ValueError for wrong shapes and non-finite values."""
+    with torch.device("meta"):  # gives the shapes without allocating memory
+        expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
+    for name, tensor in weights.items():
+        if name not in expected or tensor.shape != expected[name].shape:
+            wanted = list(expected[name].shape) if name in expected else "no such weights"
+            raise ValueError(
+                f"{path}: the weights do not match the settings: {name} of nmtkit has shape {list(tensor.shape)}, but "
+                f"the settings describe {wanted}"
+            )
+        if not tensor.isfinite().all():
+            raise ValueError(f"{path} is damaged: {name} of nmtkit has values that are not finite")
+    with NoInitialisation():
+        model = build(ARCHITECTURE, config, vocabulary_of(tokenizer))
+    load_weights(model, weights, f"{path}: the weights do not match the settings")
+    return to_checkpoint(model.eval(), ARCHITECTURE, config, tokenizer, [], 0)
+
+
+# --- safetensors ----------------------------------------------------------------------------------------------------
+
+
+def _package() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    return safetensors
+
+
+def check_safetensors() -> None:
+    """Raises ImportError with the install command if the package safetensors is missing."""
+    _package()
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Returns all tensors of a file by name. Raises ValueError naming a damaged file."""
+    package = _package()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        loaded: dict[str, Tensor] = package.torch.load_file(path)
+    except (package.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
+    return loaded
+
+
+def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes tensors to a file. Raises OSError with the file name if writing fails, for example on a full disk."""
+    package = _package()
+    try:
+        package.torch.save_file(dict(weights), path, metadata=metadata)
+    except package.SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error

@@ -1,0 +1,83 @@
+"""Attention in basic operations of torch, on padded sentences with a mask: the reference for faster backends."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmtkit.data.packed import Layout, Packed
+
+# B sentences, T query tokens, S key tokens, L and M tokens of the longest query and key sentence, H heads, K width of a
+# query or key head, Kv width of a value head
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The variant of attention that a backend computes.
+
+    With `causal`, a query sees the keys up to its own position. With `window`, it sees the keys at a distance of at
+    most window // 2 (Vaswani et al. 2017, section 4). `dropout` is the dropout probability of the attention weights; it
+    also applies in evaluation mode.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    dropout: float = 0.0
+
+
+FULL_ATTENTION = AttentionSpec()
+
+
+class HeadSplit:
+    """Splits the output of a stacked projection into its parts, and each part into heads: T H*(K+…) -> T H K, …
+
+    `widths` are the widths of one head in each part.
+    """
+
+    def __init__(self, heads: int, widths: Sequence[int]) -> None:
+        self.heads, self.sizes = heads, [heads * width for width in widths]
+
+    def __call__(self, projected: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(-1, (self.heads, -1)) for part in projected.split(self.sizes, -1))
+
+
+def attention_mask(query_layout: Layout, key_layout: Layout, spec: AttentionSpec) -> Tensor:
+    """Returns a mask that is True where a query sees a key: B 1 1 M or B 1 L M, bool."""
+    visible = key_layout.mask[:, None, None, :]
+    if spec.causal or spec.window is not None:
+        device = visible.device
+        rows = torch.arange(query_layout.max_length, device=device)[:, None]
+        columns = torch.arange(key_layout.max_length, device=device)
+        # a query beyond the end of its sentence must see a key, because a softmax over no key is NaN
+        rows = torch.minimum(rows, (key_layout.lengths - 1)[:, None, None, None])
+        if spec.causal:
+            visible = visible & (columns <= rows)
+        if spec.window is not None:
+            visible = visible & ((columns - rows).abs() <= spec.window // 2)
+    return visible
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec = FULL_ATTENTION
+) -> Tensor:
+    """Returns softmax(Q K^T / sqrt(K)), before dropout: T H K, S H K -> B H L M.
+
+    Rows beyond the end of a sentence are undefined.
+    """
+    queries = Packed(query, query_layout).to_padded().transpose(1, 2)  # B H L K
+    keys = Packed(key, key_layout).to_padded().transpose(1, 2)
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    return scores.masked_fill(~attention_mask(query_layout, key_layout, spec), -math.inf).softmax(-1)
+
+
+def reference_attention(
+    query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
+) -> Tensor:
+    """Computes the same as `attention.attention` for any input: T H K, S H K, S H Kv -> T H Kv."""
+    weights = attention_weights(query, key, query_layout, key_layout, spec)
+    weights = F.dropout(weights, spec.dropout).to(value.dtype)
+    attended = weights @ Packed(value, key_layout).to_padded().transpose(1, 2)  # B H L Kv
+    return Packed.from_padded(attended.transpose(1, 2), query_layout).values

@@ -1,0 +1,193 @@
+"""The KV cache of a beam search on a GPU. Its tensors never grow, move or change shape.
+
+So a CUDA graph can record and replay a step. A slot holds the hypotheses of one sentence. Keys and values are written
+at a cache position of their slot and never move. When hypotheses are reordered, only a table of ancestors is reordered.
+All hypotheses of a slot attend to all cache positions of the slot under a mask. A layer moves these bytes in each step,
+if the key and the value of one token take w bytes:
+
+    B R P w             with a table of ancestors: reads all positions once (table and mask are very small)
+    3 B R P w           without a table: copies the caches into the new order (read and write), then reads them
+
+For 256 slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of
+2.4 GB: 0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products
+take no time, because they fill rows of a tile that would otherwise be empty.
+
+A step reads only the first `CacheLengths.target` positions. This number is the maximum length of the hypotheses in the
+slots. So a larger capacity takes memory but no time.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmtkit.data.packed import Packed
+from nmtkit.models.layers.attention_reference import AttentionSpec
+
+# B slots, R hypotheses (rows) of each, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
+# target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads, K width of a
+# query or key head, Kv width of a value head, D model width
+
+Split = Callable[[Tensor], tuple[Tensor, ...]]  # see `attention.Split`
+Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
+
+
+@dataclass(frozen=True)
+class CacheLengths:
+    """The numbers of target positions (including the current position) and of source positions that a step reads."""
+
+    target: int
+    source: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticSizes:
+    """The sizes of a static state, with the dtype and the device of its keys and values.
+
+    `widths` are K and Kv of a head. `capacity` and `memory_capacity` are the maximum numbers of target and memory
+    positions.
+    """
+
+    layers: int
+    heads: int
+    widths: tuple[int, int]
+    slots: int
+    beams: int
+    capacity: int
+    memory_capacity: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class StaticMemory:
+    """Keys and values of the memory in every slot, for all layers: base class of the static states of a Transformer."""
+
+    def __init__(self, projection: Projection, sizes: StaticSizes) -> None:
+        self.projection, self.heads, self.widths = projection, sizes.heads, sizes.widths
+        self.slots, self.beams, self.capacity = sizes.slots, sizes.beams, sizes.capacity
+        self.memory = torch.zeros(  # in the layout that the projection returns
+            sizes.slots,
+            sizes.memory_capacity,
+            sizes.layers,
+            sizes.heads * sum(sizes.widths),
+            dtype=sizes.dtype,
+            device=sizes.device,
+        )
+        # B 1 R M, added to scores; an empty slot attends to one position, because a softmax over no position is NaN
+        self.memory_mask = self.memory.new_full((sizes.slots, 1, sizes.beams, sizes.memory_capacity), -math.inf)
+        self.memory_mask[..., 0] = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes + self.memory_mask.nbytes
+
+    @abstractmethod
+    def advance(self, position: Tensor, lengths: CacheLengths) -> Sequence[Any]:
+        """Returns the context of each layer for a step. The new tokens of slot b are at position[b] [B]."""
+
+    @abstractmethod
+    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
+        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        """Starts sentence i of `memory` in slot `slots[i]`.
+
+        Old keys and values are overwritten with zeros. A mask alone is not enough, because 0 x NaN is NaN.
+        """
+        layout, capacity = memory.layout, self.memory.shape[1]
+        self.memory.index_fill_(0, slots, 0.0)
+        cell = slots[layout.segment_ids] * capacity + layout.position_ids  # T
+        projected = self.projection(memory.values).to(self.memory.dtype)
+        self.memory.view(-1, projected.shape[1]).index_copy_(0, cell, projected)
+        beyond = torch.arange(capacity, device=slots.device) >= layout.lengths[:, None]
+        mask = self.memory_mask.new_zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None]
+        self.memory_mask.index_copy_(0, slots, mask.expand(-1, 1, self.beams, -1))
+
+
+class StaticKVCache(StaticMemory):
+    """Keys and values of the hypotheses and of the memory in every slot, for all layers."""
+
+    def __init__(self, projection: Projection, sizes: StaticSizes, window: int | None) -> None:
+        super().__init__(projection, sizes)
+        self.window = window
+        positions, like = sizes.capacity * sizes.beams, self.memory
+        self.keys, self.values = (
+            like.new_zeros(sizes.layers, sizes.slots, sizes.heads, positions, width) for width in sizes.widths
+        )
+        # B R capacity: the row that wrote the keys and values of this hypothesis at this target position
+        self.ancestors = like.new_zeros(sizes.slots, sizes.beams, sizes.capacity, dtype=torch.int16)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(x.nbytes for x in (self.keys, self.values, self.ancestors))
+
+    def advance(self, position: Tensor, lengths: CacheLengths) -> list["StaticContext"]:
+        """Returns the context of each layer for a step. The new tokens of slot b are at position[b] [B]."""
+        slots, beams, device = self.slots, self.beams, position.device
+        row = torch.arange(beams, device=device)
+        writer = row.to(torch.int16)
+        self.ancestors.scatter_(2, position[:, None, None].expand(-1, beams, 1), writer[:, None].expand(slots, -1, 1))
+        positions = torch.arange(lengths.target, device=device)
+        seen = positions <= position[:, None]  # B P
+        if self.window is not None:
+            seen = seen & (positions >= position[:, None] - self.window // 2)
+        visible = (self.ancestors[:, :, : lengths.target, None] == writer) & seen[:, None, :, None]  # B R P R
+        mask = self.memory_mask.new_zeros(visible.shape).masked_fill_(~visible, -math.inf).flatten(2)[:, None]
+        head = torch.arange(slots * self.heads, device=device).view(slots, 1, self.heads)
+        cache_position = position[:, None] * beams + row  # B R
+        newest = (head * (self.capacity * beams) + cache_position[:, :, None]).flatten()  # B R H, the order of new keys
+        return [StaticContext(self, layer, lengths, newest, mask) for layer in range(len(self.keys))]
+
+    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
+        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
+        past = self.ancestors[:, :, : lengths.target]
+        past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        super().insert(slots, memory)
+        for cache in (self.keys, self.values):
+            cache.index_fill_(1, slots, 0.0)
+
+
+@dataclass(frozen=True)
+class StaticMemoryContext:
+    """The memory that the cross-attention of one layer reads in a step."""
+
+    cache: StaticMemory
+    layer: int
+    lengths: CacheLengths
+
+    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+        cache, end = self.cache, self.lengths.source
+        sizes = [cache.heads * width for width in cache.widths]
+        parts = cache.memory[:, :end, self.layer].split(sizes, -1)
+        keys, values = (part.unflatten(-1, (cache.heads, -1)).transpose(1, 2) for part in parts)  # B H M K, B H M Kv
+        return self._attend(query, keys, values, cache.memory_mask[..., :end])
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns attended values: N H K, B H E K, B H E Kv -> N H*Kv."""
+        rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B H R K
+        attended = F.scaled_dot_product_attention(rows, keys, values, mask)
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class StaticContext(StaticMemoryContext):
+    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
+
+    cache: StaticKVCache
+    newest: Tensor  # N*H: indices of the new keys and values among B*H*E
+    mask: Tensor  # B 1 R E, added to scores
+
+    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+        query, key, value = split(qkv)
+        end = self.lengths.target * self.cache.beams
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
+        for cache, new in ((keys, key), (values, value)):
+            cache.view(-1, cache.shape[-1]).index_copy_(0, self.newest, new.flatten(0, 1).to(cache.dtype))
+        return self._attend(query, keys[:, :, :end], values[:, :, :end], self.mask)

@@ -1,0 +1,41 @@
+"""Document formats: files that hold translatable text among other content."""
+
+from pathlib import PurePath
+
+from nmtkit.text.documents.gettext_po import Catalogue
+from nmtkit.text.documents.interface import Document, ReadOptions
+from nmtkit.text.documents.recognition import check_text, notice
+from nmtkit.text.documents.subtitles import SubRip, WebVTT
+from nmtkit.text.documents.web import WebPage
+from nmtkit.text.documents.xliff import Xliff
+
+__all__ = [
+    "EXTENSIONS", "FORMATS", "Document", "ReadOptions", "WebPage", "check_text", "format_of", "notice", "read_document",
+]  # fmt: skip
+
+FORMATS: dict[str, type[Document]] = {"html": WebPage, "srt": SubRip, "vtt": WebVTT, "po": Catalogue, "xliff": Xliff}
+EXTENSIONS = {
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".srt": "srt",
+    ".vtt": "vtt",
+    ".po": "po",
+    ".pot": "po",
+    ".xlf": "xliff",
+    ".xliff": "xliff",
+}
+
+
+def format_of(name: str) -> str | None:
+    """Returns the format for the extension of a file name, or None for text."""
+    return EXTENSIONS.get(PurePath(name).suffix.lower())
+
+
+def read_document(data: bytes, format: str, name: str, options: ReadOptions | None = None) -> Document:
+    """Returns the document in `data`. Raises ValueError, with `name` and the line, if `data` is not in `format`."""
+    check_text(data, name)
+    try:
+        return FORMATS[format].read(data, options or ReadOptions())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

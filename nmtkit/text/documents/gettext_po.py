@@ -1,0 +1,354 @@
+"""Catalogues of gettext: PO files, and their templates (POT).
+
+polib wraps every entry again, and loses blank lines, the order of comments and unknown lines. This module only fills
+the msgstr of untranslated entries and flags them as fuzzy; no other line changes.
+
+- Translated, partly translated and fuzzy entries do not change unless `overwrite` is on. Obsolete entries never change.
+- The line Plural-Forms of the header gives the number of plural forms. If the line is missing, the rule of the target
+  language is added. `Plurals.is_singular` decides which form translates msgid; all other forms translate msgid_plural.
+- If a translation changes the order of the placeholders of a printf format, the placeholders are numbered, as in
+  %2$d %1$s. In formats without numbered placeholders, such as python-format, the entry stays untranslated.
+- Consecutive lines of a text that hold one sentence are translated together and wrapped again.
+"""
+
+import html
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nmtkit.text.documents.encoding import Encoding, decode
+from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
+from nmtkit.text.documents.interface import Document, Edit, ReadOptions, line_of, line_spans, newline_of
+from nmtkit.text.documents.lines import continues, words_of, wrapped
+from nmtkit.text.documents.plural_forms import Plurals, plural_rule
+
+WIDTH = 80  # maximum width of a line of the file, the same as in the programs of gettext
+
+_CHARSET = re.compile(rb"charset=([\w:.-]+)")
+_KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d+)\])?[ \t]*+(?=\")")
+_STRING = re.compile(r"[ \t]*+\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"[ \t]*+")
+_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_CONVERSION = re.compile(
+    r"%%|%[-+ #0']{0,6}+(?:\d{1,9}+|\*)?+(?:\.(?:\d{1,9}+|\*)?+)?+(?:hh?|ll?|[jztLq])?[diouxXeEfFgGaAcspr@]"
+)
+_PLACEHOLDER = re.compile(
+    r"%(?:\(\w+\)|\d{1,2}\$)?[-+ #0]{0,6}+(?:\d{1,9}+|\*)?+(?:\.\d{1,9}+)?+[a-zA-Z]|%\d|\{[^{}]*+\}"
+)
+_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # matches neither no-c-format nor possible-c-format
+_NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
+_UNNUMBERED = frozenset(["python", "lua", "awk"])  # formats without numbered placeholders
+
+logger = logging.getLogger("nmtkit")
+
+
+@dataclass
+class Message:
+    """A string of an entry: its text, and its position from the keyword to the end of the last line."""
+
+    start: int
+    end: int
+    text: str
+    lines: int  # length in lines of the file
+
+
+@dataclass
+class Entry:
+    """An entry: the position of its first keyword, its strings, and the position of its line of flags."""
+
+    start: int
+    messages: dict[str, Message] = field(default_factory=dict)  # keyword, such as msgstr[0] -> string
+    flags: tuple[int, int] | None = None
+
+    @property
+    def forms(self) -> dict[str, Message]:
+        return {name: message for name, message in self.messages.items() if name.startswith("msgstr")}
+
+
+def unescaped(text: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        octal, hexadecimal, char = match.groups()
+        if char is not None:
+            return _ESCAPES.get(char, char)
+        return chr(int(octal, 8) if octal is not None else int(hexadecimal, 16))
+
+    return _ESCAPE.sub(replace, text)
+
+
+def escaped(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    for char, sign in _ESCAPES.items():
+        text = text.replace(sign, "\\" + char)
+    return text
+
+
+def entries_of(text: str) -> Iterator[Entry]:
+    """Yields the entries of a catalogue that are not obsolete. Raises ValueError, with the line, if one is invalid."""
+    entry: Entry | None = None
+    flags: tuple[int, int] | None = None
+    message: Message | None = None
+    for start, end in line_spans(text):
+        line = text[start:end].strip(" \t\f\v")
+        keyword = _KEYWORD.match(text, start, end)
+        if not line or line.startswith("#"):
+            message = None
+            if line.startswith("#,"):
+                flags = start, end
+            if not line:
+                flags = None
+            continue
+        string = _STRING.fullmatch(text, keyword.end() if keyword else start, end)
+        if string is None:
+            raise ValueError(
+                f"line {line_of(text, start)}: {line[:60]!r} is neither a comment nor a keyword with a string "
+                'such as msgid "File"'
+            )
+        if keyword is None:
+            if message is None:
+                raise ValueError(f"line {line_of(text, start)}: a string must follow a keyword such as msgid or msgstr")
+            message.text += unescaped(string[1])
+            message.end, message.lines = end, message.lines + 1
+            continue
+        name = keyword[1] if keyword[2] is None else f"{keyword[1]}[{int(keyword[2][:9])}]"
+        if entry is None or name == "msgctxt" or (name == "msgid" and "msgid" in entry.messages):
+            if entry is not None:
+                yield checked(entry, text)
+            entry, flags = Entry(start, flags=flags), None
+        if name in entry.messages or (not name.startswith("msgstr") and entry.forms):
+            raise ValueError(f"line {line_of(text, start)}: an entry has a second {name}, or {name} after msgstr")
+        indent = len(text[start:end]) - len(text[start:end].lstrip(" \t"))
+        message = entry.messages[name] = Message(start + indent, end, unescaped(string[1]), 1)
+    if entry is not None:
+        yield checked(entry, text)
+
+
+def checked(entry: Entry, text: str) -> Entry:
+    missing = [name for name in ("msgid", "msgstr") if not any(key.startswith(name) for key in entry.messages)]
+    if missing or "msgid" not in entry.messages:
+        raise ValueError(f"line {line_of(text, entry.start)}: an entry without {(*missing, 'msgid')[0]}")
+    if ("msgid_plural" in entry.messages) == ("msgstr" in entry.messages):
+        line = line_of(text, entry.start)
+        raise ValueError(f"line {line}: an entry has either msgstr, or msgid_plural and msgstr[0]")
+    return entry
+
+
+@dataclass(frozen=True)
+class Part:
+    """Lines of a text that are translated together. `line` is the index of the first line."""
+
+    line: int
+    source: list[str]
+    before: str  # text of `source` before the translated text
+    after: str  # text of `source` after the translated text
+    width: int
+    inline: Inline
+    write: Callable[[str], str]
+
+    def written(self, translation: str) -> list[str]:
+        """Returns the lines of the translation."""
+        pieces = self.inline.restored(translation)
+        if pieces is None:
+            return self.source
+        count = len(self.source) - self.before.count("\n") - self.after.count("\n")
+        lines = wrapped(words_of(pieces, self.write), count, self.width) if count > 1 else [
+            "".join(piece.raw if piece.role != "text" else self.write(piece.text) for piece in pieces)
+        ]  # fmt: skip
+        return (self.before + "\n".join(lines) + self.after).split("\n")
+
+
+def parts_of(text: str) -> Iterator[Part]:
+    """Yields the parts of a text that are translated."""
+    read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
+    lines = text.split("\n")
+    first = 0
+    while first < len(lines):
+        last = first + 1
+        while last < len(lines) and continues(lines[last - 1], lines[last]) and lines[last][0].isalpha():
+            last += 1
+        pieces: list[Piece] = []
+        for line in lines[first:last]:
+            if pieces:
+                pieces.append(Piece("text", " ", "\n"))
+            for role, begin, stop, name in split_markup(line):
+                raw = line[begin:stop]
+                pieces.append(Piece(role, read(raw) if role == "text" else "", raw, name))
+        start, end = trimmed(pieces)
+        if has_words(pieces[start:end]):
+            opening, closing = pieces[start], pieces[end - 1]
+            lead = opening.raw[: len(opening.raw) - len(opening.raw.lstrip())]
+            trail = closing.raw[len(closing.raw.rstrip()) :] if opening.role == "text" or end - start > 1 else ""
+            yield Part(
+                first, lines[first:last], "".join(piece.raw for piece in pieces[:start]) + lead,
+                trail + "".join(piece.raw for piece in pieces[end:]), max(map(len, lines[first:last])),
+                Inline(pieces[start:end]), write,
+            )  # fmt: skip
+        first = last
+
+
+def in_order(source: str, target: str, formats: set[str]) -> str | None:
+    """Returns the translation with placeholders that take the same arguments as in the source.
+
+    If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s. Returns
+    None if the format cannot number the placeholders.
+    """
+    wanted, present = ([part for part in _CONVERSION.findall(text) if part != "%%"] for text in (source, target))
+    if present == wanted or sorted(present) != sorted(wanted) or not formats & (_NUMBERED | _UNNUMBERED):
+        return target
+    if formats & _UNNUMBERED or any("*" in part for part in wanted):
+        return None
+    free = list(enumerate(wanted, 1))
+
+    def number(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%%"
+        argument = next(entry for entry in free if entry[1] == match[0])
+        free.remove(argument)
+        return f"%{argument[0]}${match[0][1:]}"
+
+    return _CONVERSION.sub(number, target)
+
+
+class Catalogue(Document):
+    """A PO file."""
+
+    protects = True
+
+    @classmethod
+    def read(cls, data: bytes, options: ReadOptions) -> "Catalogue":
+        declared = _CHARSET.search(data)
+        name = declared[1].decode() if declared else None
+        text, encoding = decode(data, None if name == "CHARSET" else name)
+        return cls(text, encoding, options)
+
+    def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
+        super().__init__(text, encoding, options)
+        self.newline = newline_of(text)
+        self.all_entries = entries = list(entries_of(text))
+        self.header = next(
+            (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
+        )
+        self.entries = []
+        self.parts: list[dict[str, list[Part]]] = []  # for each entry: the parts of its msgid and msgid_plural
+        for entry in entries:
+            if entry is self.header or (not options.overwrite and any(form.text for form in entry.forms.values())):
+                continue
+            sources = {name: message for name, message in entry.messages.items() if name in ("msgid", "msgid_plural")}
+            parts = {name: list(parts_of(message.text)) for name, message in sources.items()}
+            if any(parts.values()):
+                self.entries.append(entry)
+                self.parts.append(parts)
+        self.plurals = Plurals("".join(form.text for form in self.header.forms.values()) if self.header else "")
+        self.lacks_rule = self.plurals.count is None and any("msgid_plural" in parts for parts in self.parts)
+        if self.lacks_rule:
+            self.plurals = Plurals(f"Plural-Forms: {plural_rule(options.target_language)}")
+        self.segments = [
+            part.inline.markup for parts in self.parts for each in parts.values() for part in each
+        ]  # fmt: skip
+
+    def edits(self, translations: Sequence[str]) -> list[Edit]:
+        edits = [self.header_edit()] if self.lacks_rule else []
+        following = iter(translations)
+        untranslated = 0
+        for entry, parts in zip(self.entries, self.parts, strict=True):
+            texts: dict[str, str | None] = {}
+            formats = set(_FORMAT.findall(self.text[slice(*entry.flags)])) if entry.flags else set()
+            for name, each in parts.items():
+                lines = entry.messages[name].text.split("\n")
+                shift = 0
+                for part in each:
+                    new = part.written(next(following))
+                    lines[part.line + shift : part.line + shift + len(part.source)] = new
+                    shift += len(new) - len(part.source)
+                texts[name] = in_order(entry.messages[name].text, "\n".join(lines), formats)
+            complete = {name: text for name, text in texts.items() if text is not None}
+            if len(complete) < len(texts):
+                untranslated += 1
+                continue
+            edits += self.form_edits(entry, complete)
+            edits += self.fuzzy_edit(entry)
+        if untranslated:
+            logger.warning(
+                "%d entries stay untranslated: the order of unnamed placeholders is different in the translation, and "
+                "formats such as python-format cannot number placeholders", untranslated,
+            )  # fmt: skip
+        return edits
+
+    def header_edit(self) -> Edit:
+        """Returns the edit that writes Plural-Forms into the header, or that adds a header to a file without header."""
+        rule = f"Plural-Forms: {plural_rule(self.options.target_language)}"
+        if self.header is None:
+            lines = ['msgid ""', 'msgstr ""', '"Content-Type: text/plain; charset=UTF-8\\n"', f'"{rule}\\n"', "", ""]
+            return 0, 0, self.newline.join(lines)
+        message = next(iter(self.header.forms.values()))
+        raw = self.text[message.start : message.end]
+        if "Plural-Forms:" in raw:
+            return message.start, message.end, re.sub(r"Plural-Forms:[^\"\\]*+", lambda match: rule, raw, count=1)
+        line_end = "" if message.text.endswith("\n") or not message.text else "\\n"
+        return message.start, message.end, f'{raw[:-1]}{line_end}"{self.newline}"{rule}\\n"'
+
+    def form_edits(self, entry: Entry, texts: dict[str, str]) -> Iterator[Edit]:
+        source = entry.messages["msgid"]
+        forms = entry.forms
+        if "msgstr" in forms:
+            message = forms["msgstr"]
+            yield message.start, message.end, self.message("msgstr", texts["msgid"], source)
+            return
+        singular, plural = (sorted(_PLACEHOLDER.findall(entry.messages[name].text)) for name in texts)
+        lines = []
+        for form in range(self.plurals.count or len(forms)):
+            name = "msgid" if self.plurals.is_singular(form, singular == plural) else "msgid_plural"
+            lines.append(self.message(f"msgstr[{form}]", texts[name], entry.messages[name]))
+        spans = [(message.start, message.end) for message in forms.values()]
+        yield min(spans)[0], max(spans)[1], self.newline.join(lines)
+
+    def message(self, keyword: str, text: str, source: Message) -> str:
+        """Returns a keyword and its string. Unless the source is one long line, wraps the string like gettext."""
+        lines = [escaped(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)] or [""]
+        wraps = not (source.lines == 1 and len(escaped(source.text)) > WIDTH)
+        if len(lines) == 1 and (not wraps or len(f'{keyword} "{lines[0]}"') <= WIDTH):
+            return f'{keyword} "{lines[0]}"'
+        if wraps:
+            lines = [part for line in lines for part in _folded(line)]
+        return self.newline.join([f'{keyword} ""', *(f'"{line}"' for line in lines)])
+
+    def fuzzy_edit(self, entry: Entry) -> list[Edit]:
+        """Returns the edit that marks an entry as fuzzy, so that a person checks the translation."""
+        if entry.flags is None:
+            line_start = self.text.rfind("\n", 0, entry.start) + 1
+            before = _previous_comments(self.text, line_start)
+            return [(before, before, f"#, fuzzy{self.newline}")]
+        start, end = entry.flags
+        if "fuzzy" in re.split(r"[,\s]+", self.text[start:end]):
+            return []
+        return [(start + 2, start + 2, " fuzzy,")]
+
+    def encoded(self, text: str) -> bytes:
+        """Returns the file in its encoding, or in UTF-8 with a changed header if the encoding lacks a character."""
+        if "charset=CHARSET" in self.text:
+            text = text.replace("charset=CHARSET", "charset=UTF-8", 1)
+        try:
+            return self.encoding.encode(text)
+        except UnicodeEncodeError:
+            return re.sub(r"charset=[\w:.-]+", "charset=UTF-8", text, count=1).encode()
+
+
+def _folded(line: str) -> Iterator[str]:
+    """Yields parts of an escaped line that fit into the width. Each part ends after a space."""
+    part = ""
+    for word in re.findall(r"\S*\s*", line):
+        if part and len(part) + len(word.rstrip()) > WIDTH - 3:
+            yield part
+            part = ""
+        part += word
+    yield part
+
+
+def _previous_comments(text: str, position: int) -> int:
+    """Returns the start of the comments `#| msgid …` that end at `position`, or `position` if there are none."""
+    while position:
+        start = text.rfind("\n", 0, position - 1) + 1
+        if not text.startswith("#|", start):
+            break
+        position = start
+    return position

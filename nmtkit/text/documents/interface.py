@@ -1,0 +1,96 @@
+"""The interface of document formats."""
+
+import re
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nmtkit.text.documents.encoding import Encoding
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+Edit = tuple[int, int, str]  # start and end of a part of a file, and its new text
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Settings of reading and writing a document."""
+
+    target_language: str | None = None  # a code, such as de or deu_Latn
+    overwrite: bool = False  # replace existing translations, in formats with source and target texts
+
+
+class Document(ABC):
+    """A file of a format: extracts the translatable text, and writes the file with translated text.
+
+    `segments` are lines of HTML with placeholders for inline codes. A translator translates each segment.
+    """
+
+    protects: ClassVar[bool] = False  # whether files of the format usually contain placeholders such as %s
+
+    def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
+        self.text, self.encoding, self.options = text, encoding, options
+        self.segments: list[str] = []
+
+    @classmethod
+    @abstractmethod
+    def read(cls, data: bytes, options: ReadOptions) -> "Document":
+        """Reads a file. Raises ValueError, with a message that begins with the line, if the file is invalid."""
+
+    @abstractmethod
+    def edits(self, translations: Sequence[str]) -> list[Edit]:
+        """Returns the edits that put the translations into the text."""
+
+    def render(self, translations: Sequence[str]) -> str:
+        """Returns the text with segments replaced by `translations`, which are in the order of `segments`."""
+        assert len(translations) == len(self.segments)
+        return spliced(self.text, sorted(self.edits(translations)))
+
+    def encoded(self, text: str) -> bytes:
+        """Returns a rendered text as the bytes of the file."""
+        return self.encoding.encode(text)
+
+
+def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = None) -> str:
+    """Returns the text from `start` to `end` with the edits of this range. The edits are sorted and disjoint."""
+    end = len(text) if end is None else end
+    parts, cursor = [], start
+    for index in range(bisect_left(edits, (start, start, "")), len(edits)):
+        first, last, new = edits[index]
+        if last > end or first > end:
+            break
+        assert cursor <= first <= last
+        parts += [text[cursor:first], new]
+        cursor = last
+    return "".join([*parts, text[cursor:end]])
+
+
+def line_of(text: str, position: int) -> int:
+    """Returns the number of the line that contains a character, counted from 1."""
+    return text.count("\n", 0, position) + 1
+
+
+def line_spans(text: str) -> list[tuple[int, int]]:
+    """Returns start and end of each line of a text, without the line ends."""
+    spans = []
+    start = 0
+    for match in _LINE_END.finditer(text):
+        spans.append((start, match.start()))
+        start = match.end()
+    return [*spans, (start, len(text))]
+
+
+def newline_of(text: str) -> str:
+    """Returns the line end of a file."""
+    first = text.find("\n")
+    if first < 0:
+        return "\r" if "\r" in text else "\n"
+    return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+
+
+def without_white_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns the range without white space at both ends. A no-break space does not count as white space."""
+    part = text[start:end]
+    return start + len(part) - len(part.lstrip(" \t\r\n\f")), end - (len(part) - len(part.rstrip(" \t\r\n\f")))

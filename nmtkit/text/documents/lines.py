@@ -1,0 +1,115 @@
+"""Finds sentences that continue over several lines, and divides a translation into lines."""
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from nmtkit.text.documents.inline import Piece
+
+_ENDS = ".!?…:。！？؟।։።"
+_COMMAS = ",、，،"
+_AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
+_NEAR = 3  # a division moves by at most this number of words so that it follows punctuation
+
+
+def ends_sentence(text: str) -> bool:
+    return text.rstrip(_AROUND)[-1:] in (*_ENDS, "")
+
+
+def continues(before: str, after: str) -> bool:
+    """Returns whether a sentence of the line `before` continues in the line `after`.
+
+    `before` must not end a sentence. In addition, `before` ends with a comma, or `after` begins with a small letter.
+    """
+    after = after.lstrip(_AROUND)
+    return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
+
+
+@dataclass
+class Word:
+    """A unit without a line break inside: a word with its codes, or a character of a script without spaces."""
+
+    raw: str = ""  # text of the word as in the file
+    text: str = ""  # text of the word without codes
+    space: bool = False  # whether a space comes before the word
+
+    @property
+    def width(self) -> int:
+        """The number of columns, including the space before the word. A Chinese character takes two columns."""
+        return self.space + sum(
+            0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+            for char in self.text
+        )
+
+
+def words_of(pieces: Sequence[Piece], escape: Callable[[str], str]) -> list[Word]:
+    """Returns the words of a translation. A code belongs to the word next to it."""
+    words = [Word()]
+    for piece in pieces:
+        if piece.role != "text":
+            words[-1].raw += piece.raw
+            continue
+        for part in re.findall(r"\s+|\S+", piece.text):
+            if part.isspace():
+                if words[-1].raw:
+                    words.append(Word(space=True))
+                continue
+            for char in part:
+                if words[-1].text and _breaks(words[-1].text[-1], char):
+                    words.append(Word())
+                words[-1].text += char
+                words[-1].raw += escape(char)
+    if not words[-1].raw:
+        words.pop()
+    return words
+
+
+def _breaks(before: str, after: str) -> bool:
+    """Returns whether a line may end between two characters of Chinese or Japanese text."""
+    wide = "W" in (unicodedata.east_asian_width(before), unicodedata.east_asian_width(after))
+    opening, closing = unicodedata.category(before) in ("Ps", "Pi"), unicodedata.category(after)[0] == "P"
+    return wide and not opening and (not closing or unicodedata.category(after) in ("Ps", "Pi"))
+
+
+def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
+    """Divides words into one part for each weight, with lengths in proportion to the weights.
+
+    Each part has a word if there are enough words. The end of a part moves by up to three words to follow punctuation,
+    if the parts still fit into `limit` columns.
+    """
+    ends = [0, *accumulate(word.width for word in words)]
+    shares = list(accumulate(weights))
+    cuts = [0]
+    for number, share in enumerate(shares[:-1], 1):
+        first = min(cuts[-1] + 1, len(words))
+        last = max(len(words) - (len(weights) - number), first)
+        ideal = ends[-1] * share / (shares[-1] or 1)
+        near = bisect_left(ends, ideal)
+        near = min(max(near if near == 0 or ends[min(near, len(words))] - ideal <= ideal - ends[near - 1] else near - 1,
+                       first), last)  # fmt: skip
+        best = near
+        window = range(max(first, near - _NEAR), min(last, near + _NEAR) + 1)
+        for index in sorted(window, key=lambda index: abs(index - near)):
+            fits = ends[index] - ends[cuts[-1]] <= limit
+            fits = fits and (number < len(weights) - 1 or ends[-1] - ends[index] <= limit)
+            if fits and 0 < index < len(words) and unicodedata.category(words[index - 1].text[-1:] or " ") == "Po":
+                best = index
+                break
+        cuts.append(best)
+    cuts.append(len(words))
+    return [words[start:end] for start, end in pairwise(cuts)]
+
+
+def joined(words: Sequence[Word]) -> str:
+    """Returns the words as one line of the file."""
+    return "".join((" " if word.space and index else "") + word.raw for index, word in enumerate(words))
+
+
+def wrapped(words: Sequence[Word], lines: int, limit: int) -> list[str]:
+    """Returns the words in `lines` lines of about equal width, or in more lines to stay within `limit` columns."""
+    width = sum(word.width for word in words)
+    lines = max(1, min(len(words), max(lines, -(-width // limit))))
+    return [joined(part) for part in divided(words, [1.0] * lines, limit)]

@@ -1,0 +1,332 @@
+"""Web pages: HTML and XHTML.
+
+The tokenizer follows the HTML standard (section 13.2.5) to separate text, tags, attributes, comments and raw text.
+html5lib, lxml and selectolax build a tree and write a different file, with other entities, quotes and white space.
+`html.parser` reports positions, but its rules for tags change between releases of Python, and damaged input can take
+quadratic time. This module puts translations into the file at positions, so everything else stays byte for byte. All
+its regular expressions take linear time.
+"""
+
+import html
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nmtkit.text.documents.encoding import Encoding, decode
+from nmtkit.text.documents.inline import Inline, Piece, has_words, trimmed
+from nmtkit.text.documents.interface import Document, Edit, ReadOptions, spliced, without_white_space
+from nmtkit.text.documents.lines import continues
+from nmtkit.text.markup import TAG, VOID, names
+
+INLINE = names(
+    "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
+    "samp small span strike strong sub sup svg time tt u var wbr"
+)
+# elements that contain no tags, only text
+RAW = names("iframe noembed noframes plaintext script style textarea title xmp")
+# Elements whose text is not translated, unless they have translate="yes".
+UNTRANSLATED = names("code kbd math pre rp rt rtc samp svg var") | (RAW - {"title"})
+# The start tags that end an element whose end tag may be left out (section 13.1.2.4).
+ENDED_BY = {
+    "p": names("address article aside blockquote details div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5 "
+        "h6 header hgroup hr main menu nav ol p pre section table ul"),
+    "li": names("li"), "dt": names("dt dd"), "dd": names("dt dd"), "td": names("td th tr tbody tfoot"),
+    "th": names("td th tr tbody tfoot"), "tr": names("tr tbody tfoot"), "option": names("option optgroup"),
+}  # fmt: skip
+# start of a construct that may contain ">" -> end of the construct
+ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}
+ATTRIBUTES = names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
+LABELLED = names("optgroup option track")  # elements whose attribute label is shown
+BUTTONS = names("button reset submit")  # types of <input> whose value is shown
+DESCRIPTIONS = names(
+    "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt"
+)
+RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
+
+_ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")
+_CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
+_DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A run of text, a tag, or another construct. `name` is the name of a tag in small letters."""
+
+    kind: str  # text, opening, closing, other
+    start: int
+    end: int
+    name: str = ""
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page."""
+    cursor = 0  # start of the text that has not been yielded
+    position = 0
+    while (at := text.find("<", position)) >= 0:
+        tag = TAG.match(text, at)
+        if tag is not None:
+            kind, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
+        elif text.startswith("<!--", at):
+            close = text.find("-->", at + 2)
+            kind, end, name = "other", close + 3 if close >= 0 else len(text), ""
+        elif text[at + 1 : at + 2] in ("!", "?") or re.match(r"</[^A-Za-z]", text[at : at + 3]):
+            mark = next((end for start, end in ENDS.items() if text.startswith(start, at)), ">")
+            close = text.find(mark, at)
+            kind, end, name = "other", close + len(mark) if close >= 0 else len(text), ""
+        else:
+            position = at + 1
+            continue
+        if cursor < at:
+            yield Token("text", cursor, at)
+        yield Token(kind, at, end, name)
+        cursor = position = end
+        if kind == "opening" and name in RAW and not (text[end - 2] == "/" and is_xml(text)):
+            close_tag = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, end)
+            cursor = position = close_tag.start() if close_tag else len(text)
+            if end < cursor:
+                yield Token("text" if name == "title" else "other", end, cursor)
+    if cursor < len(text):
+        yield Token("text", cursor, len(text))
+
+
+def is_xml(text: str) -> bool:
+    return text.startswith("<?xml")
+
+
+def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
+    """Returns start, end and value of each attribute of a start tag, by name. Only the first of equal names counts.
+
+    The range from start to end includes the quotes. Entities in the value are decoded.
+    """
+    by_name: dict[str, tuple[int, int, str]] = {}
+    for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
+        group = next((group for group in (2, 3, 4) if match[group] is not None), None)
+        if group is not None:
+            quotes = int(group < 4)
+            span = match.start(group) - quotes, match.end(group) + quotes
+            by_name.setdefault(match[1].lower(), (*span, html.unescape(match[group])))
+        else:
+            by_name.setdefault(match[1].lower(), (match.end(), match.end(), ""))
+    return by_name
+
+
+def shown_attributes(name: str, by_name: dict[str, tuple[int, int, str]]) -> list[str]:
+    """Returns the attributes of the element `name` that are shown to readers. `by_name` has all attributes."""
+    shown = [attribute for attribute in by_name if attribute in ATTRIBUTES]
+    if name in LABELLED and "label" in by_name:
+        shown.append("label")
+    if name == "input" and "value" in by_name and by_name.get("type", (0, 0, ""))[2].lower() in BUTTONS:
+        shown.append("value")
+    if name == "meta" and "content" in by_name:
+        kind = by_name.get("name", by_name.get("property", (0, 0, "")))[2].lower()
+        shown += ["content"] if kind in DESCRIPTIONS else []
+    return shown
+
+
+class _Reader:
+    """Finds the runs of text and inline tags of a page, and the attributes to translate."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.xml = text, is_xml(text)
+        self.runs: list[list[Piece]] = []
+        self.attributes: list[tuple[int, int, str]] = []
+        self.root: Token | None = None  # the start tag <html …>
+        self.run: list[Piece] = []
+        self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
+        self.names: Counter[str] = Counter()  # names of the open elements
+        # an element of the run that is copied unchanged: its start, the number of open elements around it, and whether
+        # it is a drawing
+        self.copied: tuple[int, int, bool] | None = None
+
+    @property
+    def translates(self) -> bool:
+        return self.open[-1][1] if self.open else True
+
+    def read(self) -> None:
+        for token in tokens(self.text):
+            if token.kind == "opening":
+                self.start_tag(token)
+            elif token.kind == "closing":
+                self.end_tag(token)
+            elif token.kind == "text" or self.text.startswith("<!--", token.start):
+                self.add("text" if token.kind == "text" else "alone", token)
+            elif self.copied is None:
+                self.flush()
+        self.flush()
+
+    def add(self, role: str, token: Token) -> None:
+        """Adds a token to the run if the open element is translated."""
+        if self.copied is not None:
+            return
+        if not self.translates:
+            self.flush()
+        else:
+            text = html.unescape(self.text[token.start : token.end]) if role == "text" else ""
+            spaced = token.name in ("br", "img")
+            self.run.append(Piece(role, text, "", token.name, spaced, token.start, token.end))
+
+    def start_tag(self, tag: Token) -> None:
+        name = tag.name
+        while self.open and name in ENDED_BY.get(self.open[-1][0], ()):
+            self.pop(tag.start)
+        if name == "html" and self.root is None:
+            self.root = tag
+        inherited = self.translates
+        by_name = attributes(self.text, tag)
+        translate = by_name.get("translate", (0, 0, "none"))[2].lower()
+        if "notranslate" in by_name.get("class", (0, 0, ""))[2].split():
+            translate = "no"
+        if inherited and translate != "no":
+            self.attributes += [by_name[key] for key in shown_attributes(name, by_name)]
+        translates = translate in ("yes", "") or (inherited and translate != "no" and name not in UNTRANSLATED)
+        alone = name in VOID or (self.xml and self.text[tag.end - 2] == "/")
+        if name not in INLINE:
+            self.flush_at_block()
+        elif alone:
+            self.add("alone", tag)
+        elif self.copied is None and inherited and not translates:
+            self.copied = tag.start, len(self.open), name in ("svg", "math")
+        else:
+            self.add("opening", tag)
+        if not alone:
+            self.open.append((name, translates))
+            self.names[name] += 1
+
+    def end_tag(self, tag: Token) -> None:
+        if self.names[tag.name]:
+            while self.open[-1][0] != tag.name:
+                self.pop(tag.start)
+            self.pop(tag.end)
+        if tag.name not in INLINE:
+            self.flush_at_block()
+        # otherwise the tag has ended the copied element, which is already in the run
+        elif not self.run or self.run[-1].end < tag.end:
+            self.add("closing", tag)
+
+    def pop(self, position: int) -> None:
+        """Closes the last open element, whose content ends at `position`."""
+        name, _ = self.open.pop()
+        self.names[name] -= 1
+        if self.copied is not None and len(self.open) <= self.copied[1]:
+            start, self.copied = self.copied[0], None
+            self.run.append(Piece("alone", "", "", name, True, start, position))
+
+    def flush_at_block(self) -> None:
+        """Ends the run at a tag that is not inline, unless the tag is a part of a drawing."""
+        if self.copied is None or not self.copied[2]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Ends the run. If a copied element is still open, it is left out of the run."""
+        self.copied = None
+        if self.run:
+            self.runs += _sentences_of(self.run)
+            self.run = []
+
+
+def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yields the parts of a run. A part ends at a <br> unless a sentence continues after it."""
+    texts = [""]
+    for piece in run:
+        if piece.name == "br":
+            texts.append("")
+        texts[-1] += piece.text
+    part: list[Piece] = []
+    line = 0
+    for piece in run:
+        if piece.name == "br":
+            line += 1
+            if not continues(texts[line - 1], texts[line]):
+                yield part
+                part = []
+                continue
+            part += [piece, Piece("text", " ", start=piece.end, end=piece.end)]
+        else:
+            part.append(piece)
+    yield part
+
+
+class WebPage(Document):
+    """A page of HTML or XHTML, or a part of a page."""
+
+    @classmethod
+    def read(cls, data: bytes, options: ReadOptions) -> "WebPage":
+        head = data[:1024]
+        declared = _DECLARED.match(head) or _CHARSET.search(head)
+        text, encoding = decode(data, declared[1].decode() if declared else None, web=True)
+        return cls(text, encoding, options)
+
+    def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
+        super().__init__(text, encoding, options)
+        reader = _Reader(text)
+        reader.read()
+        self.root = reader.root
+        self.runs: list[tuple[int, int, Inline]] = []
+        self.attributes: list[tuple[int, int, Inline]] = []
+        for run in reader.runs:
+            first, last = trimmed(run)
+            if has_words(run[first:last]):
+                self.runs.append((run[first].start, run[last - 1].end, Inline(run[first:last])))
+        for start, end, value in reader.attributes:
+            if has_words([Piece("text", value)]):
+                self.attributes.append((start, end, Inline([Piece("text", value)])))
+        self.segments = [inline.markup for _, _, inline in (*self.runs, *self.attributes)]
+
+    def edits(self, translations: Sequence[str]) -> list[Edit]:
+        inner = self.language_edits()
+        for (start, end, inline), translation in zip(self.attributes, translations[len(self.runs) :], strict=True):
+            parts = inline.restored(translation)
+            if parts is not None:
+                inner.append((start, end, self.quoted(start, end, "".join(part.text for part in parts))))
+        inner.sort()
+        outer: list[Edit] = []
+        for (start, end, inline), translation in zip(self.runs, translations[: len(self.runs)], strict=True):
+            parts = inline.restored(translation)
+            if parts is not None:
+                new = [spliced(self.text, inner, part.start, part.end) if part.role != "text" else written(part.text)
+                       for part in parts]  # fmt: skip
+                first, last = without_white_space(self.text, start, end)
+                outer.append((first, last, "".join(new)))
+        starts = [start for start, _, _ in outer]
+        for edit in inner:
+            at = bisect_left(starts, edit[0] + 1) - 1
+            if at < 0 or edit[0] >= outer[at][1]:
+                outer.append(edit)
+        return outer
+
+    def quoted(self, start: int, end: int, value: str) -> str:
+        quote = self.text[start] if self.text[start] in "\"'" else '"'
+        return quote + written(value).replace(quote, "&quot;" if quote == '"' else "&#39;") + quote
+
+    def language_edits(self) -> list[Edit]:
+        """Returns the changes of the attributes lang and dir of <html>. A page without <html> has no changes."""
+        language = self.options.target_language
+        if language is None or self.root is None:
+            return []
+        code = language.replace("_", "-")
+        right_to_left = re.split("[-_]", language.lower())[0] in RIGHT_TO_LEFT
+        by_name = attributes(self.text, self.root)
+        existing = [name for name in ("lang", "xml:lang") if name in by_name]
+        wanted = dict.fromkeys(existing or ["lang"], code)
+        if right_to_left or "dir" in by_name:
+            wanted["dir"] = "rtl" if right_to_left else "ltr"
+        edits: list[Edit] = []
+        missing = ""
+        for name, value in wanted.items():
+            if name not in by_name:
+                missing += f' {name}="{value}"'
+            elif by_name[name][2].lower() != value.lower():
+                start, end, _ = by_name[name]
+                edits.append((start, end, f'="{value}"' if start == end else f'"{value}"'))
+        after_name = self.root.start + len("<html")
+        return [*edits, *([(after_name, after_name, missing)] if missing else [])]
+
+    def encoded(self, text: str) -> bytes:
+        return self.encoding.encode(text, "xmlcharrefreplace")
+
+
+def written(text: str) -> str:
+    """Returns a text as HTML, with visible entities for no-break spaces."""
+    return html.escape(text, quote=False).replace("\u00a0", "&#160;")

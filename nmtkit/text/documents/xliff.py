@@ -1,0 +1,377 @@
+"""XLIFF 1.2 and 2.x (OASIS): units with a source and a target.
+
+Only targets, their states and a missing target language are written, at the positions that expat reports. The rest of
+the file stays byte for byte. lxml and ElementTree would change quotes, entities, empty elements and namespaces. A
+document type is rejected, so no entity can expand or read a file.
+
+A unit is translated if it has no target, an empty target, or a target in the state new, initial or needs-translation.
+With `overwrite`, a target in any other state is also replaced, unless the target is approved or final. Machine
+translations are marked: in 1.2 by state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x by
+state="translated" subState="nmtkit:mt".
+
+Escaped HTML in a source, such as &lt;b&gt;, is markup of the text: its tags are inline codes and stay escaped.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape, unescape
+from typing import Any
+from xml.parsers import expat
+
+from nmtkit.text.documents.encoding import Encoding, decode
+from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
+from nmtkit.text.documents.interface import Document, Edit, ReadOptions, newline_of, spliced, without_white_space
+
+MAX_DEPTH = 200  # maximum depth of nested elements
+NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
+UNTRANSLATED = ("new", "initial", "needs-translation")  # states of a target that has no translation yet
+FINAL = ("final", "signed-off")
+MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
+           2: {"state": "translated", "subState": "nmtkit:mt"}}  # fmt: skip
+NESTED = ("g", "pc", "mrk")  # inline elements that hold text; any other inline element, with its content, is a code
+STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that links an opening code to its closing code
+ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
+
+_DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
+_CHARACTER = re.compile(
+    r"&[^;\s]{1,10}+;|\r\n|(?s:.)"
+)  # one character of the text: an entity, \r\n, or the character itself
+_INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass
+class Node:
+    """An element: its name without the prefix, and the positions of its tags in the file. Ends are exclusive."""
+
+    name: str
+    attributes: dict[str, str]
+    xliff: bool  # whether the element is in a namespace of XLIFF or in no namespace
+    start: int
+    inner: int = 0  # start of the content
+    inner_end: int = 0
+    end: int = 0
+    # child elements, and texts as (start, end, text)
+    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)
+    parent: "Node | None" = field(default=None, repr=False)
+
+    def children(self, *names: str) -> list["Node"]:
+        return [child for child in self.content if isinstance(child, Node) and child.xliff and child.name in names]
+
+    def inherited(self, name: str) -> str | None:
+        node: Node | None = self
+        while node is not None:
+            if name in node.attributes:
+                return node.attributes[name]
+            node = node.parent
+        return None
+
+
+def parse(text: str) -> Node:
+    """Returns the root element. Raises ValueError with a message that begins with the line."""
+    return _Reader(text).read()
+
+
+class _Reader:
+    """Makes nodes from the events of expat. An event ends where the next event starts."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.data = text, text.encode()
+        self.character = _byte_to_character(text)
+        self.root: Node | None = None
+        self.open: list[Node] = []
+        self.waiting: list[tuple[Node, str]] = []  # (node, field): fields to set to the position of the next event
+        self.characters: tuple[int, list[str]] | None = None  # start and parts of the text that is being read
+        self.cdata: tuple[int, list[str]] | None = None  # start and texts of the open CDATA section
+        parser: Any = expat.ParserCreate("utf-8", "\n")
+        parser.StartElementHandler, parser.EndElementHandler = self.start_element, self.end_element
+        parser.CharacterDataHandler = self.text_found
+        parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = self.start_cdata, self.end_cdata
+        parser.StartDoctypeDeclHandler = self.doctype
+        parser.CommentHandler = parser.ProcessingInstructionHandler = parser.DefaultHandler = self.other
+        self.parser = parser
+
+    def read(self) -> Node:
+        try:
+            self.parser.Parse(self.data, True)
+        except expat.ExpatError as error:
+            raise ValueError(f"line {error.lineno}: it is not valid XML: {expat.ErrorString(error.code)}") from None
+        self.settle(len(self.text))
+        assert self.root is not None
+        return self.root
+
+    def position(self) -> int:
+        """Returns the position of the current event, and sets the fields that wait for this position."""
+        here = self.character(self.parser.CurrentByteIndex)
+        self.settle(here)
+        return here
+
+    def settle(self, here: int) -> None:
+        for node, name in self.waiting:
+            setattr(node, name, here)
+        self.waiting.clear()
+        if self.characters is not None:
+            start, parts = self.characters
+            self.open[-1].content.append((start, here, "".join(parts)))
+            self.characters = None
+
+    def start_element(self, full: str, attributes: dict[str, str]) -> None:
+        here = self.position()
+        uri, _, name = full.rpartition("\n")
+        if len(self.open) >= MAX_DEPTH:
+            self.refuse(f"elements are nested more than {MAX_DEPTH} levels deep")
+        named = {key.rpartition("\n")[2] if key.startswith("http://www.w3.org/XML/") else key: value
+                 for key, value in attributes.items()}  # fmt: skip
+        node = Node(name, named, not uri or bool(NAMESPACE.fullmatch(uri)), here)
+        if self.open:
+            node.parent = self.open[-1]
+            self.open[-1].content.append(node)
+        else:
+            self.root = node
+        self.open.append(node)
+        self.waiting.append((node, "inner"))
+
+    def end_element(self, _: str) -> None:
+        here = self.position()
+        node = self.open.pop()
+        node.inner_end = node.end = here
+        if not self.text.endswith("/>", 0, node.inner):  # expat reports the end of <x/> after the tag
+            self.waiting.append((node, "end"))
+
+    def text_found(self, text: str) -> None:
+        if self.cdata is not None:
+            self.cdata[1].append(text)
+        elif self.characters is not None:  # expat splits a text at entities and line ends
+            self.characters[1].append(text)
+        else:
+            here = self.position()
+            if self.open:
+                self.characters = here, [text]
+
+    def start_cdata(self) -> None:
+        self.cdata = self.position(), []
+
+    def end_cdata(self) -> None:
+        assert self.cdata is not None
+        (start, parts), self.cdata = self.cdata, None
+        end = self.character(self.parser.CurrentByteIndex) + len("]]>")
+        self.open[-1].content.append((start, end, "".join(parts)))
+
+    def other(self, *_: str) -> None:
+        self.position()
+
+    def doctype(self, *_: Any) -> None:
+        self.refuse("a document type is not allowed in XLIFF; remove it")
+
+    def refuse(self, reason: str) -> None:
+        raise ValueError(f"line {self.parser.CurrentLineNumber}: {reason}")
+
+
+def texts_of(node: Node) -> Iterator[str]:
+    """Yields the texts of an element, without the content of inline codes."""
+    for child in node.content:
+        if not isinstance(child, Node):
+            yield child[2]
+        elif child.name in NESTED:
+            yield from texts_of(child)
+
+
+def _byte_to_character(text: str) -> Any:
+    """Returns a function that maps the index of a byte of the text in UTF-8 to the index of its character."""
+    if text.isascii():
+        return lambda byte: byte
+    step = 4096
+    starts = [0]  # index of the first byte of every 4096th character
+    for first in range(0, len(text), step):
+        starts.append(starts[-1] + len(text[first : first + step].encode()))
+
+    def character(byte: int) -> int:
+        block = min(bisect_right(starts, byte) - 1, len(starts) - 1)
+        first = block * step
+        return first + len(text[first : first + step].encode()[: byte - starts[block]].decode())
+
+    return character
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a source that is translated. If `markup` is true, the text of the part is escaped HTML."""
+
+    start: int
+    end: int
+    inline: Inline
+    markup: bool
+
+    def written(self, piece: Piece) -> str:
+        """Returns a piece of the translation, written as XML."""
+        if piece.role != "text":
+            return piece.raw
+        return written(escape(piece.text, quote=False) if self.markup else piece.text)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A source to translate. The target is a copy of the children of the element `content`, with translated `parts`."""
+
+    source: Node
+    content: Node
+    target: Node | None
+    parts: list[Part]
+
+
+class Xliff(Document):
+    """An XLIFF file."""
+
+    protects = True
+
+    @classmethod
+    def read(cls, data: bytes, options: ReadOptions) -> "Xliff":
+        declared = _DECLARED.match(data[:1024])
+        text, encoding = decode(data, declared[1].decode() if declared else None)
+        return cls(text, encoding, options)
+
+    def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
+        super().__init__(text, encoding, options)
+        self.root = parse(text)
+        version = self.root.attributes.get("version", "")
+        if self.root.name != "xliff" or version[:2] not in ("1.", "2."):
+            raise ValueError(f"it is not XLIFF 1.2 or 2.x, but <{self.root.name[:40]}> of version {version[:20]!r}")
+        self.version = int(version[0])
+        self.units = [unit for node in self.nodes(self.root) if (unit := self.unit(node)) is not None]
+        self.segments = [part.inline.markup for unit in self.units for part in unit.parts]
+
+    def nodes(self, node: Node) -> Iterator[Node]:
+        """Yields the units of XLIFF 1, or the segments of XLIFF 2."""
+        for child in node.content:
+            if isinstance(child, Node) and child.xliff:
+                if child.name == ("trans-unit" if self.version == 1 else "segment"):
+                    yield child
+                elif child.name in ("file", "body", "group", "unit"):
+                    yield from self.nodes(child)
+
+    def unit(self, node: Node) -> Unit | None:
+        """Returns the unit of an element, or None if it has nothing to translate."""
+        sources, targets = node.children("source"), node.children("target")
+        if not sources or node.inherited("translate") == "no":
+            return None
+        target = targets[0] if targets else None
+        state = (target.attributes if self.version == 1 and target else node.attributes).get("state")
+        if state in FINAL or node.attributes.get("approved") == "yes":
+            return None
+        if target is not None and target.content and state not in UNTRANSLATED and not self.options.overwrite:
+            return None
+        segmented = node.children("seg-source")
+        content = segmented[0] if segmented else sources[0]
+        marks = [mark for mark in content.children("mrk") if mark.attributes.get("mtype") == "seg"]
+        parts = [part for container in marks or [content] if (part := self.part(container)) is not None]
+        return Unit(sources[0], content, target, parts) if parts else None
+
+    def part(self, container: Node) -> Part | None:
+        markup = is_markup("".join(texts_of(container)))
+        pieces = list(self.pieces(container, markup))
+        # a CDATA section is replaced as a whole
+        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:
+            first, last = trimmed(pieces)
+            pieces = pieces[first:last]
+        if not has_words(pieces):
+            return None
+        start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
+        return Part(start, end, Inline(pieces), markup)
+
+    def pieces(self, node: Node, markup: bool) -> Iterator[Piece]:
+        for child in node.content:
+            if not isinstance(child, Node):
+                yield from self.text_pieces(*child, markup)
+                continue
+            kept = child.attributes.get("translate") == "no" or child.attributes.get("mtype") == "protected"
+            if child.xliff and child.name in NESTED and not kept and child.inner < child.end:
+                name = f"{child.name} {child.start}"
+                yield self.code("opening", child.start, child.inner, name)
+                yield from self.pieces(child, markup)
+                yield self.code("closing", child.inner_end, child.end, name)
+                continue
+            role = "opening" if child.name in STARTS else "closing" if child.name in ENDS else "alone"
+            key = {**STARTS, **ENDS}.get(child.name, "")
+            name = child.attributes.get("rid", child.attributes.get(key, ""))
+            yield self.code(role, child.start, child.end, name)
+
+    def text_pieces(self, start: int, end: int, text: str, markup: bool) -> Iterator[Piece]:
+        """Yields the pieces of a text. Tags that are escaped in the file become codes."""
+        section = self.text.startswith("<![CDATA[", start)
+        offsets = [start + match.start() for match in _CHARACTER.finditer(self.text[start:end])] + [end]
+        split = split_markup(text) if section or len(offsets) == len(text) + 1 else [("text", 0, len(text), "")]
+        for role, first, last, name in split:
+            part, span = text[first:last], (start, end) if section else (offsets[first], offsets[last])
+            if role == "text":
+                yield Piece("text", unescape(part) if markup else part, start=span[0], end=span[1])
+            else:
+                raw = written(part) if section else self.text[slice(*span)]
+                yield Piece(role, "", raw, f"<{name}", role == "alone", *span)
+
+    def code(self, role: str, start: int, end: int, name: str) -> Piece:
+        return Piece(role, "", self.text[start:end], name, role == "alone", start, end)
+
+    def edits(self, translations: Sequence[str]) -> list[Edit]:
+        edits: list[Edit] = []
+        following = iter(translations)
+        files: dict[int, Node] = {}
+        for unit in self.units:
+            inner: list[Edit] = []
+            for part in unit.parts:
+                pieces = part.inline.restored(next(following))
+                if pieces is not None:
+                    inner.append((part.start, part.end, "".join(map(part.written, pieces))))
+            edits += self.target_edits(unit, spliced(self.text, inner, unit.content.inner, unit.content.inner_end))
+            file = unit.source
+            while file.parent is not None and file.name != ("file" if self.version == 1 else "xliff"):
+                file = file.parent
+            files[file.start] = file
+        language = (self.options.target_language or "").replace("_", "-")
+        name = "target-language" if self.version == 1 else "trgLang"
+        for file in files.values():
+            if language and name not in file.attributes:
+                edits.append(self.start_tag(file, {name: language}))
+        return edits
+
+    def target_edits(self, unit: Unit, content: str) -> Iterator[Edit]:
+        """Yields the edits that write the target of a unit and its state. A missing target is inserted."""
+        state, holder = MACHINE[self.version], unit.source.parent
+        assert holder is not None
+        if self.version == 2:
+            yield self.start_tag(holder, state)
+            state = {}
+        source_tag = self.text[unit.source.start : unit.source.inner]
+        name = source_tag[1 : re.search(r"[\s/>]", source_tag).start()]  # type: ignore[union-attr]
+        name = name.removesuffix("source") + "target"
+        if unit.target is not None:
+            start, _, tag = self.start_tag(unit.target, state)
+            yield start, unit.target.end, f"{tag.rstrip('/>').rstrip()}>{content}</{name}>"
+            return
+        if unit.source.attributes.get("space"):
+            state = {**state, "xml:space": unit.source.attributes["space"]}
+        attributes = "".join(f' {key}="{escape(value)}"' for key, value in state.items())
+        line_start = self.text.rfind("\n", 0, unit.source.start) + 1
+        indent = self.text[line_start : unit.source.start]
+        before = (newline_of(self.text) + indent) if line_start and not indent.strip() else ""
+        yield unit.content.end, unit.content.end, f"{before}<{name}{attributes}>{content}</{name}>"
+
+    def start_tag(self, node: Node, attributes: dict[str, str]) -> Edit:
+        """Returns the edit that sets attributes of an element."""
+        tag = self.text[node.start : node.inner]
+        for name, value in attributes.items():
+            match = re.search(rf"\s{re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')", tag)
+            if match:
+                tag = f'{tag[: match.start(1)]}"{escape(value)}"{tag[match.end(1) :]}'
+            else:
+                end = len(tag) - (2 if tag.endswith("/>") else 1)
+                tag = f'{tag[:end].rstrip()} {name}="{escape(value)}"{tag[end:]}'
+        return node.start, node.inner, tag
+
+    def encoded(self, text: str) -> bytes:
+        return self.encoding.encode(text, "xmlcharrefreplace")
+
+
+def written(text: str) -> str:
+    """Returns a text as XML, without characters that are not allowed in XML."""
+    return escape(_INVALID.sub("", text), quote=False)

@@ -1,0 +1,178 @@
+"""Identifies the language of the lines of a block, with the model of py3langid, for all lines at once.
+
+py3langid walks an automaton over the bytes of a line, counts the features that its states report, and adds up a weight
+for each feature and language (Lui and Baldwin 2012). Here NumPy advances the automaton over all lines of a block byte
+by byte, which is several times as fast. `tests/cleaning/test_language.py` compares the probabilities with py3langid.
+"""
+
+import copy
+import unicodedata
+from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.text.languages import subtags
+
+Probabilities = npt.NDArray[np.float32]  # [lines, languages]
+MAX_BYTES = 200  # number of bytes at the beginning of a line that are read
+BUFFER = 1 << 13  # number of features whose weights are read at once
+
+
+class Identifier(Protocol):
+    """Gives the probability of each language for each line."""
+
+    @property
+    def languages(self) -> list[str]:
+        """The language code of each column of the probabilities."""
+
+    def probabilities(self, lines: Sequence[str]) -> Probabilities: ...
+
+
+class BatchIdentifier:
+    """The model of py3langid. Raises ImportError if the package is missing."""
+
+    def __init__(self) -> None:
+        try:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        except ImportError as error:
+            raise ImportError("the filters language and swapped need pip install 'nmtkit[data]'") from error
+        model: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        self._next = np.asarray(model.tk_nextmove)
+        self._rows = np.asarray(model.tk_row, np.int64) << 8
+        self._features = np.asarray(model.tk_output, np.int32)  # -1 without a feature
+        self._weights = np.asarray(model.nb_ptc, np.float32)
+        self._prior = np.asarray(model.nb_pc, np.float32)
+        self._set_classes(list(model.nb_classes))
+
+    def restricted(self, languages: Collection[str]) -> "BatchIdentifier":
+        """Returns an identifier of only these languages. It is faster, because it reads fewer weights."""
+        result = copy.copy(self)
+        rows = [index for index, column in enumerate(self._column) if self.languages[column] in languages]
+        classes = [self.languages[self._column[index]] for index in rows]
+        result._set_classes(classes)
+        result._weights, result._prior = np.ascontiguousarray(self._weights[:, rows]), self._prior[rows]
+        return result
+
+    def _set_classes(self, classes: list[str]) -> None:
+        self.languages = list(dict.fromkeys(classes))
+        self._column = [self.languages.index(name) for name in classes]  # several classes can have the same language
+        self._first = [classes.index(name) for name in self.languages]
+
+    def probabilities(self, lines: Sequence[str]) -> Probabilities:
+        """Returns the probability of each language for each line, as py3langid computes them."""
+        texts = [_bytes_of(line) for line in lines]
+        lengths = np.array([len(text) for text in texts], np.int64)
+        rows, features, counts = self._counts(texts, lengths)
+        scores = np.tile(self._prior, (len(lines), 1))
+        weights = np.log1p(np.arange(int(counts.max(initial=0)) + 1, dtype=np.float32))[counts]
+        buffer = np.empty((BUFFER, len(self._column)), np.float32)  # fits into the CPU cache
+        begins = np.diff(rows, prepend=-1) > 0  # marks the first feature of each line
+        begins[::BUFFER] = True
+        for start in range(0, len(rows), BUFFER):
+            part = slice(start, start + BUFFER)
+            weighted = np.take(self._weights, features[part], 0, out=buffer[: len(features[part])], mode="clip")
+            weighted *= weights[part, None]
+            first = np.flatnonzero(begins[part])
+            scores[rows[part][first]] += np.add.reduceat(weighted, first, 0)
+        without = np.ones(len(lines), np.bool_)
+        without[rows] = False
+        scores[without] = 0  # a line without features has equal scores for all languages
+        scores /= np.sqrt(np.maximum(lengths, 1))[:, None].astype(np.float32)
+        np.exp(scores - scores.max(1, keepdims=True), out=scores)
+        scores /= scores.sum(1, keepdims=True)
+        result = scores[:, self._first]
+        for index in np.setdiff1d(np.arange(len(self._column)), self._first).tolist():
+            result[:, self._column[index]] += scores[:, index]
+        return result
+
+    def _counts(self, texts: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[Any, Any, Any]:
+        """Returns the line, the feature and the count of each feature of each line, sorted by line and feature."""
+        order = np.argsort(-lengths, kind="stable")
+        width = int(lengths.max(initial=0))
+        if not width:
+            return (np.empty(0, np.int64),) * 3
+        padded = b"".join([texts[row].ljust(width, b"\0") for row in order.tolist()])
+        table = np.ascontiguousarray(np.frombuffer(padded, np.uint8).reshape(-1, width).T)  # [positions, lines]
+        # number of lines that are longer than each position
+        active = np.searchsorted(-lengths[order], -np.arange(width), side="left").tolist()
+        states = np.zeros(len(texts), np.uint32)
+        visited = []  # for each position, the states of the lines that are longer
+        for column, count in zip(table, active, strict=True):
+            moves = self._rows.take(states[:count], mode="clip")
+            moves += column[:count]
+            states = self._next.take(moves, mode="clip")
+            visited.append(states)
+        features = self._features.take(np.concatenate(visited), mode="clip")
+        # A key has the line in its high bits and the feature in its low bits. Keys of 32 bits are sorted faster.
+        bits = len(self._weights).bit_length()
+        size = 4 if len(texts) << bits <= 1 << 32 else 8
+        lines = order.astype(f"u{size}") << bits
+        keys = np.concatenate([lines[:count] for count in active])
+        keys |= features.astype(f"i{size}").view(f"u{size}")  # all bits are 1 without a feature
+        keys.sort()
+        keys = keys[: np.searchsorted(keys, np.iinfo(keys.dtype).max)]
+        first = np.flatnonzero(np.diff(keys, prepend=~keys[:1]))
+        distinct, counts = keys[first].astype(np.int64), np.diff(first, append=len(keys))
+        return distinct >> bits, distinct & (1 << bits) - 1, counts
+
+
+def _bytes_of(line: str) -> bytes:
+    if line.isupper():
+        line = line.lower()
+    if line.isascii():
+        return line[:MAX_BYTES].encode()
+    return unicodedata.normalize("NFC", line).encode()[:MAX_BYTES]
+
+
+class FastTextIdentifier:
+    """A model file of fastText, such as lid.176.ftz, read by the package fasttext-predict."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import fasttext  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ImportError("--lid-model needs pip install fasttext-predict") from error
+        if not path.is_file():
+            raise FileNotFoundError(f"--lid-model {path}: no such file")
+        self._path = path.absolute()
+        self._model: Any = fasttext.load_model(str(path))
+        self.languages: list[str] = []
+        self._columns: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state without the model, which cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_path"])  # type: ignore[misc]
+        self.__dict__.update(state)
+
+    def probabilities(self, lines: Sequence[str]) -> Probabilities:
+        predictions = []  # index of the line, column of the language, probability
+        for row, line in enumerate(lines):
+            labels, values = self._model.predict(line.replace("\n", " "), 5)
+            for label, value in zip(labels, values, strict=True):
+                code = label.removeprefix("__label__")
+                if code not in self._columns:
+                    self._columns[code] = len(self.languages)
+                    self.languages.append(code)
+                predictions.append((row, self._columns[code], value))
+        result = np.zeros((len(lines), len(self.languages)), np.float32)
+        for row, column, value in predictions:
+            result[row, column] = min(value, 1)
+        return result
+
+
+@cache
+def identifier(path: Path | None) -> Identifier:
+    """Returns the identifier of py3langid, or of the model file `path`."""
+    return BatchIdentifier() if path is None else FastTextIdentifier(path)
+
+
+def columns_of(languages: Sequence[str], code: str) -> list[int]:
+    """Returns the indices of the codes in `languages` that have the language of `code`."""
+    return [index for index, name in enumerate(languages) if subtags(name)[0] == subtags(code)[0]]

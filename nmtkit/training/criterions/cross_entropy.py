@@ -1,0 +1,68 @@
+"""Two criterions: cross-entropy of the target with label smoothing, and R-Drop, which compares two dropout passes."""
+
+from dataclasses import dataclass
+
+from nmtkit.config import Config, option
+from nmtkit.data.packed import Batch
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers.losses import output_cross_entropy, output_r_drop_loss
+from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropyConfig(Config):
+    """Settings of plain cross-entropy: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSmoothedConfig(Config):
+    label_smoothing: float = option(
+        0.1, "Share of the target probability that is spread evenly over the vocabulary.", min=0, below=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RDropConfig(LabelSmoothedConfig):
+    r_drop_alpha: float = option(5.0, "Weight of the divergence between the two passes.", min=0)
+
+
+@CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
+@CRITERIONS.register("cross_entropy", CrossEntropyConfig())
+class CrossEntropy(Criterion):
+    """Cross-entropy -log p(target | source). Label smoothing mixes the target with the uniform distribution.
+
+    Source: Vaswani et al. 2017, section 5.4.
+    """
+
+    def __init__(self, config: CrossEntropyConfig | LabelSmoothedConfig, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.label_smoothing = config.label_smoothing if isinstance(config, LabelSmoothedConfig) else 0.0
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        features = model(batch.source, batch.target_input)
+        loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
+        return Loss(loss, {"nll": nll})
+
+
+@CRITERIONS.register("r_drop", RDropConfig())
+class RDrop(CrossEntropy):
+    """Smoothed cross-entropy plus alpha / 2 times the symmetric Kullback-Leibler divergence of two dropout passes.
+
+    This loss is half of equation 4 of Liang et al. (2021, arXiv 2106.14448). It is the mean over the two passes instead
+    of the sum, so that the loss is comparable with the losses of other criterions. Validation makes a single pass,
+    because without dropout both passes would be equal.
+    """
+
+    def __init__(self, config: RDropConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.alpha = config.r_drop_alpha
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        if not self.training:
+            return super().compute_loss(model, batch)
+        first, second = model(batch.source, batch.target_input), model(batch.source, batch.target_input)
+        loss, nll, divergence = output_r_drop_loss(
+            model.output_projection, first, second, batch.target_output, self.label_smoothing, self.alpha
+        )
+        return Loss(loss, {"nll": nll, "divergence": divergence})

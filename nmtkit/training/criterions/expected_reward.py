@@ -1,0 +1,196 @@
+"""Refinement by expected sentence reward (Wu et al. 2016, section 5)."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmtkit.config import Config, option
+from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers.losses import output_cross_entropy
+from nmtkit.scoring.tokenizers import characters_apart
+from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
+from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.options import SearchOptions
+
+# B sentences, T tokens, C candidates of all sentences together
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedRewardConfig(Config):
+    reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score: GLEU, smoothed BLEU or chrF2.")
+    candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
+    candidates_per_sentence: int = option(15, "Number of candidate translations for each sentence.", min=2, max=1000)
+    candidate_extra: int = option(
+        20, "Maximum number of pieces by which a candidate may be longer than its source.", min=0, max=10_000
+    )
+    likelihood_weight: float = option(0.017, "Weight of the log-likelihood relative to the reward (equation 9).", min=0)
+
+
+@CRITERIONS.register("expected_reward", ExpectedRewardConfig())
+class ExpectedReward(Criterion):
+    """The loss -alpha log p(target | source) - E[reward of a candidate], for fine-tuning after training on likelihood.
+
+    With sampled candidates, the gradient for a sentence is the mean over its candidates of (reward - mean reward) times
+    the gradient of log p(candidate). With n-best candidates, the expectation is over the n-best list, whose
+    probabilities are renormalised to sum to 1. Candidates are generated without dropout and never contain <unk>. The
+    model scores each candidate like a target, so an update needs `candidates_per_sentence` times as much memory, and
+    --max-tokens should be lower. Validation computes only the likelihood.
+    """
+
+    def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.config, self.tokenizer = config, tokenizer
+        self.reward = REWARDS[config.reward]
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        memory = model.encode(batch.source)
+        features = model.decode(memory, batch.target_input)
+        loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, 0.0)
+        if not self.training:
+            return Loss(loss, {"nll": nll})
+        if not batch.target_tokens:  # the batch is a dummy micro-batch
+            return Loss(loss, {"nll": nll, "reward": torch.zeros_like(nll)})
+        sentences = real_sentences(batch)
+        candidates = self.candidates(model, batch.source.select(sentences))
+        rewards, owner = self.rewards(candidates, references(batch, sentences))
+        rewards, owner = rewards.to(loss.device), owner.to(loss.device)
+        log_p = log_probabilities(model, memory.select(sentences[owner]), list(chain.from_iterable(candidates)))
+        expected = self.expected_reward(log_p, rewards, owner, len(sentences))
+        counts = {"nll": nll, "reward": mean_by(rewards, owner, len(sentences)).sum()}
+        return Loss(self.config.likelihood_weight * loss - expected, counts)
+
+    def candidates(self, model: Architecture, source: Packed) -> list[list[list[int]]]:
+        """Returns the candidates of each sentence as target ids without eos."""
+        lengths: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": self.config.candidate_extra}
+        size = self.config.candidates_per_sentence
+        if self.config.candidates == "sample":
+            options = SearchOptions(
+                sampling=True, nbest=size, lenpen=0.0, seed=int(torch.randint(2**31, ())), **lengths
+            )
+        else:
+            options = SearchOptions(beam=size, nbest=size, lenpen=0.0, **lengths)
+        with evaluating(model):
+            results = beam_search([model], source, options)
+        return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in results]
+
+    def rewards(self, candidates: list[list[list[int]]], references: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Returns the reward of each candidate [C] and the index of its sentence [C], on the CPU."""
+        texts = self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates)))
+        owner = [sentence for sentence, group in enumerate(candidates) for _ in group]
+        reference_texts = self.tokenizer.decode_target_batch(references)
+        rewards = [
+            self.reward(characters_apart(text, reference), characters_apart(reference, reference))
+            for text, reference in zip(texts, (reference_texts[sentence] for sentence in owner), strict=True)
+        ]
+        return torch.tensor(rewards), torch.tensor(owner)
+
+    def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
+        """Returns a sum over sentences whose gradient is the gradient of the expected reward."""
+        if self.config.candidates == "nbest":
+            highest = log_p.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, log_p.detach(), "amax")
+            p = (log_p - highest[owner]).exp()
+            total = p.new_zeros(sentences).index_add(0, owner, p)
+            return (p / total[owner] * rewards).sum()
+        advantage = rewards - mean_by(rewards, owner, sentences)[owner]
+        return mean_by(advantage * log_p, owner, sentences).sum()
+
+
+def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
+    """Returns the mean of `values` [C] for each sentence: [B]. `owner` [C] has the sentence of each value."""
+    counts = owner.bincount(minlength=sentences)
+    return values.new_zeros(sentences).index_add(0, owner, values) / counts
+
+
+def real_sentences(batch: Batch) -> Tensor:
+    """Returns the indices (int64) of the sentences that count. Sentences of a dummy micro-batch do not count."""
+    last = batch.target_output[batch.target_input.layout.cu_seqlens[1:].long() - 1]  # eos
+    return (last != IGNORE_INDEX).nonzero()[:, 0]
+
+
+def references(batch: Batch, sentences: Tensor) -> list[list[int]]:
+    """Returns the ids of the target of each sentence, eos last. Ids that the loss ignores are left out."""
+    targets = batch.target_input.with_values(batch.target_output).select(sentences).split()
+    return [ids[ids != IGNORE_INDEX].tolist() for ids in targets]
+
+
+@contextmanager
+def evaluating(model: Architecture) -> Iterator[None]:
+    """Puts the model in evaluation mode without gradients, for the duration of the context.
+
+    The weight cache of autocast is disabled too: a weight that is cast without gradients and cached would get no
+    gradient in the next pass.
+    """
+    device = next(model.parameters()).device.type
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), autocast:
+            yield
+    finally:
+        model.train(training)
+
+
+def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[list[int]]) -> Tensor:
+    """Returns log p of each target including eos, given the sentence of `memory` with the same index: [C]."""
+    lengths = torch.tensor([len(target) + 1 for target in targets])
+    layout = Layout.of(lengths).to(memory.values.device)
+    inputs = torch.tensor([token for target in targets for token in (BOS, *target)]).to(memory.values.device)
+    outputs = torch.tensor([token for target in targets for token in (*target, EOS)]).to(memory.values.device)
+    logits = model.output_projection(model.decode(memory, Packed(inputs, layout)))
+    nll = F.cross_entropy(logits.float(), outputs, reduction="none")
+    return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
+
+
+# Each function below compares a candidate text with its reference, and returns a reward from 0 to 1.
+
+
+def gleu(candidate: str, reference: str) -> float:
+    """Returns the minimum of precision and recall of all n-grams of one to four words (Wu et al. 2016, section 5)."""
+    candidate_ngrams, reference_ngrams = _ngrams(candidate), _ngrams(reference)
+    total = max(candidate_ngrams.total(), reference_ngrams.total())
+    return (candidate_ngrams & reference_ngrams).total() / total if total else 1.0
+
+
+def _ngrams(text: str) -> Counter[tuple[str, ...]]:
+    words = _tokenizer()(text).split()
+    return Counter(tuple(words[start : start + n]) for n in range(1, 5) for start in range(len(words) - n + 1))
+
+
+def sentence_bleu(candidate: str, reference: str) -> float:
+    """Returns the sentence BLEU of sacreBLEU with exponential smoothing.
+
+    A candidate of fewer than four words is scored only on n-grams up to its length.
+    """
+    return float(_metric("bleu").sentence_score(candidate, [reference]).score) / 100
+
+
+def sentence_chrf(candidate: str, reference: str) -> float:
+    """Returns the sentence chrF2 of sacreBLEU."""
+    return float(_metric("chrf").sentence_score(candidate, [reference]).score) / 100
+
+
+@cache
+def _tokenizer() -> Tokenizer13a:
+    return Tokenizer13a()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _metric(name: str) -> Any:
+    return BLEU(effective_order=True) if name == "bleu" else CHRF()
+
+
+REWARDS: dict[str, Callable[[str, str], float]] = {"gleu": gleu, "bleu": sentence_bleu, "chrf": sentence_chrf}

@@ -1,0 +1,63 @@
+"""The interface of criterions. A criterion maps a model and a batch to a summed loss and counts for the log."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nmtkit.config.registry import Registry
+from nmtkit.data.packed import Batch
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.contract import ContractError, described
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """The summed loss of a micro-batch. The trainer divides the sum once, by the number of target tokens of the update.
+
+    `counts` maps names to further sums for the log, without gradients. The entry "nll" is required. It is the negative
+    log-likelihood of the target (natural logarithm), summed over tokens. Perplexity is computed from "nll".
+    """
+
+    sum: Tensor
+    counts: dict[str, Tensor]
+
+
+class Criterion(nn.Module, ABC):
+    """A loss function. Registered factories are called as `factory(config, tokenizer)`."""
+
+    @abstractmethod
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        """Returns sums over the tokens of `batch`, not means. The method may call the model several times."""
+
+    def forward(self, model: Architecture, batch: Batch) -> Loss:
+        """Returns `compute_loss` plus the auxiliary losses of the architecture. Each auxiliary loss is also logged."""
+        model.auxiliary_losses()  # removes the losses of the last recomputation by gradient checkpointing
+        loss = self._checked(self.compute_loss(model, batch))
+        total, counts = loss.sum, dict(loss.counts)
+        for name, value in model.auxiliary_losses().items():
+            total = total + value * batch.target_tokens
+            counts[name] = value.detach() * batch.target_tokens
+        return Loss(total, counts)
+
+    def _checked(self, loss: object) -> Loss:
+        """Returns `loss`. Raises ContractError if `loss` is not a summed loss with counts."""
+        name = type(self).__name__
+        if not isinstance(loss, Loss):
+            raise ContractError(f"criterion {name} returned {described(loss)}; it must return Loss(sum, counts)")
+        if not isinstance(loss.counts, dict) or "nll" not in loss.counts:
+            counts = sorted(loss.counts) if isinstance(loss.counts, dict) else described(loss.counts)
+            raise ContractError(
+                f"criterion {name} returned counts {counts} without 'nll', the summed negative log-likelihood, which "
+                "perplexity needs"
+            )
+        for key, value in {"sum": loss.sum, **loss.counts}.items():
+            if not isinstance(value, Tensor) or value.dim():
+                raise ContractError(
+                    f"criterion {name} returned {described(value)} for {key!r}; it must be a tensor without "
+                    "dimensions, a sum"
+                )
+        return loss
+
+
+CRITERIONS: Registry[Criterion] = Registry("criterion", "--criterion")

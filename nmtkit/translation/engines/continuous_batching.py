@@ -1,0 +1,323 @@
+"""Continuous batching: waiting sentences take the slots of finished sentences, so a GPU always works with full slots.
+
+The host launches a few steps. While the device runs them, the host encodes waiting sentences, yields results, and reads
+which slots the previous steps finished. The host starts copying the results of these slots and fills the slots again.
+So the device always has steps to run and never waits for the host. A disadvantage is that a finished slot stays idle
+until the launched steps have ended.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmtkit.data.packed import Layout, Packed
+from nmtkit.jobs import distributed
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers.static_kv_cache import CacheLengths
+from nmtkit.translation.engines.graph_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner
+from nmtkit.translation.search.beam_search import nonempty
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import BatchHypotheses, Hypothesis, Segment, SegmentBatch
+
+# B sentences
+
+# number of steps between two reads by the host; more steps leave slots idle, fewer steps keep the host busy
+STEPS_PER_SYNC = 2
+MIN_SLOTS = 16  # minimum slots; with fewer slots, a step on a GPU would take the same time
+INSERTION_SHARE = 1 / 16  # an insertion waits until at least this share of the slots is free
+MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
+
+
+@dataclass
+class SlotRequest:
+    """A sentence to be searched: sentence `index` of batch `batch`."""
+
+    batch: int
+    index: int
+    sentence: Segment
+    max_length: int  # maximum tokens of the translation, without eos
+    steps: int = 0
+
+    @property
+    def lengths(self) -> CacheLengths:
+        """The numbers of target and source positions that the sentence needs."""
+        return CacheLengths(self.max_length + 1, len(self.sentence.ids))
+
+
+@dataclass
+class EncodedRequests:
+    """Encoded requests, and their packed memories, one per model. The first `inserted` requests are in slots."""
+
+    requests: list[SlotRequest]
+    memories: list[Packed]
+    inserted: int = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self.requests) - self.inserted
+
+    def take(self, number: int) -> tuple[list[SlotRequest], list[Packed]]:
+        """Returns the next requests, at most `number`, with their memories, and counts them as inserted."""
+        start, end = self.inserted, min(self.inserted + number, len(self.requests))
+        self.inserted = end
+        lengths = [len(request.sentence.ids) for request in self.requests[:end]]
+        first, tokens = sum(lengths[:start]), sum(lengths[start:])
+        taken = []
+        for memory in self.memories:
+            layout = Layout(memory.layout.lengths[start:end], max(lengths[start:]), tokens)
+            taken.append(Packed(memory.values[first : first + tokens], layout))
+        return self.requests[start:end], taken
+
+
+class AsyncCopy:
+    """Copies tensors from the device to the host. The constructor starts the copy, and `read` waits for the end."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
+        self.event = torch.cuda.Event() if tensors[0].is_cuda else None
+        if self.event is not None:
+            self.event.record(torch.cuda.current_stream(tensors[0].device))
+
+    def read(self) -> list[Tensor]:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.copies
+
+
+class ContinuousBatching:
+    """A search over batches of sentences, with at most `slots` sentences at a time. `decode` is a `BatchDecoder`.
+
+    `graph_search.supports` must be true. Batches with constraints are passed to `fallback`. A larger search replaces
+    the search if a sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the
+    next run.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Architecture],
+        options: SearchOptions,
+        slots: int,
+        fallback: Callable[[SegmentBatch], BatchHypotheses],
+        device: torch.device,
+        backend: Callable[[], Eager] | None = None,
+    ) -> None:
+        self.models, self.options, self.fallback, self.device = models, options, fallback, device
+        self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
+        self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
+        limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
+        self.position_limit = min(limits, default=None)
+        self.asks_between_steps = False  # whether `decode` requests input between steps after an empty batch
+        self.search: GraphBeamSearch | None = None
+        self.step: StepRunner[CacheLengths] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops all requests."""
+        self.waiting: deque[SlotRequest] = deque()
+        self.encoded = EncodedRequests([], [])
+        self.in_slots: dict[int, SlotRequest] = {}
+        # the copy of `done` [B] after the latest steps, and the requests that were in the slots
+        self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None
+        self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
+        self.partial: dict[int, BatchHypotheses] = {}  # hypotheses of batches that are not complete
+        self.missing: dict[int, int] = {}  # number of missing sentences of each incomplete batch
+        if self.search is not None:
+            self.search.reset()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.missing)
+
+    def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        """Yields the number and the hypotheses of each batch as soon as they are ready.
+
+        An empty batch means that no further input has arrived yet. Then all started sentences are finished before the
+        next batch is requested. With `asks_between_steps`, the next batch is requested between steps, and the iterable
+        must not block while sentences are in the search. Raises RuntimeError while another run is active.
+        """
+        if self.busy:
+            raise RuntimeError("another stream with the same options is active; finish or close it first")
+        try:
+            yield from self._decode(batches)
+        finally:
+            self.reset()
+
+    def _decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        queue = enumerate(batches)
+        idle = exhausted = False
+        while not exhausted or self.busy:
+            while not exhausted and not (idle and self.busy) and len(self.waiting) < self.slots:
+                number, batch = next(queue, (-1, None))
+                exhausted, idle = batch is None, not batch
+                if batch is None:
+                    break
+                if not batch or any(sentence.constraints != NO_CONSTRAINTS for sentence in batch):
+                    yield number, self.fallback(batch) if batch else []
+                else:
+                    self.enqueue(number, batch)
+            if self.busy:
+                yield from self.advance()
+                idle = idle and not self.asks_between_steps
+
+    def enqueue(self, number: int, batch: SegmentBatch) -> None:
+        self.partial[number], self.missing[number] = [[] for _ in batch], len(batch)
+        for index, sentence in enumerate(batch):
+            max_length = self.options.max_length(len(sentence.ids) - 1)
+            if self.position_limit is not None:
+                max_length = min(max_length, self.position_limit - 1)
+            self.waiting.append(SlotRequest(number, index, sentence, max_length))
+
+    @torch.inference_mode()
+    def advance(self) -> list[tuple[int, BatchHypotheses]]:
+        """Runs a few steps. Returns the number and the hypotheses of complete batches."""
+        distributed.heartbeat()
+        if not self.in_slots and not self.encoded.remaining and self.must_grow():
+            self.grow()
+        self.insert_waiting()
+        previous = self.flags
+        self.flags = (self.run_steps(), self.in_slots.copy()) if self.in_slots else None
+        self.encode()
+        complete = self.collect_results()
+        if previous is not None:
+            copy, held = previous
+            done = copy.read()[0].tolist()
+            self.free([slot for slot, request in held.items() if done[slot] and self.in_slots.get(slot) is request])
+        return complete
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    def must_grow(self) -> bool:
+        """Returns whether the waiting requests need a larger search."""
+        if self.search is None:
+            return True
+        many = len(self.waiting) >= 2 * self.search.slots and self.search.slots < self.affordable
+        return bool(self.waiting) and (many or not self.fits(self.waiting[0].lengths))
+
+    def fits(self, lengths: CacheLengths) -> bool:
+        search = self.search
+        return search is not None and lengths.target <= search.capacity and lengths.source <= search.source_capacity
+
+    def grow(self) -> None:
+        """Creates a search for the waiting requests, at least as large as the last search."""
+        capacity = source = slots = 0
+        if self.search is not None:
+            capacity, source, slots = self.search.capacity, self.search.source_capacity, self.search.slots
+        capacity = max([capacity, *(rounded(request.lengths.target) for request in self.waiting)])
+        source = max([source, *(rounded(request.lengths.source) for request in self.waiting)])
+        capacity = capacity if self.position_limit is None else min(capacity, self.position_limit)
+        self.search = self.step = None  # frees the memory of the last search
+        shape = capacity, source, self.device
+        slot_bytes = GraphBeamSearch(self.models, self.options, 1, *shape).nbytes
+        self.affordable = max(1, min(self.slots, free_memory(self.device) // slot_bytes))
+        slots = min(self.affordable, max(MIN_SLOTS, slots, rounded(len(self.waiting))))
+        self.search = GraphBeamSearch(self.models, self.options, slots, *shape)
+        self.step = StepRunner(self.search.step, self.backend())
+
+    def insert_waiting(self) -> None:
+        """Inserts requests into free slots if enough slots are free."""
+        assert self.search is not None
+        free = [slot for slot in range(self.search.slots) if slot not in self.in_slots]
+        if self.in_slots and len(free) < INSERTION_SHARE * self.search.slots:
+            return
+        while free:
+            if not self.encoded.remaining:
+                self.encode()
+            if not self.encoded.remaining:
+                return
+            requests, memories = self.encoded.take(len(free))
+            slots, free = free[: len(requests)], free[len(requests) :]
+            numbers = self.to_device(torch.tensor([slots, [request.max_length for request in requests]]))
+            self.search.insert(numbers[0], memories, numbers[1])
+            self.in_slots.update(zip(slots, requests, strict=True))
+
+    def encode(self) -> None:
+        """Encodes waiting requests, at most one for each slot, unless encoded requests are still waiting."""
+        if self.encoded.remaining or self.search is None:
+            return
+        requests: list[SlotRequest] = []
+        while self.waiting and len(requests) < self.search.slots and not self.must_grow():
+            requests.append(self.waiting.popleft())
+        if requests:
+            lengths = [len(request.sentence.ids) for request in requests]
+            ids = self.to_device(torch.tensor([id for request in requests for id in request.sentence.ids]))
+            source = Packed(ids, Layout(self.to_device(torch.tensor(lengths)), max(lengths), sum(lengths)))
+            self.encoded = EncodedRequests(requests, [model.encode(source) for model in self.models])
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            # pinned, because a copy from other memory waits for all launched work of the device
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def run_steps(self) -> AsyncCopy:
+        """Launches a few steps. Returns the copy of the flags of finished slots."""
+        assert self.search is not None and self.step is not None
+        requests = self.in_slots.values()
+        for request in requests:
+            request.steps += STEPS_PER_SYNC
+        target = rounded(max(min(request.steps, request.lengths.target) for request in requests))
+        source = rounded(max(request.lengths.source for request in requests))
+        lengths = CacheLengths(min(target, self.search.capacity), min(source, self.search.source_capacity))
+        for _ in range(STEPS_PER_SYNC):
+            self.step(lengths)
+        return AsyncCopy(self.search.done)
+
+    def free(self, slots: list[int]) -> None:
+        """Starts copying the results of these slots and frees the slots."""
+        if not slots:
+            return
+        assert self.search is not None
+        requests = [self.in_slots.pop(slot) for slot in slots]
+        longest = min(max(request.steps for request in requests), self.search.capacity)
+        results = self.search.results(self.to_device(torch.tensor(slots)), longest)
+        self.finished.append((requests, AsyncCopy(*results)))
+
+    def collect_results(self) -> list[tuple[int, BatchHypotheses]]:
+        """Reads all copied results. Returns the number and the hypotheses of each batch that is now complete."""
+        complete = []
+        while self.finished:
+            requests, results = self.finished.popleft()
+            for request, hypotheses in zip(requests, hypotheses_of(*results.read()), strict=True):
+                self.partial[request.batch][request.index] = hypotheses
+                self.missing[request.batch] -= 1
+                if not self.missing[request.batch]:
+                    del self.missing[request.batch]
+                    complete.append((request.batch, self.partial.pop(request.batch)))
+        return complete
+
+
+def rounded(number: int) -> int:
+    """Rounds `number` up to 2^n or 3/2 x 2^n, at least 16, so that few different shapes occur."""
+    size = 16
+    while size < number:
+        size += size // 2 if size & (size - 1) == 0 else size // 3
+    return size
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the number of bytes that slots may use."""
+    if device.type != "cuda":
+        return 1 << 62
+    torch.cuda.empty_cache()
+    return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
+
+
+def hypotheses_of(scores: Tensor, log_probabilities: Tensor, lengths: Tensor, tokens: Tensor) -> BatchHypotheses:
+    """Returns the hypotheses of each sentence, best first, from the tensors of `GraphBeamSearch.results`."""
+    columns = (scores.tolist(), log_probabilities.tolist(), lengths.tolist(), tokens.tolist())
+    return [
+        nonempty(
+            [
+                Hypothesis(ids[:length], score, log_probability)
+                for score, log_probability, length, ids in zip(*row, strict=True)
+                if score > float("-inf")
+            ]
+        )
+        for row in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,189 @@
+"""A search over a part of the target vocabulary: the pieces in the shortlists of the sentences of a batch.
+
+The output projection computes the union of all lists of the batch. The search of a sentence sees only the columns of
+its own list, which are a tenth of the union in a batch of 100 sentences. The tokens of such a search are columns,
+indices into the sorted list of the sentence. The columns of unk, bos and eos equal their ids, so the search itself is
+the same as without a shortlist. Shorter lists are padded with columns whose logit is -inf. So the translation of a
+sentence does not depend on the other sentences of the batch.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import Encoded
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.interface import DecoderState
+from nmtkit.models.layers.output_columns import select_columns
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, PieceEdges, RequiredPhrase
+from nmtkit.translation.search.scorer import SearchModel
+from nmtkit.translation.search.segments import BatchHypotheses
+from nmtkit.translation.search.shortlist import Shortlist
+
+# B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in some list, K in the longest list
+
+Models = Sequence[SearchModel]
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Search = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], BatchHypotheses]
+
+
+@dataclass
+class Columns:
+    """The meaning of the tokens in a search with a shortlist.
+
+    A token of such a search is a column: an index into the list of target pieces that its sentence may use.
+    """
+
+    pieces: Tensor  # U, sorted
+    lists: Tensor | None  # B K, indices into `pieces`; None: column i of every sentence is piece i
+    absent: Tensor | None  # B 1 K (or U), bool, columns that are not in the list of a sentence; None: there are none
+
+    def select(self, sentences: Tensor) -> "Columns":
+        lists, absent = (None if part is None else part[sentences] for part in (self.lists, self.absent))
+        return Columns(self.pieces, lists, absent)
+
+    def ids(self, tokens: Tensor) -> Tensor:
+        """Returns the ids in the target vocabulary, [N], that the columns `tokens` [N] stand for."""
+        if self.lists is not None:
+            tokens = self.lists.gather(1, tokens.view(len(self.lists), -1)).flatten()
+        return self.pieces[tokens]
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Selects the logits of each sentence's list: N K. The argument has logits for all lists, N U, or for V pieces.
+
+        Columns that are not in the list of a sentence get the logit -inf.
+        """
+        if logits.shape[1] != len(self.pieces):
+            logits = logits[:, self.pieces]
+        if self.lists is not None:
+            rows = logits.unflatten(0, (len(self.lists), -1))
+            logits = rows.gather(2, self.lists[:, None].expand(-1, rows.shape[1], -1)).flatten(0, 1)
+        if self.absent is not None:
+            logits.unflatten(0, (len(self.absent), -1)).masked_fill_(self.absent, -torch.inf)
+        return logits
+
+
+class LimitedState(DecoderState):
+    """The decoder state of a `LimitedModel`: the state of the whole model, and the `Columns` of the open sentences."""
+
+    def __init__(self, state: DecoderState, columns: Columns) -> None:
+        self.beams = state.beams
+        self.state, self.columns = state, columns
+
+    def reorder(self, beam_index: Tensor) -> None:
+        self.state.reorder(beam_index)
+
+    def drop_finished(self, sentences: Tensor) -> None:
+        self.state.drop_finished(sentences)
+        self.columns = self.columns.select(sentences)
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        raise NotImplementedError("a search with a shortlist has no slots")
+
+
+class LimitedModel:
+    """A model with the pieces of `columns` instead of the whole target vocabulary.
+
+    The model is a shallow copy with a different output projection, and shares all weights with the given model. If the
+    `step` of a model does not use `output_projection`, the logits of the pieces are selected from its result.
+    """
+
+    def __init__(self, model: Architecture, columns: Columns) -> None:
+        self.model = copy.copy(model)
+        self.model._modules = {name: part for name, part in model._modules.items() if name != "output_projection"}
+        self.model.__dict__["output_projection"] = select_columns(model.output_projection, columns.pieces)
+        self.max_target_positions = model.max_target_positions
+        self.columns = columns
+
+    def encode(self, source: Packed) -> Packed:
+        return self.model.encode(source)
+
+    def start(self, memory: Packed, beams: int) -> LimitedState:
+        return LimitedState(self.model.start(memory, beams), self.columns)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        assert isinstance(state, LimitedState)
+        return state.columns.logits(self.model.step(state.columns.ids(tokens), state.state))
+
+
+def limited_search(
+    models: Sequence[Architecture],
+    source: Packed,
+    constraints: Sequence[Constraints],
+    edges: PieceEdges | None,
+    shortlist: Shortlist,
+    search: Search,
+) -> BatchHypotheses:
+    """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
+
+    The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models, source,
+    constraints and piece edges. Constraints and edges refer to columns. If the search needs the edges, which all
+    sentences share, the columns of all sentences are the union of the lists.
+    """
+    sentences = Encoded(source.values.cpu().numpy(), source.layout.lengths.cpu().numpy())
+    allowed = shortlist.allowed(sentences, [_pieces(sentence) for sentence in constraints])
+    pieces = np.flatnonzero(allowed.any(0))
+    shared = len(allowed) == 1 or (edges is not None and any(sentence.required for sentence in constraints))
+    lists = [pieces] * len(allowed) if shared else [np.flatnonzero(row) for row in allowed]
+    columns = _columns(allowed, pieces, None if shared else lists, source.values.device)
+    limited = [LimitedModel(model, columns) for model in models]
+    if edges is not None:
+        edges = PieceEdges(*([values[piece] for piece in pieces.tolist()] for values in edges)) if shared else None
+    own = [_in_columns(sentence, ids) for sentence, ids in zip(constraints, lists, strict=True)]
+    return [
+        [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
+        for hypotheses, ids in zip(search(limited, source, own, edges), lists, strict=True)
+    ]
+
+
+def _columns(allowed: Mask, pieces: Ids, lists: Sequence[Ids] | None, device: torch.device) -> Columns:
+    """Returns the columns of all sentences. Column i of sentence b is piece lists[b][i], or pieces[i] without lists.
+
+    `allowed` [B, V] is true for the pieces in the list of each sentence. `pieces` [U] is the union of the lists.
+    """
+    if lists is None:
+        index, absent = None, ~allowed[:, None, pieces]
+    else:
+        index = np.zeros((len(lists), max(map(len, lists))), np.int64)
+        absent = np.ones((len(lists), 1, index.shape[1]), np.bool_)
+        for row, ids in enumerate(lists):
+            index[row, : len(ids)] = np.searchsorted(pieces, ids)
+            absent[row, 0, : len(ids)] = False
+    return Columns(
+        torch.from_numpy(pieces).to(device),
+        None if index is None else torch.from_numpy(index).to(device),
+        torch.from_numpy(absent).to(device) if absent.any() else None,
+    )
+
+
+def _pieces(sentence: Constraints) -> list[int]:
+    """Returns the pieces of the prefix and of the required phrases."""
+    alternatives = [alternative for phrase in sentence.required for alternative in phrase.alternatives]
+    return [piece for phrase in (sentence.prefix, *alternatives) for piece in phrase]
+
+
+def _in_columns(sentence: Constraints, pieces: Ids) -> Constraints:
+    """Returns the constraints with columns, indices into `pieces`. Avoided phrases that cannot occur are left out."""
+    if sentence == NO_CONSTRAINTS:
+        return sentence
+
+    def convert(phrase: Phrase) -> Phrase:
+        columns = np.searchsorted(pieces, phrase).clip(max=len(pieces) - 1)
+        return tuple(np.where(pieces[columns] == phrase, columns, -1).tolist())
+
+    return Constraints(
+        convert(sentence.prefix),
+        sentence.language_tokens,
+        tuple(
+            RequiredPhrase(tuple(map(convert, phrase.alternatives)), phrase.whole_words) for phrase in sentence.required
+        ),
+        tuple(phrase for phrase in map(convert, sentence.avoided) if -1 not in phrase),
+    )

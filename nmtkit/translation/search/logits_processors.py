@@ -1,0 +1,62 @@
+"""Registered logits processors: components that change the log probabilities of the next tokens in every search.
+
+A processor may forbid tokens (-inf), lower log probabilities, or add the log probabilities of another model (shallow
+fusion). Beam search, sampling and the search of ensembles call all processors at each step.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nmtkit.config.registry import Registry
+from nmtkit.data.packed import Packed
+
+# B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary
+
+
+class LogitsProcessorState(ABC):
+    """The state of a processor for the hypotheses of one search. Methods change the state in place."""
+
+    def __init__(self, beams: int) -> None:
+        self.beams = beams  # R
+
+    @abstractmethod
+    def step(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
+        """Appends `tokens` [N] to the hypotheses and returns the changed log probabilities [N, V] of the next tokens.
+
+        At the first step, `tokens` are bos. `log_probs` [N, V] in fp32 may be overwritten. Returned values must be at
+        most 0: search ends when no open hypothesis can still win, which assumes that scores never increase.
+        """
+
+    @abstractmethod
+    def reorder(self, beam_index: Tensor) -> None:
+        """Makes row n continue the hypothesis of row beam_index[n], in the same sentence. `beam_index` is int64 [N]."""
+
+    def drop_finished(self, sentences: Tensor) -> None:
+        """Keeps only the sentences with the ascending indices `sentences` in the search."""
+        rows = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
+        self.reorder(rows.flatten())
+
+
+class LogitsProcessor(ABC):
+    """A registered processor. Factories are called as `factory(config, tokenizer)`."""
+
+    @abstractmethod
+    def start(self, source: Packed, max_length: Tensor, beams: int) -> LogitsProcessorState:
+        """Returns the state before the first token of `beams` hypotheses for each of B sentences.
+
+        `source` holds the ids of the sentences, eos last. `max_length` [B] is the largest number of tokens of
+        an output, without eos. Rows are sentence-major: row n belongs to sentence n // beams.
+        """
+
+    def check_models(self, checkpoints: Sequence[Path]) -> None:  # noqa: B027  # most processors have an effect on every search
+        """Raises ValueError if the processor has no effect on a search with the models of `checkpoints`."""
+
+
+LOGITS_PROCESSORS: Registry[LogitsProcessor] = Registry("logits processor", "--logits-processors", several=True)
+
+# both modules import the names above and register a processor, so this import must come last
+from nmtkit.translation.search import contrastive, lm_fusion  # noqa: E402, F401

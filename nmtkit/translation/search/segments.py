@@ -1,0 +1,51 @@
+"""The input and output types of every search: segments and hypotheses."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from nmtkit.text.alignment import Link
+from nmtkit.text.glossary import TermResult
+from nmtkit.text.quality import Quality
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Ids that the model reads as one sentence, with constraints on the translation. A batch is a list of segments."""
+
+    ids: list[int]  # ids of the source, eos last
+    constraints: Constraints = NO_CONSTRAINTS
+    seed: int = 0  # seed of the random numbers, if the search draws samples
+    reference: list[int] | None = None  # ids without eos; scored by SearchOptions.score_reference
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation.
+
+    A search fills the fields up to `token_log_probabilities`. The package `translation` fills the other fields. For a
+    line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted by
+    `score`, or by `utility` if `utility` is computed.
+    """
+
+    tokens: list[int]  # target ids without eos
+    score: float  # length-penalised log probability
+    log_probability: float  # natural logarithm, eos included
+    attention: list[list[float]] | None = None  # if requested: for each token the weights of all source tokens and eos
+    token_log_probabilities: list[float] | None = None  # if requested: natural logarithms of each token and of eos
+    text: str = ""
+    pieces: list[str] = field(default_factory=list)  # pieces of the target vocabulary, without eos
+    links: list[Link] = field(default_factory=list)  # links between the words of the source and of `text`
+    # hard: [source piece, target piece]. soft: the weights of all source pieces and eos for each target piece. words:
+    # [start, end, start, end], the character positions of a target word's most attended source word (in Unicode's
+    # normal form NFC), then of the target word.
+    alignment: list[list[int]] | list[list[float]] | None = None
+    utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
+    quality: Quality | None = None  # set by SearchOptions.quality
+    terms: list[TermResult] | None = None  # set with a glossary: the result of each term of the source, in order
+
+
+SegmentBatch = list[Segment]
+BatchHypotheses = list[list[Hypothesis]]  # hypotheses of each segment, best first
+# Decodes batches, in any order, perhaps several at a time. Yields the number of each batch with its hypotheses.
+BatchDecoder = Callable[[Iterable[SegmentBatch]], Iterator[tuple[int, BatchHypotheses]]]

@@ -1,0 +1,96 @@
+"""The score of two models for `clean` equals the formula of Junczys-Dowmunt 2018, and self-training can be resumed."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+from click.testing import CliRunner
+
+import nmtkit
+from nmtkit.cleaning import dual_cross_entropy
+from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy
+from nmtkit.cli import main
+from nmtkit.data.corpora.corpus import Pairs, locate
+from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.writer import CorpusWriter
+from nmtkit.demo.run import read_corpus
+
+SOURCES = ["the dog runs in the park .", "two men"]
+TARGETS = ["a cat sleeps !", "women on the street . the dog"]
+
+
+def test_the_score_is_the_formula_of_the_paper(tmp_path: Path) -> None:
+    paths = [save_tiny_transformer(tmp_path / f"{seed}.pt", tiny_tokenizer(), seed=seed) for seed in (1, 2)]
+    scorer = DualCrossEntropy(paths[0], paths[1], ("en", "de"))
+    scorer.fit(SOURCES, TARGETS)
+    forward, backward = (nmtkit.load(path) for path in paths)
+    expected = []
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        pieces = [len(forward.tokenizer.encode_target([line]).ids) for line in (target, source)]  # with eos
+        a = -forward.score(source, target) / pieces[0]
+        b = -backward.score(target, source) / pieces[1]
+        expected.append(math.exp(-(abs(a - b) + (a + b) / 2)))
+    np.testing.assert_allclose(scorer.score(SOURCES, TARGETS), expected, rtol=1e-4)
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["clean", "-s", "en", "-t", "de", "--workers", "1", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def rows(path: Path) -> list[tuple[str, str, dict[str, object]]]:
+    return [row for part in pairs(locate(str(path), "en", "de")) for row in zip(part.sources, part.targets, part.extras,
+                                                                               strict=True)]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_self_training_keeps_its_models_and_its_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dual_cross_entropy.SETTINGS, "d_model", 16)
+    monkeypatch.setitem(dual_cross_entropy.SETTINGS, "d_ff", 16)
+    good = list(dict.fromkeys(read_corpus()["train"]))[:160]
+    with CorpusWriter(str(tmp_path / "c.tsv"), ("en", "de")) as writer:
+        writer.write(Pairs([row[0] for row in good], [row[1] for row in good], [{}] * len(good)))
+    flags = (tmp_path / "c.tsv", "--filters", "empty,length_ratio,numbers", "--self-train", "--self-train-updates", "2",
+             "--output", tmp_path / "o.tsv", "--min-probability")  # fmt: skip
+    scores = tmp_path / "s.tsv"
+    run(*flags, "0", "--scores", scores)
+    (folder,) = (tmp_path / "o.tsv.models").iterdir()
+    assert {path.name for path in folder.iterdir()} >= {"en-de", "de-en"}
+    heading, *lines = [line.split("\t") for line in scores.read_text().splitlines()]
+    assert heading[-3:] == ["model", "probability", "reason"]
+    values = [float(line[-2]) for line in lines if line[-1] == ""]
+    assert len(rows(tmp_path / "o.tsv")) == len(values) and 0 < min(values) <= max(values) < 1
+
+    middle = float(np.median(values))
+    models = sorted(folder.rglob("*.pt"))
+    times = [path.stat().st_mtime_ns for path in models]
+    run(*flags, middle, "--dropped", tmp_path / "d.jsonl")
+    assert [path.stat().st_mtime_ns for path in models] == times and len(list(folder.parent.iterdir())) == 1
+    kept = rows(tmp_path / "o.tsv")
+    assert len(kept) == sum(value >= middle for value in values)
+    assert {row[2]["reason"] for row in rows(tmp_path / "d.jsonl")} >= {"probability"}
+
+    run(tmp_path / "c.tsv", "--filters", "empty,length_ratio,numbers", "--from-scores", scores, "--output",
+        tmp_path / "again.tsv", "--min-probability", middle)  # fmt: skip
+    assert rows(tmp_path / "again.tsv") == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--forward", "a.pt"], "--forward does nothing without --backward"),
+        (["--forward", "a.pt", "--backward", "b.pt", "--self-train"], "--self-train and --forward cannot be combined"),
+        (["--forward", "a.pt", "--backward", "b.pt"], "no such checkpoint: a.pt"),
+        (["--min-model", "0.1"], "--min-model does nothing without --forward or --self-train or --from-scores"),
+    ],
+    ids=["one model", "models twice", "missing file", "no models"],
+)
+def test_mistakes_in_the_flags_of_models_are_named(flags: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("a\tb\n")
+    arguments = ["clean", "-s", "en", "-t", "de", str(tmp_path / "c.tsv"), "--output", str(tmp_path / "o.tsv"), *flags]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+    assert not (tmp_path / "o.tsv").exists()

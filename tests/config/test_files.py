@@ -1,0 +1,72 @@
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+from click.testing import CliRunner
+
+from nmtkit.cli import main
+from nmtkit.config.files import atomic_write
+
+
+def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    for contents in (b"old", b"new"):
+        with atomic_write(path) as file:
+            file.write(contents)
+            assert not path.exists() or path.read_bytes() == b"old"
+        assert path.read_bytes() == contents
+    with pytest.raises(KeyError), atomic_write(path) as file:
+        file.write(b"half")
+        raise KeyError
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["page.html"]
+
+
+@pytest.mark.parametrize("kind", ["device", "folder"])
+def test_a_device_or_a_folder_is_not_replaced(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "output"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    before = path.stat()
+    with pytest.raises(OSError, match=rf"cannot write {path}: it is .*give the name of a file"), atomic_write(path):
+        pytest.fail("the block must not be reached")
+    assert path.stat() == before
+    assert os.listdir(tmp_path) == ["output"]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Makes every file full at 100,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["average-checkpoints a.pt b.pt --output out", "export a.pt out --format safetensors"],
+    ids=["average", "export"],
+)
+def test_a_full_disk_is_named_and_leaves_nothing_behind(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if command.startswith("export"):
+        pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("a.pt", "b.pt")):
+        save_tiny_transformer(tmp_path / name, tiny_tokenizer(), seed=seed, d_model=64)
+    request.getfixturevalue("small_files")
+    result = CliRunner().invoke(main, command.split())
+    assert result.exit_code == 2, result.output
+    said = " ".join(result.stderr.split())
+    assert said.startswith("nmtkit: error: cannot write") and "out: " in said and "File too large" in said
+    assert sorted(os.listdir(tmp_path)) == ["a.pt", "b.pt"]
+
+
+def test_an_error_of_reading_keeps_its_message(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*absent"), atomic_write(tmp_path / "out"):
+        (tmp_path / "absent").read_bytes()
+    assert os.listdir(tmp_path) == []

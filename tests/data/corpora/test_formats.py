@@ -1,0 +1,253 @@
+"""Every format keeps every text, and errors name the file, the line and the way out."""
+
+import bz2
+import gzip
+import json
+import logging
+import lzma
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from nmtkit.data.corpora.corpus import Pairs, locate
+from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.writer import CorpusWriter
+
+HOSTILE = [
+    ("plain", "schlicht"),
+    ("line\u2028separator \x85 and \x0b", "para\u2029graph \x1c"),
+    ("carriage\rreturn inside", "\rat the start"),
+    ('"quotes" and \'more\' "', '„Anführung" \\n \\t \\'),
+    ("a\ttab", "\tzwei\t\tTabs"),
+    ("emoji 👩‍👩‍👧‍👦 🇮🇹", "🤷🏽‍♂️"),
+    ("שלום עולם \u202bright to left\u202c", "مرحبا بالعالم"),
+    ("<seg>&amp; <b>&lt;", "]]> <!-- & -->"),
+    ("  spaces  ", "\u3000\xa0"),
+    ("", "empty source"),
+    ("long " * 4000, "lang " * 4000),
+    ("\ufeffa mark that does not begin the file", "e\u0301 is not é"),
+    ("en\tde", "en"),
+    ("last", "letzte"),
+]
+SPACED = str.maketrans("\t", " ")  # a .tsv cannot hold a tab
+VALID_XML = str.maketrans(dict.fromkeys("\x0b\x1c", " "))
+
+
+def read(name: str | Path, *languages: str, columns: tuple[str, str] | None = None) -> list[tuple[str, str]]:
+    source, target = languages or ("en", "de")
+    return [
+        pair
+        for part in pairs(locate(str(name), source, target, columns), 4)
+        for pair in zip(part.sources, part.targets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["c", "c.gz", "c.tsv", "c.tsv.gz", "c.tsv.bz2", "c.tsv.xz", "c.tsv.zst", "c.tmx",
+                                  "c.tmx.zst", "c.jsonl", "c.jsonl.xz", "c.parquet", "c.zip"])  # fmt: skip
+def test_hostile_text_comes_back(name: str, tmp_path: Path) -> None:
+    with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+        for start in range(0, len(HOSTILE), 5):
+            sources, targets = zip(*HOSTILE[start : start + 5], strict=True)
+            writer.write(Pairs(list(sources), list(targets), [{}] * len(sources)))
+    table = SPACED if ".tsv" in name else VALID_XML if ".tmx" in name else {}
+    expected = [(source.translate(table), target.translate(table)) for source, target in HOSTILE]
+    assert read(tmp_path / name.removesuffix(".gz") if name == "c.gz" else tmp_path / name) == expected
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress),
+     (".zst", zstandard.ZstdCompressor().compress)],
+    ids=["gz", "bz2", "xz", "zst"],
+)  # fmt: skip
+def test_other_programs_and_nmtkit_compress_alike(suffix: str, compress: object, tmp_path: Path) -> None:
+    (tmp_path / f"c.tsv{suffix}").write_bytes(compress("a\tä\nb\tö".encode()))  # type: ignore[operator]
+    assert read(tmp_path / f"c.tsv{suffix}") == [("a", "ä"), ("b", "ö")]
+
+
+@pytest.mark.parametrize(
+    ("heading", "columns", "expected"),
+    [
+        ("", None, ("1", "2")),
+        ("de\tscore\ten_GB\n", None, ("3", "1")),
+        ("deu_Latn\tscore\teng_Latn\n", None, ("3", "1")),
+        ("tgt\tscore\tsrc\n", None, ("3", "1")),
+        ("", ("3", "1"), ("3", "1")),
+        ("x\ty\tz\n", ("z", "y"), ("3", "2")),
+        ("en\tscore\tde\n", ("1", "3"), ("1", "3")),
+    ],
+    ids=["two columns", "codes", "codes of nllb", "words", "numbers", "names", "numbers with a heading"],
+)
+def test_columns_of_a_tsv(
+    heading: str, columns: tuple[str, str] | None, expected: tuple[str, str], tmp_path: Path
+) -> None:
+    row = "1\t2" if not heading and columns is None else "1\t2\t3"
+    (tmp_path / "c.tsv").write_text(heading + row + "\n")
+    assert read(tmp_path / "c.tsv", columns=columns) == [expected]
+
+
+def test_other_columns_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("score\ten\tde\n0.5\ta\tä\n0.25\tb\tö\n")
+    (part,) = pairs(locate(str(tmp_path / "c.tsv"), "en", "de"))
+    assert part.extras == [{"score": "0.5"}, {"score": "0.25"}]
+    for name in ("o.tsv", "o.jsonl", "o.tmx", "o.parquet"):
+        with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+            writer.write(part)
+        (again,) = pairs(locate(str(tmp_path / name), "en", "de"))
+        assert again == part, name
+    assert (tmp_path / "o.tsv").read_text() == "en\tde\tscore\na\tä\t0.5\nb\tö\t0.25\n"
+
+
+def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("nmtkit").propagate = True
+    with CorpusWriter(str(tmp_path / "o"), ("en", "de")) as writer:
+        writer.write(Pairs(["a"], ["b"], [{"score": 1}]))
+    assert "o.en cannot contain the columns score" in caplog.text
+
+
+TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header srclang="en-GB" datatype="xml"/><body>
+<tu tuid="1"><prop type="score">0.5</prop><tuv xml:lang="de-AT"><seg>Ein <bpt i="1">&lt;b></bpt><hi>fetter</hi>
+Hut<ept i="1">&lt;/b></ept></seg></tuv><tuv xml:lang="EN-gb"><seg>A <ph>{0}</ph>bold hat</seg></tuv></tu>
+<tu><tuv lang="fr"><seg>rien</seg></tuv><tuv lang="en-GB"><seg>nothing</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>x</seg></tuv><tuv xml:lang="fr"><seg>y</seg></tuv><tuv xml:lang="de"><seg>z</seg></tuv></tu>
+</body></tmx>"""
+
+
+def test_tmx_of_several_languages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("nmtkit").propagate = True
+    (tmp_path / "c.tmx").write_text(TMX)
+    assert read(tmp_path / "c.tmx") == [("A bold hat", "Ein fetter Hut"), ("x", "z")]
+    assert "skipped 1 unit without en and de" in caplog.text
+    assert "line breaks inside 1 text become spaces" in caplog.text
+    with pytest.raises(ValueError, match="no unit with en and it; its languages are de-AT, EN-gb, fr, en-GB, en, de"):
+        read(tmp_path / "c.tmx", "en", "it")
+    (tmp_path / "d.tmx").write_text(TMX[:-20])
+    with pytest.raises(ValueError, match=r"d\.tmx:6: the file is not valid XML"):
+        read(tmp_path / "d.tmx")
+
+
+@pytest.mark.slow
+def test_a_large_tmx_needs_little_memory(tmp_path: Path) -> None:
+    unit = f'<tu><tuv xml:lang="en"><seg>{"x" * 500}</seg></tuv><tuv xml:lang="de"><seg>y</seg></tuv></tu>\n'
+    (tmp_path / "c.tmx").write_text(f"<tmx><header/><body>{unit * 20_000}</body></tmx>")
+    tracemalloc.start()
+    assert sum(map(len, pairs(locate(str(tmp_path / "c.tmx"), "en", "de"), 100))) == 20_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 << 20  # the file has 11 MB
+
+
+def test_jsonl_of_several_shapes(tmp_path: Path) -> None:
+    records = [
+        {"en": "a", "de": "b"},
+        {"id": 3, "translation": {"de": "d", "en": "c"}},
+        {"source": "e", "target": "f\ng"},
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read(tmp_path / "c.jsonl") == [("a", "b"), ("c", "d"), ("e", "f g")]
+
+
+def test_folders_of_datasets(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "dataset" / "train"
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05}-of-00002.arrow" for number in range(2)]
+    for number, name in enumerate(names):
+        table = arrow.table({"translation": [{"de": f"d{number}", "en": f"e{number}"}]})
+        with arrow.OSFile(str(folder / name), "wb") as file, arrow.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (tmp_path / "dataset/dataset_dict.json").write_text('{"splits": ["train"]}')
+    assert read(folder) == [("e0", "d0"), ("e1", "d1")]
+    with pytest.raises(ValueError, match=r"several splits; give one of them: .*dataset/train"):
+        read(tmp_path / "dataset")
+
+
+def test_zip_of_opus(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        for name, text in (("README", "Books"), ("LICENSE", ""), ("Books.de-en.de", "\ufeffb\r\nd\n"),
+                           ("Books.de-en.en", "a\nc"), ("Books.de-en.ids", "1\n2\n")):  # fmt: skip
+            archive.writestr(name, text)
+    assert read(tmp_path / "c.zip") == [("a", "b"), ("c", "d")]
+    with pytest.raises(ValueError, match=r"no two files \*\.en and \*\.fr; it has README, LICENSE, Books\.de-en\.de"):
+        read(tmp_path / "c.zip", "en", "fr")
+
+
+def test_translations_in_po_and_xliff(tmp_path: Path) -> None:
+    (tmp_path / "c.po").write_text(
+        'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "Open"\nmsgstr "Öffnen"\n\n'
+        '#, fuzzy\nmsgid "Old"\nmsgstr "Falsch"\n\nmsgid "New"\nmsgstr ""\n\n'
+        'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] "%d Datei"\nmsgstr[1] "%d\\nDateien"\n'
+    )
+    assert read(tmp_path / "c.po") == [("Open", "Öffnen"), ("%d file", "%d Datei"), ("%d files", "%d Dateien")]
+    (tmp_path / "c.xlf").write_text(
+        '<xliff version="1.2"><file source-language="en" target-language="de"><body>'
+        '<trans-unit id="1"><source>A <g id="1">red</g> hat</source><target>Ein <g id="1">roter</g> Hut</target>'
+        '</trans-unit><trans-unit id="2"><source>New</source></trans-unit></body></file></xliff>'
+    )
+    assert read(tmp_path / "c.xlf") == [("A red hat", "Ein roter Hut")]
+
+
+@pytest.mark.parametrize("name", ["c.tsv", "c.tmx", "c.jsonl", "c.parquet", "c.zip", "c"])
+def test_an_error_leaves_no_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+        writer.write(Pairs(["a"], ["b"], [{}]))
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "message"),
+    [
+        ({"val.tsv": "a\tb\n"}, "val", r"val\.en .* did you mean .*/val\.tsv\?"),
+        ({"train.tsv": "a\tb\n"}, "val.tsv", r"^no such file: .*/val\.tsv$"),
+        ({"val.tsv.gz": "a\tb\n"}, "val.tsv", r"did you mean .*/val\.tsv\.gz\?"),
+        ({"val.en": "a\n", "val.de": "b\n"}, "val.en", r"is a file: give the prefix .*/val, without \.en"),
+        ({"val.en": "a\n", "val.it": "b\n"}, "val", r"no such file: .*/val\.de .*; there is text in en, it"),
+        ({"val.en": "a\n", "val.de": "b\nc\n"}, "val", r"val\.en has 1 lines, but .*val\.de has 2"),
+        ({"val.tsv": "a\tb\tc\n"}, "val.tsv", r"3 columns and no heading .* --columns"),
+        ({"val.tsv": "a\tb\nc\td\te\n"}, "val.tsv", r"val\.tsv:2: the line has 3 columns, but the first line has 2"),
+        ({"val.tsv": "a\n"}, "val.tsv", "the line has no tab"),
+        ({"val.jsonl": "{}\n"}, "val.jsonl", r"val\.jsonl:1: no texts of en and de"),
+        ({"val.jsonl": '{"en": "a", "de": 3}\n'}, "val.jsonl", "'de' is not a text"),
+        ({"val.jsonl": '{"en": "\\ud800", "de": "b"}\n'}, "val.jsonl", "half of a surrogate pair"),
+        ({"val.jsonl": "text\n"}, "val.jsonl", r"val\.jsonl:1: the line is not JSON"),
+        ({"val.zip": "text\n"}, "val.zip", "not a ZIP archive"),
+        ({"val.parquet": "text\n"}, "val.parquet", "not Parquet"),
+        ({}, "nowhere/val", "the folder .*/nowhere does not exist"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 12 else None,
+)
+def test_errors_say_what_to_do(files: dict[str, str], name: str, message: str, tmp_path: Path) -> None:
+    for file, text in files.items():
+        data = text.encode()
+        (tmp_path / file).write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
+    with pytest.raises((ValueError, OSError), match=message):
+        read(tmp_path / name)
+
+
+def test_unequal_sides_of_a_zip_name_both_counts(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        archive.writestr("c.en", "x\n" * 3000)
+        archive.writestr("c.de", "y\n" * 1999)
+    with pytest.raises(ValueError, match=r"c\.en has 3,000 lines, but .*c\.de has 1,999"):
+        read(tmp_path / "c.zip")
+
+
+def test_a_translation_memory_is_read_in_little_memory(tmp_path: Path) -> None:
+    unit = ('<tu><tuv xml:lang="en"><seg>The {0} old dogs run through the park.</seg></tuv>'
+            '<tuv xml:lang="it"><seg>I {0} vecchi cani corrono nel parco.</seg></tuv></tu>\n')  # fmt: skip
+    text = '<tmx version="1.4"><header/><body>\n' + "".join(unit.format(n) for n in range(20_000)) + "</body></tmx>\n"
+    (tmp_path / "c.tmx").write_text(text)
+    assert len(text) > 2_900_000
+    del text
+    tracemalloc.start()
+    count = sum(len(part) for part in pairs(locate(str(tmp_path / "c.tmx"), "en", "it"), 256))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 20_000
+    assert peak < 1_000_000

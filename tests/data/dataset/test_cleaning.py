@@ -1,0 +1,106 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmtkit.data.corpora.blocks import Block, Span
+from nmtkit.data.corpora.corpus import Corpus
+from nmtkit.data.corpora.duplicates import pair_keys
+from nmtkit.data.dataset import cleaning
+from nmtkit.data.dataset.cleaning import CleaningStatistics, Example, LineBytes
+from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.encoding import PairEncoder
+from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+
+CHARACTERS = st.sampled_from("ab ä\x00\x01\t\r\x1f\x7f\x80\x85\x9f\xa0\u2028")
+LINES = st.lists(st.text(CHARACTERS, max_size=8), min_size=1, max_size=8)
+
+
+def config(**settings: Any) -> PreprocessConfig:
+    return PreprocessConfig(source_lang="en", target_lang="de", train=("t",), destdir=Path("data"), **settings)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LINES)
+def test_control_characters_and_nul_are_found_line_by_line(lines: list[str]) -> None:
+    block = LineBytes("".join(line + "\n" for line in lines).encode())
+    control = [any(re.fullmatch(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", c) for c in line) for line in lines]
+    assert block.with_control().tolist() == control
+    assert block.with_nul().tolist() == ["\0" in line for line in lines]
+    assert [block.line(row).decode() for row in range(len(lines))] == lines
+
+
+def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    limits = {"min_len": 2, "max_len": 20, "max_ratio": 3.0, "max_line_bytes": 100}
+    dropping = config(**limits, drop_equal=True, drop_control=True)
+    pairs = [
+        ("a man walks", "ein Mann läuft", None),
+        ("a" * 101, "", cleaning.LONG_LINE),
+        ("a\0b\x01", "ein Mann", cleaning.NUL),
+        ("the man\x07 walks", "ein Mann läuft", cleaning.CONTROL),
+        ("the man walks", "  ", cleaning.EMPTY),
+        ("the man", "the man", cleaning.EQUAL),
+        ("a", "ein Mann", cleaning.SHORT),
+        ("a man " * 11, "ein Mann " * 11, cleaning.LONG),
+        ("a man a man a man a man a man", "a man", cleaning.RATIO),
+        ("a man a man", "ein Mann", None),
+        ("the cat\t sees", "die Katze sieht", None),
+        ("a dog", "ein Hund", cleaning.OVERLAP),
+    ]
+    sides = ["".join(pair[side] + "\n" for pair in pairs).encode() for side in (0, 1)]
+    spans = []
+    for name, text in zip(("t.en", "t.de"), sides, strict=True):
+        (tmp_path / name).write_bytes(text)
+        spans.append(Span(tmp_path / name, 0, len(text)))
+    block, files = Block(101, len(pairs), *spans), Corpus(tmp_path / "t.en", tmp_path / "t.de")
+    encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
+    held_out = encoder.encode_texts((b"a dog\n", b"ein  Hund\n"), files, 1)
+    held_out_keys = sorted_keys(encoder, held_out)
+
+    encoded = encoder.encode(block, files, dropping, held_out_keys)
+    kept = [pair for pair in pairs if pair[2] in (None, cleaning.OVERLAP)]
+    assert encoded.sides[0].ids.tolist() == joint_tokenizer.encode_source([pair[0] for pair in kept]).ids.tolist()
+    assert encoded.sides[1].ids.tolist() == joint_tokenizer.encode_target([pair[1] for pair in kept]).ids.tolist()
+    reasons = [pair[2] for pair in pairs if pair[2] not in (None, cleaning.OVERLAP)]
+    assert encoded.statistics.dropped == dict.fromkeys(reasons, 1)
+    assert encoded.statistics.kept == {cleaning.OVERLAP: 1}
+    assert encoded.statistics.examples[cleaning.EMPTY] == [Example(f"{tmp_path}/t.en:105", "the man walks", "  ")]
+
+    dropping_overlap = encoder.encode(block, files, config(drop_overlap=True), held_out_keys)
+    assert dropping_overlap.statistics.dropped[cleaning.OVERLAP] == 1
+    with pytest.raises(ValueError, match=r"t\.en:102 and \S*t\.de:102: over-long line; --strict"):
+        encoder.encode(block, files, config(**limits, strict=True), held_out_keys)
+
+
+def sorted_keys(encoder: PairEncoder, sides: tuple[Encoded, Encoded]) -> npt.NDArray[np.uint64]:
+    return np.sort(pair_keys(encoder.hashes(*sides)))
+
+
+def test_a_giant_line_is_dropped_without_being_read(joint_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    absent = Span(tmp_path / "absent", 0, 1 << 40)
+    block = Block(7, 1, absent, Span(tmp_path / "t.de", 0, 5), over_long=True)
+    files = Corpus(tmp_path / "t.en", tmp_path / "t.de")
+    encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
+    encoded = encoder.encode(block, files, config(), np.empty(0, np.uint64))
+    assert encoded.sizes == (0, 0, 0, 0)
+    assert encoded.statistics.dropped == {cleaning.LONG_LINE: 1}
+
+
+def test_statistics_add_up_and_keep_the_first_examples() -> None:
+    def examples(*lines: int) -> list[Example]:
+        return [Example(str(line), "", "") for line in lines]
+
+    total = CleaningStatistics({"a": 1}, {"b": 2}, {"a": examples(1, 2, 3)})
+    total.add(CleaningStatistics({"a": 2, "c": 1}, {}, {"a": examples(4, 5, 6), "c": examples(7)}))
+    assert total == CleaningStatistics({"a": 3, "c": 1}, {"b": 2}, {"a": examples(1, 2, 3, 4, 5), "c": examples(7)})
+
+
+@pytest.mark.parametrize("wrong", [{"min_len": 5, "max_len": 4}, {"max_ratio": 0.5}, {"max_line_bytes": 0}])
+def test_limits_that_leave_no_pair_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="--"):
+        config(**wrong)

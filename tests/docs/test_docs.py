@@ -1,0 +1,112 @@
+"""The pages in docs/ are true: their Python runs, the files they describe look like that, the site builds."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import WORDS, save_tiny_transformer, tiny_tokenizer, write_corpus
+
+import nmtkit
+from nmtkit.models import checkpoint
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TINY = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "d_model": 16,
+    "d_ff": 24,
+    "heads": 2,
+    "max_epoch": 6,
+    "device": "cpu",
+}
+
+
+def text(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str) -> list[str]:
+    """Returns the Python of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", text(name), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the Python of the pages can run: text, a checkpoint, and after it a dataset and a run."""
+    path = tmp_path_factory.mktemp("docs")
+    (path / "data").mkdir()
+    for name, pairs, seed in (("train", 60, 1), ("val", 6, 2)):
+        write_corpus(path / name, pairs, seed)
+        for there, here in ((".xx", "en"), (".yy", "de")):
+            (path / name).with_suffix(there).rename(path / "data" / f"{name}.{here}")
+    (path / "raw.en").write_text("".join(f"{word}\n" for word in WORDS))
+    (path / "terms.tsv").write_text("dog\tcat|women\n")
+    save_tiny_transformer(path / "averaged.pt", tiny_tokenizer(), sharpness=4)
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        train, preprocess = nmtkit.train, nmtkit.preprocess
+        # the page's settings, checked, on a model that takes a second
+        patch.setattr(nmtkit, "train", lambda settings, data: train(settings | TINY, data), raising=False)
+        patch.setattr(
+            nmtkit, "preprocess", lambda **settings: preprocess(**settings | {"vocab_size": 320}), raising=False
+        )
+        for block in blocks("python.md"):
+            exec(block, scope)
+        for block in (*blocks("log.md"), *blocks("files.md")):
+            exec(block, {"__name__": "__main__"})
+    return path
+
+
+def test_the_python_of_the_pages_runs(folder: Path) -> None:
+    assert {"averaged.pt", "checkpoints", "data-bin"} <= {path.name for path in folder.iterdir()}
+
+
+def test_every_field_of_the_log_is_described(folder: Path) -> None:
+    described = set(re.findall(r"`(\w+)`", text("log.md")))
+    for line in (folder / "checkpoints/log.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert record["kind"] in described
+        assert set(record) <= described, f"docs/log.md does not describe {set(record) - described} of {record['kind']}"
+
+
+def test_every_file_and_key_is_described(folder: Path) -> None:
+    page = text("files.md")
+    described = set(re.findall(r"`([\w.-]+)`", page))
+    assert set(checkpoint.load(folder / "checkpoints/last.pt")) <= described | {"model"}
+    for path in (folder / "data-bin").iterdir():
+        kind = re.sub(r"^(valid|test)\d?\.(source|target)\.(\w+\.bin)$", r"train.source.\3", path.name)
+        kind = kind.replace("train.target", "train.source")
+        assert path.is_dir() or kind in described, f"docs/files.md does not describe {path.name}"
+    run = {re.sub(r"update_\d+", "update_00001000", path.name) for path in (folder / "checkpoints").iterdir()}
+    visible = {name for name in run if not name.startswith(".")}
+    assert all(f"`{name}`" in text("log.md") or f"`{name}/" in text("log.md") for name in visible), visible
+
+
+def test_the_reference_has_every_public_name() -> None:
+    names = set(re.findall(r"^::: nmtkit\.(\w+)$", text("reference.md"), re.MULTILINE))
+    assert names == set(nmtkit.__all__) - {"__version__"}
+    for dotted in re.findall(r"^::: (nmtkit\.\S+\.(\w+))$", text("reference.md"), re.MULTILINE):
+        module = __import__(dotted[0].rpartition(".")[0], fromlist=["_"])
+        assert getattr(module, dotted[1]).__doc__, f"{dotted[0]} has no docstring"
+
+
+def test_every_page_stands_in_the_site() -> None:
+    listed = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == [page.name for page in PAGES], "nav of mkdocs.yml and the pages in docs/ differ"
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    reference = (tmp_path / "site/reference/index.html").read_text(encoding="utf-8")
+    assert all(f'id="nmtkit.{name}"' in reference for name in nmtkit.__all__ if name != "__version__")

@@ -1,0 +1,121 @@
+"""Every example of docs/plugins.md is a file of examples/plugin and keeps its contract."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import tiny_tokenizer
+from click.testing import CliRunner
+
+from nmtkit.cli import main
+from nmtkit.config import derive
+from nmtkit.config.plugins import load_plugin
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS
+from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "examples/plugin").glob("*.py"))
+PAGE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+SHOWN = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if ".register(" in block]
+
+
+def test_the_page_shows_the_files() -> None:
+    files = {path.read_text(encoding="utf-8") for path in FILES if "optuna" not in path.name}
+    assert set(SHOWN) == files and len(SHOWN) == 9
+    assert all(20 <= block.count("\n") <= 40 for block in SHOWN if "RotaryTransformer" not in block)
+
+
+@pytest.fixture(autouse=True)
+def loaded() -> None:
+    for path in FILES:
+        if "optuna" not in path.name:
+            load_plugin(str(path))
+
+
+@pytest.mark.slow
+def test_the_examples_keep_to_their_contracts() -> None:
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "nmtkit.contracts" in block]
+    namespace: dict[str, object] = {}
+    exec(block, namespace)
+    namespace["test_my_components"]()  # type: ignore[operator]
+
+
+ROTARY = ["transformer_rotary", "--encoder-layers", "1", "--decoder-layers", "2", "--d-model", "16", "--d-ff", "24"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [["--heads", "2"], ["--heads", "2", "--pre-norm", "--encoder-layers", "0"]], ids=str
+)
+def test_the_variant_of_the_transformer_keeps_its_contract(changes: list[str]) -> None:
+    plugin = ["--plugin", str(ROOT / "examples/plugin/rotary.py")]
+    result = CliRunner().invoke(main, ["check", *plugin, *ROTARY, *changes])
+    assert result.exit_code == 0 and "18 of 18 checks passed" in result.stdout, result.output
+
+
+def test_a_repeated_token_loses_the_penalty_in_its_own_hypothesis() -> None:
+    processor = LOGITS_PROCESSORS["repetition"].factory(
+        derive(LOGITS_PROCESSORS["repetition"].preset, {"repetition_penalty": 2.0}, "test"), tiny_tokenizer()
+    )
+    size = tiny_tokenizer().target_size
+    state = processor.start(Packed.from_lists([[5, EOS]]), torch.tensor([9]), 2)
+    state.step(torch.tensor([BOS, BOS]), torch.zeros(2, size))
+    state.step(torch.tensor([7, 8]), torch.zeros(2, size))
+    state.reorder(torch.tensor([1, 1]))
+    found = state.step(torch.tensor([9, 8]), torch.full((2, size), -1.0))
+    expected = torch.full((2, size), -1.0)
+    expected[0, [BOS, 8, 9]] = expected[1, [BOS, 8]] = -3.0
+    assert torch.equal(found, expected)
+
+
+def test_the_variant_turns_queries_by_the_position_and_divides_by_the_temperature() -> None:
+    config = derive(
+        ARCHITECTURES["transformer_rotary"].preset, {"d_model": 16, "heads": 2, "encoder_layers": 1}, "test"
+    )
+    torch.manual_seed(1)
+    model: Any = ARCHITECTURES["transformer_rotary"].factory(config, Vocabulary(source=9, target=9, joint=True)).eval()
+    embedding, x, position = model.source_embedding, torch.randn(3, 2, 8), torch.tensor([0, 5, 2])
+    embedding(torch.tensor([3, 4, 5]), position, 6)
+    numbers = x.double().numpy()
+    angles = position.numpy()[:, None, None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8)
+    turned = (numbers[..., :4] + 1j * numbers[..., 4:]) * np.exp(1j * angles)
+    expected = np.concatenate([turned.real, turned.imag], -1)
+    np.testing.assert_allclose(embedding.rotate(x).numpy(), expected, rtol=1e-5, atol=1e-5)
+    source = Packed.from_lists([[3, 4, 5, 2]])
+    with torch.no_grad():
+        before = model.attention_weights(source, source)["encoder"][0].double()
+        model.encoder[0].self_attention.temperature.fill_(math.log(2.0))
+        after = model.attention_weights(source, source)["encoder"][0].double()
+    halved = before.sqrt() / before.sqrt().sum(-1, keepdim=True)  # softmax(scores / 2)
+    torch.testing.assert_close(after, halved, rtol=1e-4, atol=1e-5)
+    assert not [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+
+
+def test_check_has_the_settings_of_the_named_components() -> None:
+    plugin = ["check", "--plugin", str(ROOT / "examples/plugin/gru.py")]
+    page = CliRunner().invoke(main, [*plugin, "gru", "--help"])
+    assert "Architecture gru" in page.stdout and "--width" in page.stdout
+    wrong = CliRunner().invoke(main, ["check", "label_smoothed_cross_entropy", "--label-smoothing", "2"])
+    assert wrong.exit_code == 2 and "--label-smoothing" in wrong.stderr
+    unknown = CliRunner().invoke(main, [*plugin, "gru", "--depth", "2"])
+    assert unknown.exit_code == 2 and "--depth" in unknown.stderr
+
+
+def test_the_example_architecture_trains_and_translates(mirror_data: Path, tmp_path: Path) -> None:
+    plugin = ["--plugin", str(ROOT / "examples/plugin/gru.py")]
+    flags = "--arch gru --width 16 --lr 0.01 --max-update 3 --batch-tokens 200 --metrics none --threads 1"
+    trained = CliRunner().invoke(
+        main, ["train", str(mirror_data), *plugin, *flags.split(), "--save-dir", str(tmp_path / "run")]
+    )
+    assert trained.exit_code == 0, trained.output
+    checkpoint = str(tmp_path / "run" / "last.pt")
+    search = ["--path", checkpoint, "--max-len-a", "0", "--max-len-b", "4", "--beam", "2", "--threads", "1"]
+    translated = CliRunner().invoke(main, ["generate", str(mirror_data), *search, *plugin])
+    assert translated.exit_code == 0, translated.output
+    assert translated.stdout.count("\n") == 20

@@ -1,0 +1,393 @@
+"""Sweep files: which runs they make, how these are named, run, resumed and compared, and what is refused."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from builders import write_corpus
+from click.testing import CliRunner, Result
+
+from nmtkit.cli import main
+from nmtkit.cli.sweep import Runner
+from nmtkit.config import plugins
+from nmtkit.experiments import sweep as sweeps
+from nmtkit.models import checkpoint
+
+BASE = """
+[run]
+data = "{data}"
+max_update = 4
+validate_interval_updates = 2
+metrics = []
+max_tokens = 200
+log_interval = 1
+device = "cpu"
+precision = "fp32"
+[architecture]
+name = "transformer_tiny"
+d_model = 16
+d_ff = 32
+heads = 2
+encoder_layers = 1
+decoder_layers = 1
+"""
+
+
+def sweep(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["sweep", *map(str, arguments)])
+
+
+def file_of(folder: Path, varied: str, data: object = "data-bin") -> Path:
+    path = folder / "mine.sweep.toml"
+    path.write_text(BASE.format(data=data) + varied)
+    return path
+
+
+def names(folder: Path, varied: str) -> list[str]:
+    return [run.name for run in sweeps.read(file_of(folder, varied)).runs()]
+
+
+def test_a_grid_has_every_combination_and_each_seed(tmp_path: Path) -> None:
+    varied = "[sweep]\nseeds = [1, 2]\n[sweep.grid]\nlr = [0.1, 0.01]\ndropout = [0.0, 0.3]\n"
+    found = names(tmp_path, varied)
+    assert len(found) == 8 and found[0] == "lr=0.1,dropout=0,seed=1" and found[-1] == "lr=0.01,dropout=0.3,seed=2"
+
+
+def test_several_settings_vary_together(tmp_path: Path) -> None:
+    varied = "[sweep.zip]\nencoder_layers = [1, 2]\ndecoder-layers = [1, 4]\n[sweep.grid]\n"
+    varied += "shape = [{ d_model = 16, d_ff = 32 }, { d_model = 32, d_ff = 64 }]\n"
+    assert names(tmp_path, varied) == [
+        "encoder_layers=1,decoder_layers=1,d_model=16,d_ff=32",
+        "encoder_layers=1,decoder_layers=1,d_model=32,d_ff=64",
+        "encoder_layers=2,decoder_layers=4,d_model=16,d_ff=32",
+        "encoder_layers=2,decoder_layers=4,d_model=32,d_ff=64",
+    ]
+
+
+def test_named_runs_have_their_names_and_commands_as_typed(tmp_path: Path) -> None:
+    varied = "[sweep]\nsave_dir = 'there'\nseeds = [1]\n[sweep.runs]\nbase = {}\n"
+    varied += (
+        "other = { arch = 'gnmt_small', metrics = ['bleu', 'chrf'], patience = 'none', adam_betas = [0.9, 0.98] }\n"
+    )
+    file = file_of(tmp_path, varied)
+    said = sweep(file, "--dry-run", "--", "--threads", "1")
+    assert said.exit_code == 0, said.stderr
+    lines = said.stdout.splitlines()
+    assert lines[0] == "# base,seed=1" and lines[2] == "# other,seed=1"
+    flags = "--arch gnmt_small --metrics bleu,chrf --patience none --adam-betas 0.9,0.98 --seed 1 --save-dir"
+    assert lines[3] == f"nmtkit train --config {file} {flags} {tmp_path}/there/other,seed=1 --threads 1"
+    for line in lines[1::2]:  # each is a command that train takes
+        assert CliRunner().invoke(main, [*shlex.split(line)[1:], "--dry-run", "--vocab-size", "99"]).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name]
+
+
+def test_random_draws_are_within_their_ranges_and_more_draws_keep_the_first(tmp_path: Path) -> None:
+    varied = "[sweep.random]\ndraws = {}\nseed = 3\nlr = {{ min = 1e-4, max = 1e-2, log = true }}\n"
+    varied += "heads = [1, 2, 4]\nd_ff = {{ min = 16, max = 64 }}\n"
+    few, many = (sweeps.read(file_of(tmp_path, varied.format(count))).runs() for count in (5, 200))
+    assert many[:5] == few
+    rates = [run.settings["lr"] for run in many]
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    assert sum(rate < 1e-3 for rate in rates) == pytest.approx(100, abs=5 * math.sqrt(50))  # half of the logarithms
+    assert {type(run.settings["d_ff"]) for run in many} == {int}
+    assert {run.settings["heads"] for run in many} == {1, 2, 4}
+
+
+def test_random_draws_that_coincide_are_drawn_again(tmp_path: Path) -> None:
+    varied = "[sweep.random]\ndraws = {}\nheads = [1, 2]\nd_ff = {{ min = 16, max = 18 }}\n"
+    few, all_six = (names(tmp_path, varied.format(count)) for count in (4, 6))
+    assert sorted(all_six) == [f"heads={heads},d_ff={d_ff}" for heads in (1, 2) for d_ff in (16, 17, 18)]
+    assert all_six[:4] == few
+
+
+def test_shards_share_the_runs_out(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2, 3, 4, 5]\n")
+    parts = [sweep(file, "--dry-run", "--shard", f"{part}/2").stdout.splitlines()[::2] for part in (1, 2)]
+    assert sorted(parts[0] + parts[1]) == [f"# seed={seed}" for seed in (1, 2, 3, 4, 5)]
+    assert "--shard 3/2 is not I/N" in sweep(file, "--shard", "3/2").stderr
+
+
+@pytest.mark.parametrize(
+    ("only", "made"),
+    [
+        ("a*", ["a,seed=1", "a,seed=2"]),
+        ("b,seed=2", ["b,seed=2"]),
+        ("a,seed=1,b*", ["a,seed=1", "b,seed=1", "b,seed=2"]),
+    ],
+)
+def test_some_runs_alone_are_made_by_name(tmp_path: Path, only: str, made: list[str]) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n[sweep.runs]\na = {}\nb = { lr = 0.1 }\n")
+    assert sweep(file, "--dry-run", "--only", only).stdout.splitlines()[::2] == [f"# {name}" for name in made]
+    assert "--only c matches no run; the runs are called a,seed=1" in sweep(file, "--only", "c").stderr
+
+
+@pytest.mark.parametrize(
+    ("varied", "said"),
+    [
+        ("", "has no table [sweep]"),
+        ("[sweep]\n", "nothing varies; give seeds"),
+        ("[sweep]\nseed = [1]\n", "[sweep] has no 'seed'; did you mean 'seeds'?"),
+        ("[sweep]\nseeds = []\n", "seeds of [sweep] is an empty list"),
+        ("[sweep]\nseeds = [1, 1]\n", "two runs are the same, seed=1"),
+        ("[sweep.grid]\nlr = []\n", "lr of [sweep.grid] is an empty list, which makes no runs"),
+        ("[sweep.grid]\nlr = 0.1\n", "lr of [sweep.grid] is 0.1; give a list of values"),
+        ("[sweep.grid]\ndroput = [0.1]\n", "there is no setting 'droput'; did you mean 'dropout'?"),
+        ("[sweep.grid]\narch = ['transformer_tin']\n", "unknown architecture 'transformer_tin'"),
+        ("[sweep.grid]\nheads = ['two']\n", "heads: 'two' is not a whole number"),
+        ("[sweep.grid]\ndropout = [0.1, 1.5]\n", "run dropout=1.5: --dropout is 1.5; it must be"),
+        ("[sweep.grid]\nsave_dir = ['a', 'b']\n", "save_dir cannot vary"),
+        ("[sweep.zip]\nlr = [1, 2]\nheads = [1]\n", "must have the same length; lr has 2, heads has 1"),
+        ("[sweep]\nseeds = [1]\n[sweep.grid]\nseed = [1, 2]\n", "[sweep.grid] and seeds both set seed"),
+        ("[sweep.grid]\nlr = [1]\n[sweep.zip]\nlr = [1]\n", "[sweep.zip] and [sweep.grid] both set lr"),
+        ("[sweep.random]\nlr = [1, 2]\n", "[sweep.random] needs draws = N"),
+        ("[sweep.random]\ndraws = 2\nlr = { min = 2, max = 1 }\n", "lr of [sweep.random]: min must be below max"),
+        ("[sweep.random]\ndraws = 5\nheads = [1, 2]\nd_ff = { min = 16, max = 17 }\n", "only 4 different combinations"),
+        ("[sweep.random]\ndraws = 2\nlr = { low = 1 }\n", "give a list, or { min = X, max = X }"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_before_anything_runs(tmp_path: Path, varied: str, said: str) -> None:
+    result = sweep(file_of(tmp_path, varied))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.stderr
+    assert said in result.stderr and "mine.sweep.toml" in result.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.fixture
+def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Runs are made without starting Python anew; returns their commands."""
+    made: list[list[str]] = []
+
+    def run(self: Runner, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
+        made.append(list(command))
+        result = CliRunner().invoke(main, list(command)[1:])
+        self.errors = []
+        self._copy(io.StringIO(result.stderr))
+        return result.exit_code
+
+    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
+    monkeypatch.setattr(Runner, "run", run)
+    return made
+
+
+@pytest.mark.slow
+def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    varied = "[sweep]\nseeds = [1, 2]\n[sweep.runs]\nbase = {}\nbroken = { freeze = ['nothing.*'] }\n"
+    file = file_of(tmp_path, varied, mirror_data)
+    folder = tmp_path / "runs" / "mine"
+    stopped = f"train --config {file} --seed 2 --max-update 3 --save-dir {folder}/base,seed=2"
+    assert CliRunner().invoke(main, stopped.split()).exit_code == 0
+    result = sweep(file)
+    assert result.exit_code == 1, result.stderr
+    assert len(within_this_process) == 4
+    assert "failed: broken,seed=1: --freeze nothing.* matches no parameter" in result.stderr
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("base")]
+    assert "±" in row and "finished" in row
+    assert checkpoint.load(folder / "base,seed=2" / "last.pt")["update"] == 4
+    log = [json.loads(line) for line in (folder / "base,seed=2" / "log.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in log if line["kind"] == "train"] == [1, 2, 3, 4]
+    within_this_process.clear()
+    assert "finished before" in sweep(file).stderr
+    assert [Path(words[-1]).name for words in within_this_process] == ["broken,seed=1", "broken,seed=2"]
+    file.write_text(file.read_text().replace("max_update = 4", "max_update = 5"))
+    within_this_process.clear()
+    sweep(file)
+    assert len(within_this_process) == 4
+    assert checkpoint.load(folder / "base,seed=1" / "last.pt")["update"] == 5
+
+
+def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    shutil.copytree(mirror_data, tmp_path / "data-bin")
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n")
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    write_corpus(tmp_path / "other", 100, seed=9)
+    shutil.rmtree(tmp_path / "data-bin")
+    make = ["preprocess", "-s", "xx", "-t", "yy", "--trainpref", tmp_path / "other", "--validpref", tmp_path / "other"]
+    make += ["--destdir", tmp_path / "data-bin", "--tokenizer-from", mirror_data]
+    assert CliRunner().invoke(main, [*map(str, make)]).exit_code == 0
+    again = sweep(file)
+    assert again.exit_code == 1 and "finished before" not in again.stderr
+    assert "failed: seed=1:" in again.stderr and "dataset" in again.stderr
+
+
+def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    (tmp_path / "mine.py").write_text("LOSS = 1\n")
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
+    file.write_text(file.read_text().replace("[run]", '[run]\nplugin = ["mine.py"]'))
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    (tmp_path / "mine.py").write_text("LOSS = 2\n")
+    for loaded in (sys.modules, plugins._digests):  # as in a new process
+        loaded.pop(plugins.plugin_module(str(tmp_path / "mine.py")))
+    within_this_process.clear()
+    assert "finished before" not in sweep(file).stderr
+    assert len(within_this_process) == 1  # whose training warns of the change
+
+
+def test_a_run_that_the_system_killed_has_failed(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
+    monkeypatch.setattr(Runner, "run", lambda self, command, watch=None: 128 + signal.SIGKILL)
+    result = sweep(file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data))
+    assert result.exit_code == 1
+    assert "failed: seed=1: ended by SIGKILL, perhaps because the memory was full" in result.stderr
+
+
+def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "kills_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        with contextlib.chdir(tmp_path):
+            assert Runner().run(["kills_itself"]) == 128 + signal.SIGKILL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_the_report_does_not_replace_the_sweep_file(mirror_data: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
+    before = file.read_text()
+    result = sweep(file, "--report", file)
+    assert result.exit_code == 2 and "would overwrite a file which this command reads" in result.stderr
+    assert file.read_text() == before
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_change_no_sweep(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n")
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert [run.name for run in sweeps.read(file).runs()] == ["seed=1", "seed=2"]
+
+
+def test_data_and_components_vary_too(mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]) -> None:
+    (tmp_path / "one").symlink_to(mirror_data)
+    (tmp_path / "two").symlink_to(mirror_data)
+    varied = "[sweep.grid]\ndata = ['one', 'two']\nlr-scheduler = ['fixed', 'cosine']\n"
+    result = sweep(file_of(tmp_path, varied), "--", "--warmup-updates", "1", "--max-update", "2", "-q")
+    assert result.exit_code == 0, result.stderr
+    configs = [path.read_text() for path in sorted(tmp_path.glob("runs/mine/*/config.toml"))]
+    assert len(configs) == 4 and ['data = "../../../two"' in text for text in configs] == [False, False, True, True]
+    assert ['name = "cosine"' in text for text in configs] == [True, False, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
+    mirror_data: Path, tmp_path: Path, number: signal.Signals, processes: int
+) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n", mirror_data)
+    command = [sys.executable, "-m", "nmtkit", "sweep", str(file)]
+    more = ["--threads", "1", "--nproc-per-node", str(processes)]
+    stop_at = ["--", *more, "--max-update", "100000"]
+    process = subprocess.Popen([*command, *stop_at], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "update 20/" in line:
+            break
+    process.send_signal(number)
+    rest = process.stderr.read()
+    assert process.wait(60) == 128 + number
+    assert f"{number.name}. To continue: nmtkit sweep" in rest
+    assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["seed=1"]
+    assert subprocess.run([*command, "--", *more, "--max-update", "60"], check=False).returncode == 0
+    logs = [path.read_text() for path in sorted((tmp_path / "runs" / "mine").glob("*/log.jsonl"))]
+    assert len(logs) == 2 and '"kind": "resume"' in logs[0]
+
+
+@pytest.mark.slow
+def test_optuna_searches_prunes_and_goes_on(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    pytest.importorskip("optuna")
+    varied = "[sweep]\nseeds = [7]\n[sweep.random]\ndraws = {}\n"
+    varied += "lr = {{ min = 1e-4, max = 1e-2, log = true }}\nheads = [1, 2]\n"
+    result = sweep(file_of(tmp_path, varied.format(3), mirror_data), "--optuna")
+    assert result.exit_code == 0, result.stderr
+    assert len(within_this_process) == 3
+    result = sweep(file_of(tmp_path, varied.format(5), mirror_data), "--optuna", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    assert len(within_this_process) == 5
+    rows = json.loads(result.stdout)
+    assert len(rows) == 5 and rows[0]["best"]["loss"]["value"] == min(row["best"]["loss"]["value"] for row in rows)
+    assert all(1e-4 <= row["settings"]["lr"] <= 1e-2 for row in rows)
+
+
+def test_optuna_follows_a_score_of_another_subset(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    pytest.importorskip("optuna")
+    varied = "[sweep.random]\ndraws = 2\nlr = { min = 1e-4, max = 1e-2, log = true }\n"
+    file = file_of(tmp_path, varied, mirror_data)
+    more = 'valid_subset = ["valid", "test"]\nbest_checkpoint_metric = "loss@test"\n[architecture]'
+    file.write_text(file.read_text().replace("[architecture]", more))
+    result = sweep(file, "--optuna", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    losses = [row["best"]["loss@test"]["value"] for row in json.loads(result.stdout)]
+    assert len(losses) == 2 and losses == sorted(losses)
+
+
+def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from nmtkit.experiments.sweep_search import Search
+
+    varied = "[sweep.random]\ndraws = 12\nlr = { min = 1e-4, max = 1.0, log = true }\n"
+    sweep = sweeps.read(file_of(tmp_path, varied))
+    updates: dict[str, int] = {}
+
+    def attempt(run: sweeps.SweepRun, go_on: Callable[[], bool]) -> str | None:
+        """Its loss is the distance from lr 0.01, in decades."""
+        log = sweep.folder / run.name / "log.jsonl"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        loss = abs(math.log10(run.settings["lr"]) + 2)
+        for update in (1, 2, 3):
+            with log.open("a") as file:
+                file.write(json.dumps({"kind": "valid", "update": update, "loss": loss / update}) + "\n")
+            updates[run.name] = update
+            if not go_on():
+                break
+        return None
+
+    def interrupted() -> None:
+        if len(updates) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(sweep).run(attempt, interrupted)
+    last = list(updates)[-1]
+    updates.pop(last)
+    assert Search(sweep).run(attempt, lambda: None) == {}
+    assert len(updates) == 12 and list(updates)[6] == last
+    assert set(list(updates.values())[:5]) == {3} and 1 in updates.values()  # the first five set the median
+    best = Search(sweep).runs()[0]
+    assert updates[best.name] == 3
+
+
+def test_the_sweep_of_the_page_makes_the_runs_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "lr.toml").write_text(block)
+    said = sweep(tmp_path / "lr.toml", "--dry-run").stdout
+    assert said.count("nmtkit train") == 12
+    assert f"--save-dir {tmp_path}/runs/lr/lr=0.001,dropout=0.1,seed=1\n" in said
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    varied = "[sweep.random]\ndraws = 2\nlr = { min = 1e-4, max = 1e-2 }\n"
+    assert "pip install 'nmtkit[optuna]'" in sweep(file_of(tmp_path, varied), "--optuna").stderr

@@ -1,0 +1,169 @@
+"""The formulas of "Attention Is All You Need" and of the variants of a Transformer, in float64, one sentence at a time.
+
+The tests compare `nmtkit.models.architectures.transformer` with this module. The module uses the weights of a model,
+but none of its layers.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nmtkit.models.architectures.transformer import Transformer
+
+
+class TransformerByHand:
+    """Computes the features of a sentence pair with the weights of `model`. Shapes: T, S: tokens; D: width."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.config = model.config
+        self.weights = {name: value.double() for name, value in model.state_dict().items()}
+
+    def features(self, source: list[int], target: list[int]) -> Tensor:
+        """Returns the output of the decoder, T D, for the prefix `target` of a translation (section 3.1)."""
+        memory = self.embed("source", source)
+        for index in range(self.config.encoder_layers):
+            memory = self.encoder_layer(f"encoder.{index}", memory)
+        memory = self.norm(memory, "encoder_norm") if self.config.pre_norm else memory
+        x = self.embed("target", target)
+        for index in range(self.config.decoder_layers):
+            x = self.decoder_layer(f"decoder.{index}", x, memory)
+        return self.norm(x, "decoder_norm") if self.config.pre_norm else x
+
+    def encoder_layer(self, layer: str, x: Tensor) -> Tensor:
+        x = self.residual(x, f"{layer}.self_attention_norm", partial(self.attention, f"{layer}.self_attention", False))
+        return self.residual(x, f"{layer}.feed_forward_norm", partial(self.feed_forward, f"{layer}.feed_forward"))
+
+    def decoder_layer(self, layer: str, x: Tensor, memory: Tensor) -> Tensor:
+        cross_attention = partial(self.cross_attention, f"{layer}.cross_attention", memory)
+        x = self.residual(x, f"{layer}.self_attention_norm", partial(self.past, f"{layer}.self_attention"))
+        x = self.residual(x, f"{layer}.cross_attention_norm", cross_attention)
+        if self.config.decoder_ffn == "none":
+            return x
+        return self.residual(x, f"{layer}.feed_forward_norm", partial(self.feed_forward, f"{layer}.feed_forward"))
+
+    def past(self, name: str, x: Tensor) -> Tensor:
+        """Returns the output of causal self-attention, or of the sub-layer that replaces it."""
+        if self.config.decoder_self_attention == "average":
+            return self.average_attention(name, x)
+        if self.config.decoder_self_attention == "ssru":
+            return self.ssru(name, x)
+        return self.attention(name, True, x)
+
+    # Sections 3.4 and 3.5: embeddings and positions
+
+    def embed(self, side: str, tokens: list[int]) -> Tensor:
+        x = self.weights[f"{side}_embedding.tokens.weight"][tokens]
+        x = x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
+        if self.config.zero_bos and side == "target":
+            x = torch.cat([torch.zeros_like(x[:1]), x[1:]])
+        if self.config.positions == "learned":
+            x = x + self.weights[f"{side}_embedding.positions.weight"][: len(tokens)]
+        else:
+            columns = range(self.config.d_model)
+            table = [[self.sinusoid(position, column) for column in columns] for position in range(len(tokens))]
+            x = x + torch.tensor(table, dtype=torch.float64)
+        return self.norm(x, f"{side}_embedding.norm") if self.config.embedding_norm else x
+
+    def sinusoid(self, position: int, column: int) -> float:
+        pairs = self.config.d_model // 2
+        if self.config.positions == "sinusoidal":
+            pair, cosine = divmod(column, 2)
+        else:  # all sines, then all cosines
+            cosine, pair = divmod(column, pairs)
+        power = pair / (pairs - 1) if self.config.positions == "sinusoidal_fairseq" else pair / pairs
+        angle = (position + self.config.position_offset) / 10000**power
+        return math.cos(angle) if cosine else math.sin(angle)
+
+    # Section 3.1: residual connections and layer normalization
+
+    def residual(self, x: Tensor, norm: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.config.pre_norm:
+            return x + sublayer(self.norm(x, norm))
+        return self.norm(x + sublayer(x), norm)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return self.standardized(x) * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+    def standardized(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt()
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
+
+    # Section 3.2: attention
+
+    def attention(self, name: str, causal: bool, x: Tensor) -> Tensor:
+        width = self.config.heads * self.config.key_width
+        parts = [width, width, self.config.heads * self.config.value_width]
+        query, key, value = self.linear(f"{name}.qkv_proj", x).split(parts, -1)
+        return self.linear(f"{name}.out_proj", self.attend(query, key, value, causal))
+
+    def cross_attention(self, name: str, memory: Tensor, x: Tensor) -> Tensor:
+        parts = [self.config.heads * self.config.key_width, self.config.heads * self.config.value_width]
+        key, value = self.linear(f"{name}.kv_proj", memory).split(parts, -1)
+        query = self.linear(f"{name}.q_proj", x)
+        return self.linear(f"{name}.out_proj", self.attend(query, key, value, causal=False))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        widths = (self.config.key_width, self.config.key_width, self.config.value_width)
+        heads = [x.split(width, -1) for x, width in zip((query, key, value), widths, strict=True)]
+        results = []
+        for q, k, v in zip(*heads, strict=True):
+            scores = q @ k.T / math.sqrt(self.config.key_width)
+            if causal:
+                scores = scores + torch.full_like(scores, -math.inf).triu(1)
+            results.append(scores.softmax(-1) @ v)
+        return torch.cat(results, -1)
+
+    # Section 3.3: feed-forward networks
+
+    def feed_forward(self, name: str, x: Tensor) -> Tensor:
+        inner = self.linear(f"{name}.fc1", x)
+        if self.config.activation.endswith("glu"):
+            gate, inner = inner.split(self.config.d_ff, -1)
+            inner = self.activation(gate) * inner
+        else:
+            inner = self.activation(inner)
+        return self.linear(f"{name}.fc2", inner)
+
+    def activation(self, x: Tensor) -> Tensor:
+        if self.config.activation.startswith("re"):
+            return x.clamp(min=0)
+        if self.config.activation.startswith("ge"):
+            return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+        return x * sigmoid(x)
+
+    # Replacements of the self-attention of the decoder
+
+    def average_attention(self, name: str, x: Tensor) -> Tensor:
+        """Zhang et al. 2018, "Accelerating Neural Transformer via an Average Attention Network", section 3."""
+        past = torch.stack([x[: length + 1].sum(0) / (length + 1) for length in range(len(x))])
+        past = self.feed_forward(f"{name}.feed_forward", past) if self.config.average_ffn else past
+        if not self.config.average_gate:
+            return past
+        if self.config.average_separate_gates:
+            current = sigmoid(self.linear(f"{name}.input_gate", x))
+            return current * x + sigmoid(self.linear(f"{name}.average_gate", past)) * past
+        gates = sigmoid(self.linear(f"{name}.gate", torch.cat([x, past], -1)))
+        return gates[:, : self.config.d_model] * x + gates[:, self.config.d_model :] * past
+
+    def ssru(self, name: str, x: Tensor) -> Tensor:
+        """Kim et al. 2019, "From Research to Production and Back: Ludicrously Fast Neural Machine Translation"."""
+        values, forgets = (x @ self.weights[f"{name}.{part}.weight"].T for part in ("proj", "forget_proj"))
+        if self.config.ssru_norm:
+            values = self.standardized(values) * self.weights[f"{name}.norm.weight"]
+            forgets = self.standardized(forgets) * self.weights[f"{name}.forget_norm.weight"]
+        forgets = forgets + self.weights[f"{name}.forget_{'norm' if self.config.ssru_norm else 'proj'}.bias"]
+        cell, outputs = torch.zeros(self.config.d_model, dtype=torch.float64), []
+        for value, forget in zip(values, sigmoid(forgets), strict=True):
+            cell = forget * cell + (1 - forget) * value
+            outputs.append(cell.clamp(min=0))
+        return torch.stack(outputs)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))

@@ -1,0 +1,69 @@
+"""Small Transformers of all variants, and packed sentences, for the tests of the Transformer."""
+
+from typing import Any
+
+import pytest
+import torch
+from builders import tiny_transformer
+
+from nmtkit.data.packed import Packed
+from nmtkit.models.architectures import Vocabulary
+from nmtkit.models.architectures.transformer import Transformer
+
+SIZE = 19
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-norm": {"pre_norm": True},
+    "window": {"window": 3},
+    "learned positions": {"positions": "learned", "max_positions": 20},
+    "widths of their own": {"d_key": 3, "d_value": 5},
+    "narrow heads of 3": {"heads": 3, "d_key": 4, "d_value": 4},
+    "nothing shared": {"share_embeddings": False, "tie_output": False},
+    "as Marian": {
+        "activation": "swish",
+        "attention_bias": True,
+        "output_bias": True,
+        "positions": "sinusoidal_halves",
+    },
+    "as M2M-100": {
+        "pre_norm": True,
+        "attention_bias": True,
+        "positions": "sinusoidal_fairseq",
+        "position_offset": 2,
+    },
+    "as mBART": {
+        "pre_norm": True,
+        "activation": "gelu",
+        "attention_bias": True,
+        "output_bias": True,
+        "embedding_norm": True,
+        "norm_eps": 0.01,
+        "positions": "learned",
+        "max_positions": 20,
+    },
+    "gated": {"activation": "swiglu", "scale_embeddings": False},
+    "average attention": {"decoder_self_attention": "average"},
+    "average attention, gate alone": {
+        "decoder_self_attention": "average",
+        "average_ffn": False,
+        "attention_bias": True,
+        "pre_norm": True,
+    },
+    "average attention, separate gates": {"decoder_self_attention": "average", "average_separate_gates": True},
+    "average attention, network alone": {"decoder_self_attention": "average", "average_gate": False},
+    "SSRU": {"decoder_self_attention": "ssru", "zero_bos": True},
+    "SSRU with norms": {"decoder_self_attention": "ssru", "ssru_norm": True, "pre_norm": True},
+    "no feed-forward networks": {"decoder_ffn": "none"},
+    "tied layers": {"decoder_tied_layers": (5, 5)},
+}
+variants = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+
+
+def model_of(joint: bool = True, **changes: Any) -> Transformer:
+    vocabulary = Vocabulary(source=SIZE if joint else SIZE + 4, target=SIZE, joint=joint)
+    return tiny_transformer(vocabulary, seed=7, **{"encoder_layers": 2, **changes}).train()
+
+
+def sentences(*lengths: int, seed: int = 1) -> Packed:
+    generator = torch.Generator().manual_seed(seed)
+    return Packed.from_lists([torch.randint(3, SIZE, (length,), generator=generator).tolist() for length in lengths])

@@ -1,0 +1,202 @@
+"""Checkpoint files: whole or absent, and never run."""
+
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit.config import files
+from nmtkit.data import checkpoint_file
+from nmtkit.models import checkpoint
+
+CONTENTS: dict[str, Any] = {
+    "architecture": "a",
+    "config": {"width": 3},
+    "tokenizer": {"joint.model": torch.arange(9, dtype=torch.uint8)},
+    "plugins": [],
+    "model": {"weight": torch.arange(6.0).view(2, 3)},
+    "update": 7,
+}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    checkpoint_file.save(tmp_path / "c.pt", CONTENTS)
+    for mmap in (False, True):
+        loaded = checkpoint.load(tmp_path / "c.pt", mmap=mmap)
+        assert loaded["update"] == 7 and loaded["config"] == {"width": 3}
+        assert torch.equal(loaded["model"]["weight"], CONTENTS["model"]["weight"])
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path: Path, keep: float) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint_file.save(path, CONTENTS)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(ValueError, match=r"c\.pt"):
+        checkpoint.load(path)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["NMTKIT_TEST_BOMB"],)
+
+
+@pytest.mark.parametrize("writer", ["torch", "pickle"])
+def test_a_pickle_with_code_is_refused_and_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    path, trace = tmp_path / "c.pt", tmp_path / "trace"
+    monkeypatch.setenv("NMTKIT_TEST_BOMB", str(trace))
+    if writer == "torch":
+        torch.save({**CONTENTS, "nmtkit": checkpoint_file.FORMAT, "extra": Bomb()}, path)
+    else:
+        path.write_bytes(pickle.dumps({**CONTENTS, "nmtkit": checkpoint_file.FORMAT, "extra": Bomb()}))
+    with pytest.raises(ValueError, match=r"c\.pt"):
+        checkpoint.load(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([1, 2], "not an nmtkit checkpoint"),
+        ({"model": {}}, "not an nmtkit checkpoint"),
+        ({**CONTENTS, "nmtkit": 99}, "format 99"),
+        (
+            {**CONTENTS, "nmtkit": 1},
+            "format 1, but this version of nmtkit reads format 2; use the version that wrote the file, or train",
+        ),
+        ({"nmtkit": checkpoint_file.FORMAT, "model": {}}, "lacks architecture, config"),
+    ],
+)
+def test_another_kind_of_file_says_what_it_is_not(tmp_path: Path, contents: Any, message: str) -> None:
+    torch.save(contents, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match=message):
+        checkpoint.load(tmp_path / "c.pt")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.pt"):
+        checkpoint.load(tmp_path / "gone.pt")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint_file.save(path, CONTENTS)
+
+    def interrupted(contents: Any, file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint_file.save(path, {**CONTENTS, "update": 8})
+    monkeypatch.undo()
+    assert checkpoint.load(path)["update"] == 7
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullFile(files._RecordingFile):
+        def __init__(self, path: Path, mode: str) -> None:
+            super().__init__("/dev/full", "wb")
+
+    monkeypatch.setattr(files, "_RecordingFile", FullFile)
+    with pytest.raises(OSError, match=r"cannot write .*c\.pt: .*No space left on device"):
+        checkpoint_file.save(tmp_path / "c.pt", CONTENTS)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_users_umask_is_respected(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        checkpoint_file.save(tmp_path / "c.pt", CONTENTS)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "c.pt").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_flipped_byte_anywhere_in_tensors_or_settings_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    weight = torch.arange(1000.0)
+    checkpoint_file.save(path, {**CONTENTS, "model": {"weight": weight, "odd": torch.arange(3, dtype=torch.int8)}})
+    data = path.read_bytes()
+    start = data.index(weight.numpy().tobytes())
+    model = data.index(CONTENTS["tokenizer"]["joint.model"].numpy().tobytes())
+    for position in (start, start + 777, start + 3999, model + 3, data.index(b"width")):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with pytest.raises(ValueError, match=r"c\.pt"):
+            checkpoint.load(path)
+    path.write_bytes(data)
+    checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": None}, "config is a NoneType, not a dict"),
+        ({"config": [1]}, "config is a list"),
+        ({"architecture": 3}, "architecture is a int"),
+        ({"tokenizer": "joint.model"}, "tokenizer is a str"),
+        ({"tokenizer": {"joint.model": "abc"}}, "tokenizer holds 'joint.model', which is not a tensor"),
+        ({"model": [torch.zeros(2)]}, "model is a list"),
+        ({"model": {"weight": 3.0}}, "model holds 'weight', which is not a tensor"),
+        ({"plugins": "mine.py"}, "plugins is a str"),
+        ({"update": True}, "update is a bool"),
+        ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight holds weights that are not finite"),
+        ({"model": {"weight": torch.tensor([1.0, float("inf")])}}, "weight holds weights that are not finite"),
+    ],
+)
+def test_a_file_whose_entries_lie_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    checkpoint_file.save(tmp_path / "c.pt", {**CONTENTS, **changes})
+    with pytest.raises(ValueError, match=f"c.pt.*{message}"):
+        checkpoint.load(tmp_path / "c.pt")
+
+
+def test_tied_weights_have_one_owner() -> None:
+    shared = torch.zeros(2, 3)
+    model = {
+        "a": shared,
+        "b": torch.zeros(2, 3),
+        "c": shared,
+        "d": shared[:1],
+        "e": torch.zeros(0),
+        "f": torch.zeros(0),
+    }
+    assert checkpoint.tied_to(model) == {"a": "a", "b": "b", "c": "a", "d": "d", "e": "e", "f": "f"}
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_damage_anywhere_is_told_or_does_no_harm(tmp_path: Path, seed: int) -> None:
+    """Flips, cuts and fills at random places: the file is refused in one line, or loads as it was."""
+    path = tmp_path / "c.pt"
+    checkpoint_file.save(path, {**CONTENTS, "training": {"lr": 0.5, "names": ["a", "b"]}, "plugins": ["mine.py"]})
+    data, whole = path.read_bytes(), checkpoint_file.checksum(checkpoint.load(path))
+    rng = random.Random(seed)
+    refused = 0
+    for _ in range(3_000 if seed else 600):
+        damaged = bytearray(data)
+        start = rng.randrange(len(data))
+        kind = rng.choice(["flip", "fill", "cut", "drop"])
+        if kind == "flip":
+            damaged[start] ^= 1 << rng.randrange(8)
+        elif kind == "fill":
+            damaged[start : start + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(1, 9))
+        elif kind == "cut":
+            del damaged[start:]
+        else:
+            del damaged[start : start + rng.randrange(1, 9)]
+        path.write_bytes(damaged)
+        try:
+            assert checkpoint_file.checksum(checkpoint.load(path)) == whole, (kind, start)
+        except ValueError as error:
+            refused += 1
+            assert str(path) in str(error) and "\n" not in str(error)
+    assert refused > 300

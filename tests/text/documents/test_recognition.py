@@ -1,0 +1,92 @@
+"""Files that are not text are refused, and files of formats without a reader are told."""
+
+import gzip
+import io
+import tarfile
+import zipfile
+
+import pytest
+
+from nmtkit.text.documents import FORMATS, check_text, notice, read_document
+
+
+def archive(*names):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        for name in names:
+            file.writestr(name, "<p>text</p>")
+    return data.getvalue()
+
+
+def tar():
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as file:
+        file.addfile(tarfile.TarInfo("a.html"))
+    return data.getvalue()
+
+
+BINARY = [
+    (archive("a.html"), "a ZIP archive"),
+    (archive("[Content_Types].xml", "word/document.xml"), "an office document or an e-book"),
+    (archive("mimetype"), "an office document or an e-book"),
+    (tar(), "a tar archive"),
+    (gzip.compress(b"<p>text</p>", mtime=0), "a gzip file"),
+    (b"%PDF-1.7\n%\xe2\xe3", "a PDF file"),
+    (rb"{\rtf1\ansi text}", "an RTF file"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "an image"),
+    (b"\0\0\0\x20ftypisom", "an audio or video file"),
+    (b"\x7fELF\2\1\1\0", "a binary file"),
+    (b"<p>text\0</p>", "a binary file"),
+]
+
+
+@pytest.mark.parametrize(("data", "kind"), BINARY)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_is_not_text_is_refused_in_every_format(format, data, kind):
+    with pytest.raises(ValueError, match=f"^x.html is {kind}, not text; extract its text, or convert"):
+        read_document(data, format, "x.html")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "<p>Grün</p>".encode(),
+        "\ufeffGrün".encode(),
+        "Grün".encode("utf-16"),
+        "Grün".encode("utf-32"),
+        b"",
+        b"ID3 tags",
+        b"PK is a name",
+        b"OggS",
+        b"GIF8 and {x}",
+        b"\xfc",
+    ],
+)
+def test_text_is_not_refused(data):
+    check_text(data, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.json", b'{"key": "Hello"}', "JSON, a format that nmtkit cannot read"),
+        ("a.txt", b'[\n  {"key": 1}]', "JSON, a format that nmtkit cannot read"),
+        ("a.md", b"# Title\n", "Markdown, a format that nmtkit cannot read"),
+        ("a.md.gz", b"\x1f\x8b\x08", "Markdown, a format that nmtkit cannot read"),
+        ("a.TEX", b"\\section{x}", "LaTeX, a format that nmtkit cannot read"),
+        ("a.txt", b"<?xml version='1.0'?><a/>", "XML, a format that nmtkit cannot read"),
+        ("a.txt", b"\xef\xbb\xbf<!DOCTYPE html><p>x", "html, but is read as lines; to translate only its text, add"),
+        ("a.txt", b"WEBVTT\n\n00:01.000", "vtt, but is read as lines"),
+        ("a.txt", b"1\r\n00:00:01,000 --> 00:00:02,000\r\nx", "srt, but is read as lines"),
+        ("a.txt", b"# c\n#, fuzzy\nmsgid \"\"\n", "po, but is read as lines"),
+        ("a.txt", b"<?xml version='1.0'?>\n<xliff version='1.2'>", "xliff, but is read as lines"),
+        ("a.txt", b"[one] {two}\n", None),
+        ("a.txt", b"{name} is here\n", None),
+        ("a.en", b"1 dog\n", None),
+        ("a.en", b"<b>one</b> line\n", None),
+        ("train.en.gz", b"\x1f\x8b\x08", None),
+    ],
+)  # fmt: skip
+def test_a_file_that_looks_like_another_format_gets_a_notice(name, data, expected):
+    found = notice(data, name)
+    assert found is None if expected is None else found.startswith(f"{name} looks like {expected}")

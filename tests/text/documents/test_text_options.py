@@ -1,0 +1,97 @@
+"""Each document format together with each treatment of text: protected spans, capitals, glossary.
+
+A dictionary stands in for the model. The steps are those of `nmtkit.translation`. Every expected file is written out.
+"""
+
+import re
+
+import pytest
+
+from nmtkit.text.alignment import Link, words
+from nmtkit.text.casing import capitals, in_capitals, sentence_case
+from nmtkit.text.documents import ReadOptions, read_document
+from nmtkit.text.glossary import Glossary, Term, term_results
+from nmtkit.text.markup import marked
+from nmtkit.text.protection import PATTERNS, compiled, protect, protected_spans
+
+GERMAN = {"open": "öffne", "the": "die", "pump": "Pumpe", "stop": "halt", "now": "jetzt", "with": "mit",
+          "min": "Minuten", "or": "oder"}  # fmt: skip
+GLOSSARY = Glossary([Term("pump", ("Förderpumpe",))])
+
+
+def model(text, terms):
+    """Translates word by word; words of other languages and punctuation are copied."""
+    chosen = {text[term.start : term.end]: term.term.targets[0] for term in terms}
+    parts, links, length, end = [], [], 0, 0
+    for start, stop in words(text):
+        word = text[start:stop]
+        target = chosen.get(word) or GERMAN.get(word.lower(), word)
+        target = target[0].upper() + target[1:] if word[0].isupper() and target[0].islower() else target
+        parts += [text[end:start], target]
+        length += start - end
+        links.append(Link(start, stop, length, length + len(target)))
+        length, end = length + len(target), stop
+    return "".join([*parts, text[end:]]), links
+
+
+def translate(segment, known=lambda span: True):
+    markup = marked(segment)
+    spans = protected_spans(markup.text, compiled(PATTERNS))
+    upper = in_capitals(protect(markup.text, spans, lambda span: False).text)
+    protected = protect(markup.text, spans, known)
+    text = sentence_case(protected.text) if upper else protected.text
+    terms = [term for term in GLOSSARY.find(text, upper) if protected.is_whole(term.start, term.end)]
+    target, links = model(text.strip(), terms)
+    if upper:
+        target, links = capitals(target, links)
+    fixed = term_results(target, [term.term for term in terms], upper)[1]
+    return markup.restore(*protected.restore(target, links, fixed))
+
+
+TEXTS = {
+    "protect": ("Open %(n)d <b>or</b> {name} in 5 min", "Öffne %(n)d <b>oder</b> {name} in 5 Minuten"),
+    "capitals": ("STOP <b>THE PUMP</b> {name} NOW", "HALT <b>DIE FÖRDERPUMPE</b> {name} JETZT"),
+    "glossary": ("Open the <b>pump</b> with {pump} (12 km)", "Öffne die <b>Förderpumpe</b> mit {pump} (12 km)"),
+}
+
+FORMATS = {
+    "html": ("<p>SOURCE</p>", "<p>TARGET</p>"),
+    "srt": ("1\n00:00:01,000 --> 00:00:02,000\nSOURCE\n", "1\n00:00:01,000 --> 00:00:02,000\nTARGET\n"),
+    "vtt": ("WEBVTT\n\n00:01.000 --> 00:02.000\nSOURCE\n", "WEBVTT\n\n00:01.000 --> 00:02.000\nTARGET\n"),
+    "po": ('#, c-format\nmsgid "SOURCE"\nmsgstr ""\n', '#, fuzzy, c-format\nmsgid "SOURCE"\nmsgstr "TARGET"\n'),
+    "xliff": (
+        '<xliff version="2.0"><file><unit><segment><source>SOURCE</source></segment></unit></file></xliff>',
+        '<xliff version="2.0"><file><unit><segment state="translated" subState="nmtkit:mt"><source>SOURCE</source>'
+        "<target>TARGET</target></segment></unit></file></xliff>",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("option", TEXTS)
+def test_every_treatment_of_text_works_in_every_format(option, format, known):
+    source, target = TEXTS[option]
+    if format == "xliff":  # inline elements, and escaped HTML below
+        source, target = (text.replace("<b>", '<pc id="1">').replace("</b>", "</pc>") for text in (source, target))
+    before, after = (template.replace("SOURCE", source).replace("TARGET", target) for template in FORMATS[format])
+    document = read_document(before.encode(), format, "x", ReadOptions())
+    found = document.render([translate(segment, lambda span: known) for segment in document.segments])
+    assert found == (after if known else after.replace("5 Minuten", "5 min"))  # what was cut out comes back unchanged
+
+
+@pytest.mark.parametrize("option", TEXTS)
+def test_escaped_html_of_xliff_goes_together_with_every_treatment(option):
+    source, target = (re.sub("<(/?b)>", r"&lt;\1&gt;", text) for text in TEXTS[option])
+    before, after = (template.replace("SOURCE", source).replace("TARGET", target) for template in FORMATS["xliff"])
+    document = read_document(before.encode(), "xliff", "x", ReadOptions())
+    assert document.render([translate(segment) for segment in document.segments]) == after
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_plural_message_stays_whole_in_every_format(format):
+    message = "Open {n, plural, one {the pump. Now} other {# pumps}} now"
+    before = FORMATS[format][0].replace("SOURCE", message)
+    document = read_document(before.encode(), format, "x", ReadOptions())
+    found = document.render([translate(segment) for segment in document.segments])
+    assert found.count(message) == before.count(message) + (format in ("po", "xliff"))

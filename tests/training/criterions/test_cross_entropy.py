@@ -1,0 +1,143 @@
+"""Criterions against probabilities worked out token by token."""
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nmtkit.config import derive
+from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.models.architectures import Architecture
+from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
+
+V = 5
+LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5], [1.0, 0.0, 0.0, 0.0, 3.0], [2.0, 2.0, 0.0, 1.0, 1.0], [9.0] * V])
+TARGET = [2, 4, 0, IGNORE_INDEX]
+
+
+class Fixed(nn.Module):
+    """Returns LOGITS, plus `noise` in every other pass, as dropout would."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        super().__init__()
+        self.output_projection = nn.Identity()
+        self.noise = noise
+        self.passes = 0
+
+    def forward(self, source: Packed, target_input: Packed) -> Tensor:
+        self.passes += 1
+        noisy = LOGITS.clone()
+        noisy[:, 0] += self.noise * (self.passes % 2)
+        return noisy
+
+    def auxiliary_losses(self) -> dict[str, Tensor]:
+        return {"balance": torch.tensor(0.25)}
+
+
+def batch() -> Batch:
+    packed = Packed(torch.zeros(4, dtype=torch.int64), Layout.of(torch.tensor([3, 1])))
+    return Batch(packed, packed, torch.tensor(TARGET), 3, torch.tensor([7, -1]))
+
+
+def criterion(name: str, **settings: Any) -> Criterion:
+    entry = CRITERIONS[name]
+    return entry.factory(derive(entry.preset, settings, "test"), cast(Any, SimpleNamespace()))
+
+
+def log_probabilities(noise: float = 0.0) -> list[list[float]]:
+    rows = []
+    for logits in LOGITS[:3].tolist():
+        shifted = [logits[0] + noise, *logits[1:]]
+        total = math.log(sum(math.exp(value) for value in shifted))
+        rows.append([value - total for value in shifted])
+    return rows
+
+
+def smoothed(epsilon: float, noise: float = 0.0) -> float:
+    """Sum of cross-entropies with targets (1 - eps) one-hot + eps / V uniform."""
+    total = 0.0
+    for row, target in zip(log_probabilities(noise), TARGET[:3], strict=True):
+        for token, log_p in enumerate(row):
+            total -= ((1 - epsilon) * (token == target) + epsilon / V) * log_p
+    return total
+
+
+def test_cross_entropy_is_summed_and_leaves_padding_out() -> None:
+    loss = criterion("cross_entropy")(cast(Architecture, Fixed()), batch())
+    assert float(loss.sum) == pytest.approx(smoothed(0.0) + 0.75, rel=1e-5)
+    assert float(loss.counts["nll"]) == pytest.approx(smoothed(0.0), rel=1e-5)
+    assert float(loss.counts["balance"]) == 0.75
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5])
+def test_label_smoothing_mixes_in_the_uniform_distribution(epsilon: float) -> None:
+    loss = criterion("label_smoothed_cross_entropy", label_smoothing=epsilon)(cast(Architecture, Fixed()), batch())
+    assert float(loss.sum) == pytest.approx(smoothed(epsilon) + 0.75, rel=1e-5)
+    assert float(loss.counts["nll"]) == pytest.approx(smoothed(0.0), rel=1e-5)
+
+
+def test_r_drop_adds_the_symmetric_divergence_of_two_passes() -> None:
+    loss = criterion("r_drop", r_drop_alpha=3.0)(cast(Architecture, Fixed(noise=0.7)), batch())
+    divergence = 0.0
+    for one, other in zip(log_probabilities(0.7), log_probabilities(0.0), strict=True):
+        for log_p, log_q in zip(one, other, strict=True):
+            divergence += math.exp(log_p) * (log_p - log_q) / 2 + math.exp(log_q) * (log_q - log_p) / 2
+    mean = (smoothed(0.1, 0.7) + smoothed(0.1)) / 2
+    assert float(loss.counts["divergence"]) == pytest.approx(divergence, rel=1e-4)
+    assert float(loss.sum) == pytest.approx(mean + 1.5 * divergence + 0.75, rel=1e-4)
+
+
+def test_r_drop_makes_one_pass_in_validation() -> None:
+    model = Fixed()
+    loss = criterion("r_drop").eval()(cast(Architecture, model), batch())
+    assert model.passes == 1
+    assert float(loss.sum) == pytest.approx(smoothed(0.1) + 0.75, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["label_smoothed_cross_entropy", "r_drop"])
+def test_smoothing_everything_away_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="--label-smoothing"):
+        criterion(name, label_smoothing=1.0)
+
+
+class Forgetful(Criterion):
+    """A criterion of somebody else's, which does not know of auxiliary losses."""
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        return Loss(torch.tensor(2.0), {"nll": torch.tensor(2.0)})
+
+
+def test_no_criterion_can_drop_auxiliary_losses() -> None:
+    loss = Forgetful()(cast(Architecture, Fixed()), batch())
+    assert float(loss.sum) == 2.75 and float(loss.counts["balance"]) == 0.75
+
+
+class Returning(Criterion):
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        return self.value  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.tensor(1.0), r"Returning returned a Tensor of shape \[\]; it must return Loss\(sum, counts\)"),
+        (None, "Returning returned None; it must return Loss"),
+        (Loss(torch.tensor(1.0), {"own": torch.tensor(1.0)}), r"counts \['own'\] without 'nll'"),
+        (
+            Loss(torch.ones(3), {"nll": torch.tensor(1.0)}),
+            r"a Tensor of shape \[3\] for 'sum'; it must be a tensor without",
+        ),
+        (Loss(torch.tensor(1.0), {"nll": torch.ones(1)}), r"a Tensor of shape \[1\] for 'nll'"),
+        (Loss(torch.tensor(1.0), {"nll": 1.0}), "returned 1.0 for 'nll'"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_criterion_that_returns_something_else_is_told_what(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Returning(value)(cast(Architecture, Fixed()), batch())

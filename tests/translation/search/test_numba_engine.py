@@ -1,0 +1,309 @@
+"""The compiled search: the same hypotheses and scores as PyTorch's search, for every setting that it supports."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import fragments, save_ending_transformer, tiny_model, tiny_transformer
+from click.testing import CliRunner
+
+import nmtkit
+from nmtkit.cli import main
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
+from nmtkit.models import checkpoint
+from nmtkit.models.architectures.interface import Vocabulary
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.layers import int8
+from nmtkit.translation.search.constraints import Constraints
+from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.segments import Hypothesis, Segment
+from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.translator import Translator
+
+pytest.importorskip("numba")
+from nmtkit.translation.engines import compiled_layers as compiled
+from nmtkit.translation.engines import numba_engine
+from nmtkit.translation.engines.numba_engine import NumbaEngine
+
+pytestmark = pytest.mark.slow  # the first search compiles for half a minute
+
+SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [20, 2], [3, 21, 8, 2], [2], [*range(3, 29), *range(3, 29), 2]]
+MODELS: dict[str, dict[str, Any]] = {
+    "post_norm": {},
+    "pre_norm": {"pre_norm": True},
+    "biases": {"attention_bias": True, "output_bias": True, "norm_eps": 1e-3},
+    "embeddings": {"embedding_norm": True, "scale_embeddings": False, "zero_bos": True, "positions": "learned"},
+    "tied": {"decoder_tied_layers": (1, 1), "decoder_ffn": "none", "positions": "sinusoidal_halves"},
+    "ssru": {"decoder_self_attention": "ssru", "zero_bos": True, "position_offset": 3},
+    "ssru_norm": {"decoder_self_attention": "ssru", "ssru_norm": True, "pre_norm": True},
+    "untied_output": {"share_embeddings": False, "tie_output": False},
+}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"beam": 1},
+    "beam": {"beam": 4},
+    "nbest": {"beam": 5, "nbest": 3, "lenpen": 1.0},
+    "short": {"beam": 3, "max_len_a": 0.0, "max_len_b": 2},
+    "long": {"beam": 2, "min_len": 70, "max_len_b": 90, "lenpen": -1.0},
+}
+
+
+def ending(vocabulary: int | Vocabulary = 30, **config: Any) -> Transformer:
+    """Returns a random model whose biases and norms count, and whose translations end after different lengths."""
+    model = tiny_transformer(vocabulary, sharpness=3.0, **config)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(len(parameter)))
+        model.output_projection.weight[EOS] *= 1.5
+    return model
+
+
+def compare(found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequence[Hypothesis]], error: float) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.score == pytest.approx(b.score, rel=error)
+            assert a.log_probability == pytest.approx(b.log_probability, rel=error)
+
+
+def segments(sources: Sequence[Sequence[int]]) -> list[Segment]:
+    return [Segment(list(ids)) for ids in sources]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("config", MODELS)
+def test_hypotheses_and_scores_are_those_of_pytorch(config: str, search: str) -> None:
+    model, options = ending(**MODELS[config]), SearchOptions(**SEARCHES[search])
+    expected = beam_search([model], Packed.from_lists(SOURCES), options)
+    found = NumbaEngine(model, Path("model.pt"), "fp32").search(segments(SOURCES), options, None)
+    compare(found, expected, 1e-4)
+    assert len({len(hypotheses[0].tokens) for hypotheses in found}) > (1 if search != "short" else 0)
+
+
+@pytest.mark.parametrize("search", ["greedy", "nbest"])
+@pytest.mark.parametrize("config", ["post_norm", "ssru_norm"])
+def test_8_bit_weights_are_rounded_like_those_of_a_checkpoint(config: str, search: str) -> None:
+    """Products with the rounded weights in fp32 differ only by the rounding of the inputs to 14 bits."""
+    model, options = ending(**MODELS[config]), SearchOptions(**SEARCHES[search])
+    found = NumbaEngine(model, Path("model.pt"), "int8").search(segments(SOURCES), options, None)
+    tokens = model.target_embedding.tokens.weight.detach().clone()
+    with torch.no_grad():
+        model.output_projection.weight = torch.nn.Parameter(tokens.clone())
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.copy_(int8.dequantize(*int8.quantize(module.weight)))
+    assert torch.equal(model.target_embedding.tokens.weight, tokens)  # embeddings stay in fp32
+    compare(found, beam_search([model], Packed.from_lists(SOURCES), options), 2e-2)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_shortlist_gives_the_hypotheses_of_pytorch(search: str, precision: Any) -> None:
+    model, options = ending(40), SearchOptions(**SEARCHES[search], shortlist=True)
+    sources, targets = np.arange(3, 30).repeat(2), (np.arange(54) * 7 + 5) % 37 + 3
+    shortlist = Shortlist.from_entries(sources, targets, np.array([4, 17]), 40, 40)
+    expected = beam_search([model], Packed.from_lists(SOURCES), options, shortlist=shortlist)
+    found = NumbaEngine(model, Path("model.pt"), precision).search(segments(SOURCES), options, shortlist)
+    if precision == "fp32":
+        compare(found, expected, 1e-4)
+    for ids, hypotheses in zip(SOURCES, found, strict=True):
+        allowed = {UNK, BOS, EOS, 4, 17} | set(targets[np.isin(sources, ids)].tolist())
+        assert all(set(hypothesis.tokens) <= allowed for hypothesis in hypotheses)
+
+
+@pytest.mark.parametrize("search", ["greedy", "nbest", "short"])
+@pytest.mark.parametrize("shortlist", [False, True])
+@pytest.mark.parametrize("language_tokens", [0, 1])
+def test_prefixes_give_the_hypotheses_of_pytorch(search: str, shortlist: bool, language_tokens: int) -> None:
+    model, options = ending(), SearchOptions(**SEARCHES[search], shortlist=shortlist)
+    lists = Shortlist.from_entries(np.arange(3, 30), np.arange(29, 2, -1), np.array([5]), 30, 30)
+    prefixes = [(4, 9, 11), (4,), (7, 8), (6, 6, 6, 6), (3,), (10, 12)]
+    constraints = [Constraints(prefix, language_tokens) for prefix in prefixes]
+    expected = beam_search([model], Packed.from_lists(SOURCES), options, constraints, shortlist=lists)
+    batch = [Segment(ids, sentence) for ids, sentence in zip(SOURCES, constraints, strict=True)]
+    found = NumbaEngine(model, Path("model.pt"), "fp32").search(batch, options, lists)
+    compare(found, expected, 1e-4)
+    for prefix, hypotheses in zip(prefixes, found, strict=True):
+        assert all(tuple(hypothesis.tokens[: len(prefix)]) == prefix for hypothesis in hypotheses)
+
+
+def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, options = NumbaEngine(ending(), Path("model.pt"), "fp32"), SearchOptions()
+    alone = engine.search(segments(SOURCES * 5), options, None)
+    monkeypatch.setattr(NumbaEngine, "threads", property(lambda self: 3))
+    assert engine.search(segments(SOURCES * 5), options, None) == alone
+
+
+def test_an_overflow_gives_an_empty_translation(caplog: pytest.LogCaptureFixture) -> None:
+    model = ending()
+    with torch.no_grad():
+        model.output_projection.weight[9] = torch.nan
+    (result,) = NumbaEngine(model, Path("model.pt"), "fp32").search(segments([[5, 2]]), SearchOptions(), None)
+    assert result[0].tokens == [] and result[0].score == -np.inf
+    assert "finite score" in caplog.text
+
+
+def test_exponentials_of_any_size_are_exact_to_fp32() -> None:
+    generator = np.random.default_rng(1)
+    for size in (1, 7, 16, 1000):
+        x = (20 * generator.standard_normal(size)).astype(np.float32)
+        space = compiled.Space(np.empty(size, np.float32), np.empty(size, np.int32))
+        y = np.empty_like(x)
+        total = compiled.exponentials(x, size, x.max(), space, y)
+        expected = np.exp(x.astype(np.float64) - x.max())
+        np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-38)
+        assert total == pytest.approx(expected.sum(), rel=1e-5)
+
+
+def test_models_that_are_not_supported_are_refused() -> None:
+    for model, reason in (
+        (tiny_model("gnmt_small"), "is a GNMT, which --engine numba does not support: use a Transformer, or leave out"),
+        (tiny_transformer(activation="gelu"), "has activation gelu, which --engine numba does not support"),
+        (tiny_transformer(window=4), "has window 4"),
+        (tiny_transformer(encoder_layers=0, pre_norm=True), "is a language model"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            NumbaEngine(model, Path("model.pt"), "fp32")
+    hooked = tiny_transformer()
+    hooked.decoder[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="modules that --engine numba does not support"):
+        NumbaEngine(hooked, Path("model.pt"), "fp32")
+
+
+# --- the engine of a translator ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_ending_transformer(tmp_path_factory.mktemp("trained") / "model.pt")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam": 2, "alignment": "words"},
+        {"beam": 3, "nbest": 2, "quality": True},
+        {"sampling": True, "nbest": 2},
+        {"beam": 2, "no_repeat_ngram": 2},
+        {"beam": 2, "unkpen": 1.0},
+    ],
+    ids=lambda options: "_".join(options),
+)
+def test_translations_are_those_of_pytorch_with_all_options(trained: Path, options: dict[str, Any]) -> None:
+    lines = [*fragments()[:30], ""]
+    expected = Translator.load(trained).translate(lines, max_len_b=10, **options)
+    found = Translator.load(trained, engine="numba").translate(lines, max_len_b=10, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        for a, b in zip(ours.hypotheses, theirs.hypotheses, strict=True):
+            assert (a.text, a.pieces, a.alignment, a.links) == (b.text, b.pieces, b.alignment, b.links)
+            assert a.score == pytest.approx(b.score, rel=1e-4)
+
+
+def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, output = tmp_path / "lines", {engine: tmp_path / engine for engine in ("torch", "numba")}
+    lines.write_text("\n".join(fragments()[:6]) + "\n")
+    (tmp_path / "phrases").write_text("dog\n\nthe\n\n\ncat\n")
+    (tmp_path / "prefixes").write_text("\nthe dog\n\n\na\n\n")
+    searched: list[int] = []
+    with_torch = Translator.decode_with_torch
+
+    def counted(self: Translator, batch: Any, options: Any) -> Any:
+        searched.append(len(batch))
+        return with_torch(self, batch, options)
+
+    monkeypatch.setattr(Translator, "decode_with_torch", counted)
+    for engine, file in output.items():
+        files = ["--constraints", str(tmp_path / "phrases"), "--prefix", str(tmp_path / "prefixes")]
+        flags = ["--input", str(lines), *files, "--output", str(file), "--device", "cpu"]
+        arguments = ["generate", "--path", str(trained), "--engine", engine, *flags]
+        result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    assert output["numba"].read_text() == output["torch"].read_text()
+    assert sum(searched) == 6 + 3
+
+
+@pytest.mark.parametrize("flags", [["--workers", "2"], ["--threads", "2"], ["--precision", "int8", "--beam", "1"]])
+def test_the_command_translates_like_pytorch(trained: Path, tmp_path: Path, flags: list[str]) -> None:
+    (tmp_path / "lines").write_text("\n".join(fragments()) + "\n")
+    outputs = []
+    for engine in ("torch", "numba"):
+        output = tmp_path / engine
+        arguments = ["generate", "--path", str(trained), "--engine", engine, "--input", str(tmp_path / "lines"), *flags]
+        result = CliRunner().invoke(main, [*arguments, "--output", str(output)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        outputs.append(output.read_text().splitlines())
+    same = sum(a == b for a, b in zip(*outputs, strict=True))
+    assert same == len(outputs[0]) if "int8" not in flags else same > 0.8 * len(outputs[0])
+
+
+def test_an_8_bit_checkpoint_can_be_searched(trained: Path, tmp_path: Path) -> None:
+    checkpoint.export(checkpoint.load(trained), tmp_path / "int8.pt", True)
+    lines = fragments()[:20]
+    expected = Translator.load(tmp_path / "int8.pt").translate(lines, beam=1, max_len_b=5)
+    found = Translator.load(tmp_path / "int8.pt", engine="numba", precision="int8").translate(
+        lines, beam=1, max_len_b=5
+    )
+    same = [a.hypotheses[0].text == b.hypotheses[0].text for a, b in zip(found, expected, strict=True)]
+    assert sum(same) > 0.9 * len(same)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--device", "cuda"], "runs only on a CPU"),
+        (["--precision", "bf16"], "supports --precision fp32 and int8"),
+        (["--path", "second"], "decodes with one model"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(trained: Path, tmp_path: Path, flags: list[str], reason: str) -> None:
+    second = shutil.copy(trained, tmp_path)
+    flags = [str(second) if flag == "second" else flag for flag in flags]
+    arguments = ["generate", "--path", str(trained), "--engine", "numba", *flags]
+    result = CliRunner().invoke(main, arguments, input="a\n")
+    assert result.exit_code != 0 and reason in result.output
+
+
+def test_a_missing_package_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'nmtkit\[numba\]'"):
+        Translator.load(trained, engine="numba")
+
+
+def test_machine_code_is_made_again_after_a_change_in_another_file(tmp_path: Path) -> None:
+    """`outer` calls `inner` of another file. Numba alone would keep the machine code of the old `inner`."""
+    package = tmp_path / "nmtkit"
+    shutil.copytree(Path(nmtkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import numpy as np; from nmtkit.translation.search import compiled_search as s;"
+        "space = s.Space(np.empty(1, np.float32), np.empty(1, np.int32));"
+        "print(s.penalty(1, 1.0), s.normalizers(np.zeros((1, 1), np.float32), 1, space)[0])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def results() -> list[float]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
+        return [float(number) for number in done.stdout.split()]
+
+    assert results() == pytest.approx([1, 0])
+    layers = package / "layers" / "compiled.py"
+    text = layers.read_text()
+    assert text.count("    return total\n\n\n@compiled\ndef sigmoid") == 1
+    changed = text.replace(
+        "    return total\n\n\n@compiled\ndef sigmoid", "    return 2 * total\n\n\n@compiled\ndef sigmoid"
+    )
+    layers.write_text(changed)
+    assert results() == pytest.approx([1, math.log(2)])

@@ -1,0 +1,82 @@
+"""How many operations a step of a search dispatches: to small tensors, the number is the time."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from builders import tiny_transformer
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nmtkit.data.packed import Packed
+from nmtkit.translation.search.beam_search import BeamSearch
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS
+from nmtkit.translation.search.greedy_search import GreedySearch
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.scorer import Scorer
+
+# Six products, three sums, three norms, a ReLU, one copy into the cache, and twice two products and a softmax; beams
+# take two copies more, to bring the heads of a row together. A batch copies queries too.
+LAYER = {(1, 1): 20, (4, 1): 22, (1, 3): 21, (4, 3): 24}  # (beam, sentences): operations of a decoder layer
+# Two products, a gate, an interpolation and a ReLU replace two products, a copy into the cache, two products, a softmax
+# and the copies of heads.
+SSRU_LAYER = {(1, 1): 19, (4, 1): 20, (1, 3): 19, (4, 3): 21}
+# Beside the layers, a greedy search has the embedding (3 operations), the output's product, the log-softmax, a test for
+# NaN, forbidden tokens, the maximum and a sum. A beam search has the best in two stages (13), the candidates, the stop
+# test and two more numbers read. Batches gather queries and masks by head, and find their first row.
+BESIDE = {(1, 1): 10, (4, 1): 33, (1, 3): 12, (4, 3): 37}  # by beam and sentences
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations that compute or copy; views are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+
+        def memory(values: Any) -> set[int]:
+            return {x.untyped_storage().data_ptr() for x in tree_leaves(values) if isinstance(x, Tensor) and x.numel()}
+
+        if function._schema.is_mutable or not memory(result) <= memory((args, kwargs)) or not memory(result):
+            self.names.append(str(function))
+        return result
+
+
+def record(patch: pytest.MonkeyPatch, owner: Any, name: str, counter: Counter) -> list[tuple[int, int]]:
+    """Returns a list that gets what the counter shows before and after each call of a method."""
+    calls: list[tuple[int, int]] = []
+    original = getattr(owner, name)
+
+    def method(*arguments: Any) -> Any:
+        before = len(counter.names)
+        result = original(*arguments)
+        calls.append((before, len(counter.names)))
+        return result
+
+    patch.setattr(owner, name, method)
+    return calls
+
+
+@pytest.mark.parametrize(("beam", "sentences"), list(LAYER))
+@pytest.mark.parametrize("kind", ["attention", "ssru"])
+def test_a_step_dispatches_no_more_operations_than_its_budget(kind, beam, sentences, monkeypatch):
+    model = tiny_transformer(3000, decoder_layers=2, decoder_self_attention=kind)
+    source = Packed.from_lists([[5, 6, 7, 8, 2]] * sentences)
+    options = SearchOptions(beam=beam, min_len=12, max_len_a=0, max_len_b=13)
+    counter = Counter()
+    layers = record(monkeypatch, type(model.decoder[0]), "forward", counter)
+    steps = record(monkeypatch, Scorer, "step_unnormalized", counter)
+    with torch.inference_mode():
+        search_class = GreedySearch if beam == 1 else BeamSearch
+        search = search_class([model], source, options, [NO_CONSTRAINTS] * sentences)
+        with counter:
+            search.run()
+    budget = (LAYER if kind == "attention" else SSRU_LAYER)[beam, sentences]
+    assert max(after - before for before, after in layers[4:]) <= budget, counter.names
+    whole = sorted(later - earlier for (earlier, _), (later, _) in pairwise(steps[2:]))  # with the search behind them
+    assert whole[len(whole) // 2] - 2 * budget <= BESIDE[beam, sentences]  # the median: now and then a cache makes room
