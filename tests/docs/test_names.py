@@ -1,0 +1,89 @@
+"""A public name of a class or of a type means one thing in the whole package."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import nmtkit
+
+ROOT = Path(nmtkit.__file__).parent
+
+# Names that still have several meanings. Remove a name when its duplicates are gone; add none.
+EXCEPTIONS = {
+    "Array",
+    "Attention",
+    "Batch",
+    "Block",
+    "Casing",
+    "Columns",
+    "Comet",
+    "Corpus",
+    "Edit",
+    "Embedding",
+    "Entry",
+    "Example",
+    "FeedForward",
+    "Floats",
+    "Ids",
+    "Integers",
+    "Keys",
+    "Language",
+    "Languages",
+    "Lengths",
+    "Link",
+    "Links",
+    "Mask",
+    "Model",
+    "Models",
+    "Numbers",
+    "Pair",
+    "Pairs",
+    "Part",
+    "Piece",
+    "Precision",
+    "Profile",
+    "Result",
+    "Row",
+    "Rows",
+    "Sampling",
+    "Score",
+    "Search",
+    "Sentences",
+    "Settings",
+    "Side",
+    "Span",
+    "Split",
+    "Step",
+    "Table",
+    "Tag",
+    "Task",
+    "Texts",
+    "TranslationJob",
+    "Vocabulary",
+    "Weights",
+    "Words",
+    "Worker",
+}
+
+
+def type_names(path: Path) -> Iterator[str]:
+    """Yields the public classes and type aliases that a file defines at its top level."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        else:
+            names = []
+        yield from (name for name in names if name[0].isupper() and not name.isupper())
+
+
+def test_a_type_is_defined_once() -> None:
+    files = defaultdict(set)
+    for path in ROOT.rglob("*.py"):
+        for name in type_names(path):
+            files[name].add(str(path.relative_to(ROOT)))
+    several = {name: sorted(paths) for name, paths in files.items() if len(paths) > 1}
+    new = {name: paths for name, paths in several.items() if name not in EXCEPTIONS}
+    assert not new, f"names of classes or types with several definitions: {new}"
