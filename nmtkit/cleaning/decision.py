@@ -15,8 +15,8 @@ from nmtkit.cleaning.scored_blocks import Scored
 from nmtkit.cleaning.scores import ScoreWriter, checksums
 from nmtkit.cleaning.similarity import SimilarTexts
 from nmtkit.cleaning.texts import Mask, Side
-from nmtkit.data.corpora import duplicates
 from nmtkit.data.corpora.corpus import Corpus, Pairs
+from nmtkit.data.corpora.dropping import find_duplicates, first_reasons, partition
 from nmtkit.data.corpora.writer import CorpusWriter
 
 log = logging.getLogger("nmtkit")
@@ -102,9 +102,7 @@ class Decision:
                 inside = np.clip(finite, report.edges[0], report.edges[-1])
                 report.histogram += np.histogram(inside, report.edges)[0]
         self._overlaps += masks.T.astype(np.int64) @ masks.astype(np.int64)
-        first = np.full(len(masks), -1)
-        for index in reversed(range(len(self._filters))):
-            first[masks[:, index]] = index
+        first = first_reasons(masks.T, len(masks))
         self._first[rows] = first
         self._unscored += int(((first < 0) & np.isnan(scores).any(1)).sum())
         for index, report in enumerate(self.reports):
@@ -125,8 +123,8 @@ class Decision:
                 part = kept[start : start + (1 << 18)]
                 file.write(np.ascontiguousarray(self._scored.keys[part][:, columns]).tobytes())
         quality = None if self._config.duplicates == "pair" else self._quality(kept)
-        for path in duplicates.partition(hashes, self._scratch):
-            rows = kept[duplicates.find_duplicates(path, quality)]
+        for path in partition(hashes, self._scratch):
+            rows = kept[find_duplicates(path, quality)]
             self._drop(rows)
         if self._config.duplicate_similarity is not None:
             self._drop_similar(self._config.duplicate_similarity)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from nmtkit.cleaning.decision import CleanReport, FilterReport
+from nmtkit.data.corpora.dropping import shortened
 from nmtkit.pages.charts import histogram
-from nmtkit.pages.document import Html, render
+from nmtkit.pages.document import Html, render, visible
 
 CUT = 300  # maximum number of characters of an example
 
@@ -48,10 +49,7 @@ def _examples(item: FilterReport) -> Iterator[tuple[str, list[tuple[str, str]]]]
     """Yields the title and the texts of the examples on each side of the limit."""
     for title, examples in (("dropped", item.dropped_examples), ("kept, next to the limit", item.kept_examples)):
         if examples:
-            yield f"{item.name}: {title}", [(_visible(source), _visible(target)) for _, source, target in examples]
-
-
-def _visible(text: str) -> str:
-    """Returns the beginning of a text. Control characters, which HTML does not allow, become visible symbols."""
-    text = text if len(text) <= CUT else text[:CUT] + "…"
-    return "".join(chr(0x2400 + ord(c)) if c < " " else "\u2421" if "\x7f" <= c < "\xa0" else c for c in text)
+            yield (
+                f"{item.name}: {title}",
+                [(visible(shortened(source, CUT)), visible(shortened(target, CUT))) for _, source, target in examples],
+            )

@@ -25,6 +25,7 @@ from nmtkit.cleaning.texts import (
 )
 from nmtkit.cleaning.words import pair_words
 from nmtkit.config import Config, option
+from nmtkit.data.corpora.dropping import contained
 from nmtkit.data.corpora.pairs import pairs
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
@@ -436,6 +437,6 @@ class Overlap(Filter):
     def score(self, block: TextBlock) -> Scores:
         if not len(self._keys[0]):
             return np.zeros(len(block), np.float32)
-        excluded = [np.isin(side.keys, keys) for side, keys in zip(block.sides, self._keys, strict=True)]
+        excluded = [contained(side.keys, keys) for side, keys in zip(block.sides, self._keys, strict=True)]
         long = [side.characters > 10 for side in block.sides]
         return ((excluded[0] & excluded[1]) | (excluded[0] & long[0]) | (excluded[1] & long[1])).astype(np.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora.duplicates import RowHash
+from nmtkit.data.corpora.dropping import RowHash
 
 Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float32]  # [pairs]

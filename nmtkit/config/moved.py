@@ -14,7 +14,8 @@ MOVED = {
     "checkpoint": "models.checkpoint",
     "corpora": "cleaning",
     **{f"corpora.{name}": f"data.corpora.{name}" for name in
-       ("blocks", "compression", "corpus", "duplicates", "lines", "pairs", "tables", "tmx", "writer")},
+       ("blocks", "compression", "corpus", "lines", "pairs", "tables", "tmx", "writer")},
+    "corpora.duplicates": "data.corpora.dropping",
     "corpora.languages": "text.languages",
     "corpora.language_identification": "text.language_identification",
     "criterions": "training.criterions",

@@ -30,3 +30,8 @@ def _environment() -> jinja2.Environment:
 def render(template: str, **values: Any) -> str:
     """Returns a template of this folder, filled with `values`. Values are escaped unless they are `Html`."""
     return _environment().get_template(template).render(**values)
+
+
+def visible(text: str) -> str:
+    """Replaces control characters, which HTML does not allow, by their visible symbols (U+2400 …)."""
+    return "".join(chr(0x2400 + ord(c)) if c < " " else "\u2421" if "\x7f" <= c < "\xa0" else c for c in text)

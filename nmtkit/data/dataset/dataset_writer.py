@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora import duplicates
+from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.blocks import blocks
 from nmtkit.data.corpora.corpus import Corpus
+from nmtkit.data.corpora.dropping import ReasonCounts
 from nmtkit.data.dataset import diagnostics, mixing
-from nmtkit.data.dataset.cleaning import DUPLICATE, EQUAL, CleaningStatistics
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import (
     ALIGNMENTS,
@@ -32,6 +32,7 @@ from nmtkit.data.dataset.dataset_files import (
     text_file,
     write_manifest,
 )
+from nmtkit.data.dataset.drop_reasons import DUPLICATE, EQUAL, drops
 from nmtkit.data.dataset.encoding import EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
 from nmtkit.data.dataset.report import CorpusReport, PieceReport, Report, SplitReport
 from nmtkit.data.dataset.spm_training import expected_pieces_per_word
@@ -111,10 +112,10 @@ class DatasetWriter:
             self._held_out_profile += diagnostics.profile_of(raw)
             source, target = self._encoder.encode_texts(raw, files, block.first_line)
             hashes = self._encoder.hashes(source, target)
-            self._held_out_keys.append(duplicates.pair_keys(hashes))
+            self._held_out_keys.append(dropping.pair_keys(hashes))
             if written:
                 sides = self._encoder.with_prefixes(source, target, files.tag)
-                encoded = EncodedBlock(sides, hashes, CleaningStatistics())
+                encoded = EncodedBlock(sides, hashes, ReasonCounts())
                 output.write(encoded, offset)
                 offset = tuple(map(add, offset, encoded.sizes))
                 texts[0].write(_with_tag(raw[0], files.tag))
@@ -212,7 +213,7 @@ class DatasetWriter:
 
         Returns an array [rows] that is 1 for a row to drop, or None if duplicates are kept.
         """
-        partitions = duplicates.partition(hashes, self._scratch)
+        partitions = dropping.partition(hashes, self._scratch)
         hashes.unlink()
         dropped = None
         if self.config.drop_duplicates:
@@ -222,7 +223,7 @@ class DatasetWriter:
                 dropped[rows] = 1
             counts = np.diff(np.searchsorted(rows, bounds))
             for report, count in zip(self.report.corpora, counts.tolist(), strict=True):
-                report.cleaning.count(DUPLICATE, count, [], self.config)
+                report.cleaning.count(DUPLICATE, count, drops=drops(DUPLICATE, self.config))
                 report.written -= count if dropped is not None else 0
         return dropped
 

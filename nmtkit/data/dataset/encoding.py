@@ -13,15 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora import duplicates
+from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.blocks import Block
 from nmtkit.data.corpora.corpus import Corpus
+from nmtkit.data.corpora.dropping import EXAMPLES, Mask, PairExample, ReasonCounts, RowNumbers, contained
 from nmtkit.data.corpora.lines import decode
-from nmtkit.data.dataset import alignments, cleaning
-from nmtkit.data.dataset.cleaning import LONG_LINE, OVERLAP, CleaningStatistics, Example, LineBytes, Mask, Rows
+from nmtkit.data.dataset import alignments, drop_reasons
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import checksum
 from nmtkit.data.dataset.diagnostics import TextStatistics
+from nmtkit.data.dataset.drop_reasons import LONG_LINE, OVERLAP, LineBytes
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 
@@ -33,8 +34,8 @@ LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
     sides: tuple[Encoded, ...]  # source, target and, in a training set, alignment links (see alignments.py)
-    hashes: Hashes  # [pairs, 2], see duplicates.py
-    statistics: CleaningStatistics
+    hashes: Hashes  # [pairs, 2], see corpora/dropping.py
+    statistics: ReasonCounts
     text: TextStatistics | None = None  # None for a block that was not read
 
     @property
@@ -49,8 +50,8 @@ class PairEncoder:
         self._tokenizer = tokenizer
         self._source = BatchEncoder(tokenizer.source_model, dtypes[0])
         self._target = self._source if tokenizer.one_model else BatchEncoder(tokenizer.target_model, dtypes[1])
-        self._source_hash = duplicates.RowHash(tokenizer.source_size, 0)
-        self._target_hash = duplicates.RowHash(tokenizer.target_size, 1)
+        self._source_hash = dropping.RowHash(tokenizer.source_size, 0)
+        self._target_hash = dropping.RowHash(tokenizer.target_size, 1)
         self._tag_ids: dict[str, int] = {}
         self._language_ids = tokenizer.language_ids(*languages, LANGUAGE_FLAGS)
 
@@ -74,8 +75,10 @@ class PairEncoder:
         source, target = self.encode_texts(texts, files, block.first_line)
         hashes = self.hashes(source, target)
         lines = LineBytes(texts[0]), LineBytes(texts[1])
-        masks = cleaning.text_masks(*lines, config) | cleaning.piece_masks(source.lengths, target.lengths, config)
-        masks[OVERLAP] = in_sorted(duplicates.pair_keys(hashes), held_out_keys)
+        masks = drop_reasons.text_masks(*lines, config) | drop_reasons.piece_masks(
+            source.lengths, target.lengths, config
+        )
+        masks[OVERLAP] = contained(dropping.pair_keys(hashes), held_out_keys)
         keep, statistics = kept_pairs(masks, lines, block.first_line, files, config)
         unknown = self._source.unknown_pieces(source), self._target.unknown_pieces(target)
         text = TextStatistics.of(block.first_line, texts, (source, target), unknown, keep)
@@ -135,50 +138,41 @@ class CorpusFiles(Protocol):
         """Returns the files and the line number of a pair as text. `number` counts from 1."""
 
 
-def over_long_pair(
-    sizes: tuple[int, int], line: int, files: CorpusFiles, config: PreprocessConfig
-) -> CleaningStatistics:
+def over_long_pair(sizes: tuple[int, int], line: int, files: CorpusFiles, config: PreprocessConfig) -> ReasonCounts:
     """Returns the statistics of a single pair that is too long to be read. `sizes` are the bytes of both sides.
 
     Raises ValueError if `config.strict` is true.
     """
     if config.strict:
         raise ValueError(_strict_error(files, line, LONG_LINE))
-    statistics = CleaningStatistics()
+    statistics = ReasonCounts()
     texts = [f"({size:,} bytes)" for size in sizes]
-    statistics.count(LONG_LINE, 1, [Example(f"{files.source}:{line}", *texts)], config)
+    statistics.count(LONG_LINE, 1, [PairExample(f"{files.source}:{line}", *texts)], drops=True)
     return statistics
-
-
-def in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
-    """Returns a mask [keys] that is true for the keys in `sorted_keys`."""
-    if not len(sorted_keys):
-        return np.zeros(len(keys), np.bool_)
-    return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
 
 
 def kept_pairs(
     masks: dict[str, Mask], lines: tuple[LineBytes, LineBytes], first_line: int, files: CorpusFiles,
     config: PreprocessConfig,
-) -> tuple[Mask, CleaningStatistics]:  # fmt: skip
+) -> tuple[Mask, ReasonCounts]:  # fmt: skip
     """Returns a mask [pairs] of the pairs to keep, and counts of the dropped pairs by reason.
 
     The keys of `masks` are the reasons for which `preprocess` can drop a pair. The mask [pairs] of a reason is true for
     the pairs that this reason concerns. Raises ValueError if `config.strict` is true and a pair would be dropped. The
     message names the first such pair.
     """
-    keep, rows = cleaning.first_reasons(masks, config)
+    keep, rows = drop_reasons.kept_rows(masks, config)
     if config.strict and not keep.all():
         row = int(np.argmin(keep))
-        reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
+        reason = next(reason for reason in drop_reasons.REASONS if row in rows.get(reason, ()))
         raise ValueError(_strict_error(files, first_line + row, reason))
-    statistics = CleaningStatistics()
+    statistics = ReasonCounts()
     for reason, matching in rows.items():
         examples = [
-            Example.of(f"{files.source}:{first_line + row}", lines[0].line(row), lines[1].line(row))
-            for row in matching[: cleaning.EXAMPLES].tolist()
+            PairExample.of(f"{files.source}:{first_line + row}", lines[0].line(row), lines[1].line(row))
+            for row in matching[:EXAMPLES].tolist()
         ]
-        statistics.count(reason, len(matching), examples, config)
+        statistics.count(reason, len(matching), examples, drops=drop_reasons.drops(reason, config))
     return keep, statistics
 
 
@@ -245,11 +239,11 @@ class Worker:
         self._unwritten: deque[EncodedBlock] = deque()
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
-    def encode(self, block: Block, files: Corpus) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
+    def encode(self, block: Block, files: Corpus) -> tuple[Sizes, ReasonCounts, TextStatistics | None]:
         """Encodes a block, keeps the result until `write`, and returns the sizes and statistics of the block."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
         if files.tag is not None:  # equal pairs with different tags are not duplicates
-            encoded.hashes[:, 0] += duplicates.tag_salt(files.tag)
+            encoded.hashes[:, 0] += dropping.salt(files.tag)
         self._unwritten.append(encoded)
         return encoded.sizes, encoded.statistics, encoded.text
 
@@ -261,9 +255,9 @@ class Worker:
             for counts, side in zip(self._piece_counts, encoded.sides, strict=False):
                 counts += np.bincount(side.ids, minlength=len(counts))
 
-    def find_duplicates(self, partition: Path) -> Rows:
+    def find_duplicates(self, partition: Path) -> RowNumbers:
         """Returns the rows of the file `partition` that repeat an earlier row. Deletes the file."""
-        rows = duplicates.find_duplicates(partition)
+        rows = dropping.find_duplicates(partition)
         partition.unlink()
         return rows
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora import duplicates
+from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.blocks import LineBlock, blocks_of_files
 from nmtkit.data.dataset import diagnostics, mixing
-from nmtkit.data.dataset.cleaning import EQUAL
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import (
     DIRECTION_DTYPE,
@@ -30,6 +29,7 @@ from nmtkit.data.dataset.dataset_files import (
     text_file,
 )
 from nmtkit.data.dataset.dataset_writer import TRAIN, DatasetWriter
+from nmtkit.data.dataset.drop_reasons import EQUAL
 from nmtkit.data.dataset.parallel_sentences import (
     NO_DIRECTION,
     Numbers,
@@ -101,7 +101,7 @@ class MultilingualWriter(DatasetWriter):
                 for mask, pair in zip(kept, pairs, strict=True):
                     mask &= (sides[pair.first].lengths > 1) & (sides[pair.second].lengths > 1)
             hashes = [self._sentences.hashes(pair, files, sides) for pair in pairs]
-            self._held_out_keys += [duplicates.pair_keys(key[mask]) for key, mask in zip(hashes, kept, strict=True)]
+            self._held_out_keys += [dropping.pair_keys(key[mask]) for key, mask in zip(hashes, kept, strict=True)]
             block = self._sentences.block(files, sides, np.ones_like(kept), hashes)
             encoded.append(block.sentences)
             for mask, pair in zip(kept, pairs, strict=True):

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora import duplicates
+from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.blocks import LineBlock
 from nmtkit.data.corpora.corpus import locate, locate_side
+from nmtkit.data.corpora.dropping import ReasonCounts, contained
 from nmtkit.data.corpora.lines import decode
 from nmtkit.data.corpora.pairs import pairs
-from nmtkit.data.dataset import cleaning
-from nmtkit.data.dataset.cleaning import EQUAL, OVERLAP, CleaningStatistics, LineBytes
+from nmtkit.data.dataset import drop_reasons
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.corpora_file import SPLITS, CorpusEntry
 from nmtkit.data.dataset.diagnostics import TextStatistics
-from nmtkit.data.dataset.encoding import ArrayFiles, Hashes, Sizes, Worker, in_sorted, kept_pairs, over_long_pair
+from nmtkit.data.dataset.drop_reasons import EQUAL, OVERLAP, LineBytes
+from nmtkit.data.dataset.encoding import ArrayFiles, Hashes, Sizes, Worker, kept_pairs, over_long_pair
 from nmtkit.data.directions import MAX_DIRECTIONS, Direction
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.tokenizer import UNK, Encoded, Tokenizer
@@ -152,7 +153,7 @@ class SentenceBlock:
     sentences: Encoded  # the kept lines of the first language, then of the second language, …
     rows: Rows  # [rows, 2], indices into `sentences` of the first and second sentence
     numbers: Numbers  # [rows, 2], numbers of the forward and backward direction
-    hashes: Hashes  # [rows, 2], see duplicates.py
+    hashes: Hashes  # [rows, 2], see corpora/dropping.py
 
     @property
     def sizes(self) -> Sizes:
@@ -165,7 +166,7 @@ class SentenceEncoder:
     def __init__(self, tokenizer: Tokenizer, dtype: str, numbers: Mapping[Direction, int]) -> None:
         self.numbers = numbers
         self._encoder = BatchEncoder(tokenizer.source_model, dtype)
-        self._hashes = duplicates.RowHash(tokenizer.source_size, 0), duplicates.RowHash(tokenizer.source_size, 1)
+        self._hashes = dropping.RowHash(tokenizer.source_size, 0), dropping.RowHash(tokenizer.source_size, 1)
         self._tokens = tokenizer.languages
 
     def encode(self, texts: Sequence[bytes], files: ParallelFiles, first_line: int) -> list[Encoded]:
@@ -184,7 +185,7 @@ class SentenceEncoder:
         """
         sides = encoded[pair.first], encoded[pair.second]
         result = np.column_stack([hash(side.ids, side.lengths) for hash, side in zip(self._hashes, sides, strict=True)])
-        result[:, 0] += duplicates.tag_salt(f"{files.languages[pair.first]} {files.languages[pair.second]}")
+        result[:, 0] += dropping.salt(f"{files.languages[pair.first]} {files.languages[pair.second]}")
         return result
 
     def block(
@@ -205,7 +206,7 @@ class SentenceEncoder:
         ]
         sentences = Encoded(np.concatenate([side.ids for side in sides]), np.concatenate([s.lengths for s in sides]))
         # pairs with the same texts but different directions are not duplicates
-        salts = np.array([duplicates.tag_salt(f"{pair.forward} {pair.backward}") for pair in pairs], np.uint64)
+        salts = np.array([dropping.salt(f"{pair.forward} {pair.backward}") for pair in pairs], np.uint64)
         salted = np.stack(hashes)[number, np.flatnonzero(used)[line]]
         salted[:, 0] += salts[number]
         rows = ends[number] * int(used.sum()) + line[:, None]
@@ -247,9 +248,9 @@ class SentenceWorker(Worker):
         self._blocks: list[SentenceBlock] = []
         self._counts = np.zeros(tokenizer.source_size, np.int64)
 
-    def encode(self, block: Any, files: Any) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
+    def encode(self, block: Any, files: Any) -> tuple[Sizes, ReasonCounts, TextStatistics | None]:
         """Encodes a block, keeps the result until `write`, and returns the sizes and statistics of the block."""
-        statistics = CleaningStatistics()
+        statistics = ReasonCounts()
         pairs = self._sentences.language_pairs(files)
         if block.over_long:
             texts, text_statistics = [b"\n" for _ in files.languages], None
@@ -277,15 +278,15 @@ class SentenceWorker(Worker):
 
     def _kept(
         self, pair: LanguagePair, hashes: Hashes, lines: Sequence[LineBytes], encoded: Sequence[Encoded],
-        block: LineBlock, files: ParallelFiles, statistics: CleaningStatistics,
+        block: LineBlock, files: ParallelFiles, statistics: ReasonCounts,
     ) -> npt.NDArray[np.bool_]:  # fmt: skip
         """Returns a mask of the lines to keep for a pair of languages. Adds the dropped pairs to `statistics`."""
         both = lines[pair.first], lines[pair.second]
         lengths = encoded[pair.first].lengths, encoded[pair.second].lengths
-        masks = cleaning.text_masks(*both, self._config) | cleaning.piece_masks(*lengths, self._config)
+        masks = drop_reasons.text_masks(*both, self._config) | drop_reasons.piece_masks(*lengths, self._config)
         if pair.first == pair.second:
             del masks[EQUAL]
-        masks[OVERLAP] = in_sorted(duplicates.pair_keys(hashes), self._held_out_keys)
+        masks[OVERLAP] = contained(dropping.pair_keys(hashes), self._held_out_keys)
         keep, more = kept_pairs(masks, both, block.first_line, files, self._config)
         statistics.add(more)
         return keep

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.dataset.cleaning import CleaningStatistics, in_order
+from nmtkit.data.corpora.dropping import ReasonCounts
 from nmtkit.data.dataset.diagnostics import TextStatistics, pieces_per_word
+from nmtkit.data.dataset.drop_reasons import REASONS, in_order
 from nmtkit.pages.charts import bar_chart
-from nmtkit.pages.document import Html, render
+from nmtkit.pages.document import Html, render, visible
 
 LONGEST_BAR = 256  # maximum length in tokens in a histogram; the last bar also counts longer sentences
 TOP_PIECES = 40
@@ -26,7 +27,7 @@ class CorpusReport:
     read: int = 0  # number of pairs read
     written: int = 0  # number of pairs written, before up-sampling
     weight: float = 1.0
-    cleaning: CleaningStatistics = field(default_factory=CleaningStatistics)
+    cleaning: ReasonCounts = field(default_factory=ReasonCounts)
     text: list[TextStatistics] = field(default_factory=list)  # one entry per block
 
 
@@ -79,9 +80,9 @@ class Report:
     corpora: list[CorpusReport] = field(default_factory=list)
     pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
 
-    def cleaning(self) -> CleaningStatistics:
+    def cleaning(self) -> ReasonCounts:
         """Returns the sum of the statistics of all corpora."""
-        total = CleaningStatistics()
+        total = ReasonCounts()
         for corpus in self.corpora:
             total.add(corpus.cleaning)
         return total
@@ -137,9 +138,10 @@ def page(report: Report) -> str:
         examples=[
             (
                 f"{reason} ({'dropped' if reason in statistics.dropped else 'kept'})",
-                [(item.position, _visible(item.source), _visible(item.target)) for item in examples],
+                [(item.position, visible(item.source), visible(item.target)) for item in examples],
             )
-            for reason, examples in statistics.examples.items()
+            for reason in REASONS
+            if (examples := statistics.examples.get(reason))
         ],
         body=[],
     )
@@ -153,8 +155,3 @@ def _charts(split: SplitReport, report: Report) -> list[Html]:
         more = f"; the last bar means {LONGEST_BAR} or more tokens" if counts[LONGEST_BAR] else ""
         charts.append(Html(bar_chart(languages[side], f"sentences by tokens{more}", counts.tolist(), "tokens")))
     return charts
-
-
-def _visible(text: str) -> str:
-    """Replaces control characters, which HTML does not allow, by their visible symbols (U+2400 …)."""
-    return "".join(chr(0x2400 + ord(c)) if c < " " else "\u2421" if "\x7f" <= c < "\xa0" else c for c in text)

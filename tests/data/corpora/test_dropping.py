@@ -3,13 +3,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmtkit.data.corpora import duplicates
-from nmtkit.data.corpora.duplicates import RowHash, find_duplicates, pair_keys, partition, tag_salt
+from nmtkit.data.corpora import dropping
+from nmtkit.data.corpora.dropping import RowHash, find_duplicates, pair_keys, partition, salt
 
 
 def test_duplicates_are_those_a_set_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "PARTITION_PAIRS", 100)
-    monkeypatch.setattr(duplicates, "CHUNK_PAIRS", 37)
+    monkeypatch.setattr(dropping, "PARTITION_PAIRS", 100)
+    monkeypatch.setattr(dropping, "CHUNK_PAIRS", 37)
     rng = np.random.default_rng(1)
     numbers = rng.integers(0, 1 << 64, 40, np.uint64)  # sources and targets meet in every combination
     hashes = numbers[rng.integers(0, 40, (1500, 2))]
@@ -35,7 +35,7 @@ def test_the_best_of_equal_pairs_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [1 << 15, 3, 1])
 def test_hashes_are_those_of_a_plain_loop(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "PART_TOKENS", part)
+    monkeypatch.setattr(dropping, "PART_TOKENS", part)
     hasher = RowHash(50, 0)
     lengths = np.array([1, 3, 2500, 4])
     ids = np.random.default_rng(0).integers(0, 50, lengths.sum()).astype(np.uint16)
@@ -43,7 +43,7 @@ def test_hashes_are_those_of_a_plain_loop(part: int, monkeypatch: pytest.MonkeyP
     for length in lengths.tolist():
         total = 0
         for position, token in enumerate(ids[start : start + length].tolist()):
-            turn, index = divmod(position, duplicates.POSITIONS)
+            turn, index = divmod(position, dropping.POSITIONS)
             total += int(hasher._id_numbers[token]) * (int(hasher._position_numbers[index]) + 2 * turn)
         expected.append(total % (1 << 64))
         start += length
@@ -64,4 +64,4 @@ def test_different_sentences_have_different_hashes() -> None:
 def test_swapped_sides_have_another_key() -> None:
     keys = np.array([[1, 2], [2, 1], [1, 1], [2, 2], [0, 3], [3, 0]], np.uint64)
     assert len(np.unique(pair_keys(keys))) == len(keys)
-    assert tag_salt("<2de>") != tag_salt("<2fr>")
+    assert salt("<2de>") != salt("<2fr>")

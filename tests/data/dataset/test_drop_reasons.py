@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from nmtkit.data.corpora.blocks import Block, Span
 from nmtkit.data.corpora.corpus import Corpus
-from nmtkit.data.corpora.duplicates import pair_keys
-from nmtkit.data.dataset import cleaning
-from nmtkit.data.dataset.cleaning import CleaningStatistics, Example, LineBytes
+from nmtkit.data.corpora.dropping import PairExample, ReasonCounts, pair_keys
+from nmtkit.data.dataset import drop_reasons
 from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.drop_reasons import LineBytes
 from nmtkit.data.dataset.encoding import PairEncoder
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 
@@ -40,17 +40,17 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
     dropping = config(**limits, drop_equal=True, drop_control=True)
     pairs = [
         ("a man walks", "ein Mann läuft", None),
-        ("a" * 101, "", cleaning.LONG_LINE),
-        ("a\0b\x01", "ein Mann", cleaning.NUL),
-        ("the man\x07 walks", "ein Mann läuft", cleaning.CONTROL),
-        ("the man walks", "  ", cleaning.EMPTY),
-        ("the man", "the man", cleaning.EQUAL),
-        ("a", "ein Mann", cleaning.SHORT),
-        ("a man " * 11, "ein Mann " * 11, cleaning.LONG),
-        ("a man a man a man a man a man", "a man", cleaning.RATIO),
+        ("a" * 101, "", drop_reasons.LONG_LINE),
+        ("a\0b\x01", "ein Mann", drop_reasons.NUL),
+        ("the man\x07 walks", "ein Mann läuft", drop_reasons.CONTROL),
+        ("the man walks", "  ", drop_reasons.EMPTY),
+        ("the man", "the man", drop_reasons.EQUAL),
+        ("a", "ein Mann", drop_reasons.SHORT),
+        ("a man " * 11, "ein Mann " * 11, drop_reasons.LONG),
+        ("a man a man a man a man a man", "a man", drop_reasons.RATIO),
         ("a man a man", "ein Mann", None),
         ("the cat\t sees", "die Katze sieht", None),
-        ("a dog", "ein Hund", cleaning.OVERLAP),
+        ("a dog", "ein Hund", drop_reasons.OVERLAP),
     ]
     sides = ["".join(pair[side] + "\n" for pair in pairs).encode() for side in (0, 1)]
     spans = []
@@ -63,16 +63,18 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
     held_out_keys = sorted_keys(encoder, held_out)
 
     encoded = encoder.encode(block, files, dropping, held_out_keys)
-    kept = [pair for pair in pairs if pair[2] in (None, cleaning.OVERLAP)]
+    kept = [pair for pair in pairs if pair[2] in (None, drop_reasons.OVERLAP)]
     assert encoded.sides[0].ids.tolist() == joint_tokenizer.encode_source([pair[0] for pair in kept]).ids.tolist()
     assert encoded.sides[1].ids.tolist() == joint_tokenizer.encode_target([pair[1] for pair in kept]).ids.tolist()
-    reasons = [pair[2] for pair in pairs if pair[2] not in (None, cleaning.OVERLAP)]
+    reasons = [pair[2] for pair in pairs if pair[2] not in (None, drop_reasons.OVERLAP)]
     assert encoded.statistics.dropped == dict.fromkeys(reasons, 1)
-    assert encoded.statistics.kept == {cleaning.OVERLAP: 1}
-    assert encoded.statistics.examples[cleaning.EMPTY] == [Example(f"{tmp_path}/t.en:105", "the man walks", "  ")]
+    assert encoded.statistics.kept == {drop_reasons.OVERLAP: 1}
+    assert encoded.statistics.examples[drop_reasons.EMPTY] == [
+        PairExample(f"{tmp_path}/t.en:105", "the man walks", "  ")
+    ]
 
     dropping_overlap = encoder.encode(block, files, config(drop_overlap=True), held_out_keys)
-    assert dropping_overlap.statistics.dropped[cleaning.OVERLAP] == 1
+    assert dropping_overlap.statistics.dropped[drop_reasons.OVERLAP] == 1
     with pytest.raises(ValueError, match=r"t\.en:102 and \S*t\.de:102: over-long line; --strict"):
         encoder.encode(block, files, config(**limits, strict=True), held_out_keys)
 
@@ -88,16 +90,16 @@ def test_a_giant_line_is_dropped_without_being_read(joint_tokenizer: Tokenizer, 
     encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
     encoded = encoder.encode(block, files, config(), np.empty(0, np.uint64))
     assert encoded.sizes == (0, 0, 0, 0)
-    assert encoded.statistics.dropped == {cleaning.LONG_LINE: 1}
+    assert encoded.statistics.dropped == {drop_reasons.LONG_LINE: 1}
 
 
 def test_statistics_add_up_and_keep_the_first_examples() -> None:
-    def examples(*lines: int) -> list[Example]:
-        return [Example(str(line), "", "") for line in lines]
+    def examples(*lines: int) -> list[PairExample]:
+        return [PairExample(str(line), "", "") for line in lines]
 
-    total = CleaningStatistics({"a": 1}, {"b": 2}, {"a": examples(1, 2, 3)})
-    total.add(CleaningStatistics({"a": 2, "c": 1}, {}, {"a": examples(4, 5, 6), "c": examples(7)}))
-    assert total == CleaningStatistics({"a": 3, "c": 1}, {"b": 2}, {"a": examples(1, 2, 3, 4, 5), "c": examples(7)})
+    total = ReasonCounts({"a": 1}, {"b": 2}, {"a": examples(1, 2, 3)})
+    total.add(ReasonCounts({"a": 2, "c": 1}, {}, {"a": examples(4, 5, 6), "c": examples(7)}))
+    assert total == ReasonCounts({"a": 3, "c": 1}, {"b": 2}, {"a": examples(1, 2, 3, 4, 5), "c": examples(7)})
 
 
 @pytest.mark.parametrize("wrong", [{"min_len": 5, "max_len": 4}, {"max_ratio": 0.5}, {"max_line_bytes": 0}])

@@ -1,12 +1,12 @@
 """Decides which training pairs to drop, and counts the pairs for each reason of `REASONS`."""
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.data.corpora.dropping import Mask, RowNumbers, first_reasons
 from nmtkit.data.dataset.config import PreprocessConfig
 
 LONG_LINE = "over-long line"
@@ -21,14 +21,8 @@ OVERLAP = "also in valid or test"
 DUPLICATE = "duplicate pair"
 REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
 
-EXAMPLES = 5  # number of example pairs for each reason
-EXAMPLE_CHARACTERS = 200
-
 # control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
-
-Mask = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.int64]
 
 
 def drops(reason: str, config: PreprocessConfig) -> bool:
@@ -40,50 +34,6 @@ def drops(reason: str, config: PreprocessConfig) -> bool:
         DUPLICATE: config.drop_duplicates,
     }
     return optional.get(reason, True)
-
-
-@dataclass(frozen=True)
-class Example:
-    """An example of a pair that is dropped or counted. Each line is cut after EXAMPLE_CHARACTERS characters."""
-
-    position: str  # file:line
-    source: str
-    target: str
-
-    @staticmethod
-    def of(position: str, source: bytes, target: bytes) -> "Example":
-        return Example(position, _shortened(source), _shortened(target))
-
-
-def _shortened(line: bytes) -> str:
-    text = line[: 4 * EXAMPLE_CHARACTERS].decode("utf-8", "ignore")
-    return text if len(text) <= EXAMPLE_CHARACTERS else text[:EXAMPLE_CHARACTERS] + "…"
-
-
-@dataclass
-class CleaningStatistics:
-    """The number of pairs to which each reason applies, and the first EXAMPLES of these pairs."""
-
-    dropped: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)  # number of pairs counted but not dropped, by reason
-    examples: dict[str, list[Example]] = field(default_factory=dict)
-
-    def count(self, reason: str, pairs: int, examples: list[Example], config: PreprocessConfig) -> None:
-        counts = self.dropped if drops(reason, config) else self.kept
-        counts[reason] = counts.get(reason, 0) + pairs
-        if examples:
-            self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
-
-    def pairs(self, reason: str) -> int:
-        return self.dropped.get(reason, 0) + self.kept.get(reason, 0)
-
-    def add(self, other: "CleaningStatistics") -> None:
-        """Adds `other`, the statistics of text that comes after the text of `self`."""
-        for mine, theirs in ((self.dropped, other.dropped), (self.kept, other.kept)):
-            for reason, count in theirs.items():
-                mine[reason] = mine.get(reason, 0) + count
-        for reason, examples in other.examples.items():
-            self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
 
 
 def in_order(counts: dict[str, int]) -> dict[str, int]:
@@ -152,19 +102,16 @@ def piece_masks(
     }
 
 
-def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
+def kept_rows(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, RowNumbers]]:
     """Returns a mask of the rows to keep, and for each reason the rows to count.
 
     Reasons are applied in the order of `REASONS`. A row is counted under every reason that applies to the row, up to
     and including the first reason that drops the row.
     """
-    keep = np.ones_like(next(iter(masks.values())))
-    rows = {}
-    for reason in REASONS:
-        if reason in masks:
-            matching = masks[reason] & keep
-            if matching.any():
-                rows[reason] = np.flatnonzero(matching)
-                if drops(reason, config):
-                    keep &= ~matching
-    return keep, rows
+    ordered = [reason for reason in REASONS if reason in masks]
+    nothing = np.zeros_like(next(iter(masks.values())))
+    first = first_reasons([masks[reason] if drops(reason, config) else nothing for reason in ordered], len(nothing))
+    rows = {
+        reason: np.flatnonzero(masks[reason] & ((first < 0) | (first >= index))) for index, reason in enumerate(ordered)
+    }
+    return first < 0, {reason: matching for reason, matching in rows.items() if len(matching)}
