@@ -30,7 +30,7 @@ from nmtkit.models.layers.logsumexp_gpu import logsumexp
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.loader import Position, Update
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, RunInfo
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.trainer import Trainer
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.search.candidates import BLOCK, continuations

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from nmtkit.text.documents import Document, ReadOptions, read_document
     from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
     from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
+    from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
     from nmtkit.training.metrics import METRICS, Metric, Outputs
-    from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
-    from nmtkit.training.optimizers.optimizers import OPTIMIZERS, ParameterGroups
+    from nmtkit.training.optimizers import OPTIMIZERS, ParameterGroups
     from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 MODULES = {  # module -> the names above that it defines
@@ -58,8 +58,8 @@ MODULES = {  # module -> the names above that it defines
     "training.callbacks": "CALLBACKS Callback RunState",
     "training.criterions": "CRITERIONS Criterion Loss",
     "training.metrics": "METRICS Metric Outputs",
-    "training.optimizers.lr_schedulers": "LR_SCHEDULERS LRScheduler RunInfo",
-    "training.optimizers.optimizers": "OPTIMIZERS ParameterGroups",
+    "training.lr_schedulers": "LR_SCHEDULERS LRScheduler RunInfo",
+    "training.optimizers": "OPTIMIZERS ParameterGroups",
     "translation.search.logits_processors": "LOGITS_PROCESSORS LogitsProcessor LogitsProcessorState",
 }
 MODULE_OF = {name: f"nmtkit.{module}" for module, names in MODULES.items() for name in names.split()}

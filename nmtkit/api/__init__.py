@@ -8,7 +8,7 @@ most similar name. Nothing is printed; messages go to the logger "nmtkit".
 from nmtkit.api.commands import average, preprocess, score
 from nmtkit.api.model import Model, load
 from nmtkit.api.training import train
-from nmtkit.training.result import TrainingResult
+from nmtkit.training.run import TrainingResult
 from nmtkit.translation.requests import Request, Translation
 
 __all__ = ["Model", "Request", "TrainingResult", "Translation", "average", "load", "preprocess", "score", "train"]

@@ -7,7 +7,7 @@ from typing import Any
 from nmtkit.api.settings import PathLike, checked, hints_of
 from nmtkit.training.callbacks import Callback
 from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate
-from nmtkit.training.result import TrainingResult, train_job
+from nmtkit.training.run import TrainingResult, train_job
 from nmtkit.training.run_config import RunConfig
 
 

@@ -17,7 +17,7 @@ from nmtkit.data.dataset.preprocess import preprocess
 from nmtkit.models import checkpoint
 from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
 from nmtkit.training.config import JobTemplate
-from nmtkit.training.result import train_job
+from nmtkit.training.run import train_job
 from nmtkit.translation.likelihood import likelihoods
 from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.translator import Translator

@@ -34,7 +34,6 @@ MOVED = {
     "search": "translation.search",
     "testing": "contracts",
     "training.adafactor": "training.optimizers.adafactor",
-    "training.lr_schedulers": "training.optimizers.lr_schedulers",
     **{f"training.{name}": f"experiments.{name}" for name in ("comparison", "estimate", "inspection", "sweep")},
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from nmtkit.contracts.runs import batch, dataset, resume_is_exact, tiny_model
 from nmtkit.data.packed import IGNORE_INDEX, Batch
 from nmtkit.models.architectures import Architecture
 from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
-from nmtkit.training.criterions.contract import check_sum
+from nmtkit.training.criterions.interface import check_sum
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from nmtkit.contracts.checks import Contract, Subject, require
 from nmtkit.contracts.runs import resume_is_exact
 from nmtkit.models.architectures.contract import described
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import parameter_groups
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # the loss must fall with at least one of these learning rates

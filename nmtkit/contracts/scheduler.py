@@ -4,7 +4,7 @@ import json
 
 from nmtkit.contracts.checks import Contract, Subject, require
 from nmtkit.models.architectures.contract import ContractError
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
 
 UPDATES = (*range(1, 60), 100, 999, 1000, 1001, 4000, 10_000, 100_000)
 SCORES = (3.0, 2.5, 2.6, 2.6, 2.6, 2.6, 2.4, 2.7, 2.7, 2.7)  # scores of validations, lower is better

@@ -12,6 +12,7 @@ from typing import Any
 
 from nmtkit.jobs.folder_lock import described, holder_of
 from nmtkit.training.differences import flat
+from nmtkit.training.progress import numbers_of
 from nmtkit.training.report import latest_records, read_lines
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
@@ -21,7 +22,7 @@ OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "cal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class ValidationScore:
     """A validation score and the update after which it was measured. For several seeds, both numbers are means."""
 
     value: float
@@ -41,12 +42,21 @@ class RunSummary:
     settings: dict[str, Any]  # settings by name, as returned by differences.flat
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
-    best: dict[str, Score]  # metric -> best score
-    last: dict[str, Score]
+    best: dict[str, ValidationScore]  # metric -> best score
+    last: dict[str, ValidationScore]
     tokens_per_second: float | None  # target tokens; median over the log lines
     seconds: float  # duration, without the breaks between a stop and the next resume
     runs: int = 1  # number of runs that this summary averages
     records: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+
+def folders_of(paths: Iterable[Path]) -> list[Path]:
+    """Returns the folders of runs. A path of a folder with several runs is replaced by the folders of these runs."""
+    folders: list[Path] = []
+    for path in paths:
+        inside = [] if (path / "log.jsonl").is_file() else sorted(log.parent for log in path.glob("*/log.jsonl"))
+        folders += inside or [path]
+    return list(dict.fromkeys(folders))
 
 
 def summarize(folder: Path) -> RunSummary:
@@ -97,9 +107,9 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
     return "stopped", "killed, or the machine stopped"
 
 
-def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
+def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, ValidationScore]:
     """Returns the best score of each metric with its update. Among equal scores, the first is returned."""
-    best: dict[str, Score] = {}
+    best: dict[str, ValidationScore] = {}
     for record in valid:
         for name, score in _scores_of(record).items():
             more = score.value - best[name].value if name in best else None
@@ -108,14 +118,10 @@ def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
     return best
 
 
-def _scores_of(record: Mapping[str, Any]) -> dict[str, Score]:
-    numbers = {
-        name: Score(value=value, update=record["update"])
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in NO_SCORES
-    }
+def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
+    numbers = numbers_of(record, NO_SCORES)
     order = [*(name for name in SCORES if name in numbers), *(name for name in numbers if name not in SCORES)]
-    return {name: numbers[name] for name in order}
+    return {name: ValidationScore(value=numbers[name], update=record["update"]) for name in order}
 
 
 def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
@@ -181,7 +187,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
     )
 
 
-def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+def _mean_scores(scores: Sequence[Mapping[str, ValidationScore]]) -> dict[str, ValidationScore]:
     """Returns means and standard deviations of the metrics that all runs have."""
     result = {}
     for name in scores[0]:
@@ -190,7 +196,7 @@ def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
             values = [score.value for score in scored]
             mean, deviation = statistics.fmean(values), statistics.stdev(values)
             update = round(statistics.fmean(score.update for score in scored))
-            result[name] = Score(value=mean, update=update, deviation=deviation)
+            result[name] = ValidationScore(value=mean, update=update, deviation=deviation)
     return result
 
 
@@ -207,7 +213,7 @@ def common_name(names: Sequence[str]) -> str:
 def as_plain(run: RunSummary, columns: Sequence[str]) -> dict[str, Any]:
     """Returns a summary in plain types, for JSON."""
 
-    def scores(of: Mapping[str, Score]) -> dict[str, Any]:
+    def scores(of: Mapping[str, ValidationScore]) -> dict[str, Any]:
         return {
             name: {"value": score.value, "update": score.update}
             | ({} if score.deviation is None else {"deviation": score.deviation})

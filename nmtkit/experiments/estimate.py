@@ -24,7 +24,7 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.loader import Position
 from nmtkit.training.memory import fit_max_tokens
-from nmtkit.training.optimizers.optimizers import state_bytes
+from nmtkit.training.optimizers import state_bytes
 from nmtkit.training.parallel import trainable_parameters
 from nmtkit.training.parameters import choose_trained, embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve

@@ -18,6 +18,7 @@ from nmtkit.config.registry import Registry
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError
+from nmtkit.training.progress import numbers_of
 
 log = logging.getLogger("nmtkit")
 
@@ -139,15 +140,6 @@ def _nearest_hook(name: str) -> str | None:
     return words[0] if words else next(iter(difflib.get_close_matches(name, HOOKS, 1, 0.7)), None)
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a log record, except `update` and `updates`."""
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("update", "updates")
-    }
-
-
 class CallbackList:
     """The callbacks of a run by name. The methods call the hooks of the callbacks that are active on this rank."""
 
@@ -192,7 +184,8 @@ class CallbackList:
         self._call("update")
 
     def log(self, record: Mapping[str, Any]) -> None:
-        self._call("log", numbers(record))
+        numbers = numbers_of(record, ("update", "updates"))
+        self._call("log", {name: float(value) for name, value in numbers.items()})
 
     def validation(self, scores: Mapping[str, float]) -> None:
         self._call("validation", scores)

@@ -31,9 +31,9 @@ from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.training import profiling, trackers  # noqa: F401  # registers callbacks
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric, objective
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, LRScheduler
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
 # Kind of component -> registry. If a kind allows only one component per job, the TOML table [kind] has the settings of

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
-from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.training.new_pieces import Group, check_relative, groups_of, means
 
-Side = Literal["source", "target"]
+SideName = Literal["source", "target"]
+Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: they cannot spell the piece
 
 log = logging.getLogger("nmtkit")
 
@@ -28,7 +28,7 @@ def start_from(
     path: Path,
     relative: str | None = None,
     partial: bool = False,
-) -> dict[Side, int]:
+) -> dict[SideName, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
     `VocabularyChange` describes the weights of pieces. If `relative` is given, tokens of new languages start from the
@@ -81,8 +81,15 @@ def _take_shortlist(
 class VocabularyChange:
     """Copies weights with a row for each piece from a model with one vocabulary into a model with another vocabulary.
 
-    Pieces that both vocabularies have keep their rows. Other pieces start from means of old rows (see `new_pieces.py`).
-    If embeddings are separate in the old model and joint in the new model, rows of the old target side are used.
+    Pieces that both vocabularies have keep their rows. If embeddings are separate in the old model and joint in the new
+    model, rows of the old target side are used.
+
+    The row of a new piece is the mean of the rows of the old pieces that spell the new piece (Gee et al. 2022, "Fast
+    Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of all old
+    rows. With such a row in the output projection, a new piece gets less probability than the average piece, so the
+    predictions of the old model hardly change (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
+    Models"). Noise is not needed: the first update makes equal rows different, because their pieces occur in different
+    sentences.
     """
 
     def __init__(self, tokenizer: Tokenizer, old_tokenizer: Tokenizer, relative: str | None) -> None:
@@ -91,9 +98,9 @@ class VocabularyChange:
         self._kept = {side: set(pieces) for side, pieces in self._old_pieces.items()}
         if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies
             self._kept = dict.fromkeys(self._kept, self._kept["source"] | self._kept["target"])
-        self._groups: dict[tuple[Side, Side], list[Group]] = {}  # new side, old side -> group of each piece
+        self._spellings: dict[tuple[SideName, SideName], list[Spelling]] = {}  # by new side and old side
 
-    def copy(self, old: Tensor, tensor: Tensor, axis: int, side: Side, old_side: Side) -> None:
+    def copy(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
         """Copies the rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
         pieces = self._pieces[side]
         rows, old_rows = same_pieces(pieces, self._old_pieces[old_side])
@@ -101,13 +108,13 @@ class VocabularyChange:
         new = [row for row, piece in enumerate(pieces) if piece not in self._kept[old_side]]
         if not new:
             return
-        if (side, old_side) not in self._groups:
-            groups = groups_of(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
-            self._groups[side, old_side] = groups
-        initial = means(old, axis, [self._groups[side, old_side][row] for row in new])
+        if (side, old_side) not in self._spellings:
+            spelled = spellings(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
+            self._spellings[side, old_side] = spelled
+        initial = means(old, axis, [self._spellings[side, old_side][row] for row in new])
         tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
 
-    def counts(self) -> dict[Side, int]:
+    def counts(self) -> dict[SideName, int]:
         """Returns the number of pieces that the new and the old vocabulary have in common, for source and target."""
         return {side: len(same_pieces(pieces, self._old_pieces[side])[0]) for side, pieces in self._pieces.items()}
 
@@ -151,7 +158,7 @@ def _fitting(
     return fitting
 
 
-def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
+def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, SideName]]:
     """Returns, for each tensor of a model's state, the axes whose length is a vocabulary size, as {axis: side}.
 
     The function compares the shapes of models with different vocabulary sizes, without allocating their tensors. The
@@ -165,10 +172,10 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
         return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
     source, target = vocabulary.source, vocabulary.target
-    larger: dict[Side, dict[str, torch.Size]] = {"source": shapes(source + 1, target + vocabulary.joint)}
+    larger: dict[SideName, dict[str, torch.Size]] = {"source": shapes(source + 1, target + vocabulary.joint)}
     if not vocabulary.joint:
         larger["target"] = shapes(source, target + 1)
-    axes: dict[str, dict[int, Side]] = {}
+    axes: dict[str, dict[int, SideName]] = {}
     for name, shape in shapes(source, target).items():
         axes[name] = {
             axis: side
@@ -180,7 +187,7 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
     return axes
 
 
-def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
+def pieces_of(tokenizer: Tokenizer) -> dict[SideName, list[str]]:
     return {
         "source": tokenizer.source_pieces(range(tokenizer.source_size)),
         "target": tokenizer.target_pieces(range(tokenizer.target_size)),
@@ -195,10 +202,58 @@ def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]
     return rows[:, 0], rows[:, 1]
 
 
+# --- new pieces -------------------------------------------------------------------------------------------------------
+
+
+def spellings(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, relative: str | None) -> list[Spelling]:
+    """Returns the spelling of each piece of `side` by old pieces of `old_side`. A side is "source" or "target".
+
+    If the old model has a language, the token of the language starts from its old token, even if the two tokens have
+    different names. The token of a new language starts from the token of the language `relative`. If `relative` is
+    None, it starts from the mean of all old language tokens.
+    """
+    pieces = getattr(tokenizer, f"{side}_pieces")(range(getattr(tokenizer, f"{side}_size")))
+    names = getattr(old, f"{old_side}_pieces")(range(getattr(old, f"{old_side}_size")))
+    texts = [piece.replace(SPACE_SYMBOL, " ") for piece in pieces]
+    spelled: list[Spelling] = []
+    for piece, encoded in zip(pieces, getattr(old, f"encode_{old_side}")(texts).split(), strict=True):
+        ids = encoded[:-1].tolist()
+        if len(ids) > 1 and names[ids[0]] == SPACE_SYMBOL and not piece.startswith(SPACE_SYMBOL):
+            ids = ids[1:]  # the tokenizer puts a space before every text
+        unusable = any(token == UNK or names[token].startswith("<0x") for token in ids)
+        spelled.append(() if unusable else tuple(ids))
+    like = None if relative is None else old.languages[relative]
+    every = tuple(old.languages.values())
+    for code, token in tokenizer.languages.items():
+        spelled[token] = (old.languages[code],) if code in old.languages else every if like is None else (like,)
+    return spelled
+
+
+def means(old: Tensor, axis: int, spelled: Sequence[Spelling]) -> Tensor:
+    """Returns the initial weights of pieces: for each spelling, the mean of the weights of its old pieces.
+
+    `old` is a weight of the old model with one row for each old piece along `axis`, for example an embedding matrix
+    [old pieces, D] with axis 0. The result has one row for each spelling along the same axis. An empty spelling gets
+    the mean of all old pieces other than special tokens.
+    """
+    rows = old.movedim(axis, 0).float()
+    ordinary = rows[len(SPECIALS) :].mean(0)
+    return torch.stack([rows[list(ids)].mean(0) if ids else ordinary for ids in spelled]).movedim(0, axis)
+
+
+def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
+    """Raises ValueError if the old model does not have the language `relative`, or if no language is new."""
+    if relative not in old.languages:
+        known = ", ".join(sorted(old.languages)) or "none"
+        raise ValueError(f"--new-language-from {relative}: --finetune-from does not have this language; known: {known}")
+    if tokenizer.languages.keys() <= old.languages.keys():
+        raise ValueError("--new-language-from has no effect: --finetune-from has all languages of the dataset")
+
+
 # --- vectors from a text file -----------------------------------------------------------------------------------------
 
 
-def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path: Path) -> int:
+def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: SideName, path: Path) -> int:
     """Copies vectors of pieces from a text file into an embedding. Returns the number of known pieces in the file.
 
     The file has the format of word2vec, GloVe and fastText: each line has a piece and its numbers, separated by spaces.
@@ -233,7 +288,7 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
     return len(known)
 
 
-def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
+def embedding_of(model: Architecture, side: SideName, pieces: int) -> nn.Embedding:
     """Returns the `nn.Embedding` of the source or target pieces of a model, into which vectors are loaded.
 
     The embedding is the first one with `pieces` rows inside `model.source_embedding` or `model.target_embedding`.

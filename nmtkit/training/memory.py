@@ -6,7 +6,7 @@ import torch
 
 from nmtkit.jobs import distributed
 from nmtkit.training.loader import BatchLoader, Pairs
-from nmtkit.training.optimizers.optimizers import state_bytes
+from nmtkit.training.optimizers import state_bytes
 from nmtkit.training.trainer import Trainer
 
 SPARE_MEMORY = 0.05  # share of the memory of a GPU that an automatic --max-tokens leaves free

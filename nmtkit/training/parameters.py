@@ -17,7 +17,7 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers import adapters
-from nmtkit.training.optimizers.optimizers import ParameterGroups
+from nmtkit.training.optimizers import ParameterGroups
 from nmtkit.training.run_config import RunConfig
 
 
@@ -71,7 +71,7 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
 def parameter_groups(
     trained: Mapping[str, nn.Parameter], rules: Sequence[str], embeddings: Collection[str]
 ) -> ParameterGroups:
-    """Returns the trained parameters in groups by kind and by weight decay. optimizers.py describes the groups.
+    """Returns the trained parameters in groups by kind and by weight decay, as optimizers/interface.py describes them.
 
     The first of the `rules` ("pattern=decay") that matches the name of a parameter sets its weight decay. Without a
     match, vectors (biases, gains of norms) have no weight decay, and other parameters have the weight decay of the

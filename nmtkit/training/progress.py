@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,15 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def numbers_of(record: Mapping[str, Any], left_out: Container[str] = ()) -> dict[str, float]:
+    """Returns the numbers of a record by name, except the names in `left_out`."""
+    return {
+        name: value
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in left_out
+    }
 
 
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:

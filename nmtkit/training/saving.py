@@ -13,8 +13,8 @@ from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.training.callbacks import CallbackList
 from nmtkit.training.checkpoints import check_resumable
 from nmtkit.training.differences import changed_settings, table
+from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.training.metrics import Objective
-from nmtkit.training.optimizers.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.training.run_facts import changed_plugins, resume_requirements
 from nmtkit.training.setup import RunSetup
 from nmtkit.training.stopping import RunProgress

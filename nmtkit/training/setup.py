@@ -25,11 +25,11 @@ from nmtkit.models.layers.quantization import quantize_aware
 from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import CRITERIONS
-from nmtkit.training.criterions.contract import check_sum
-from nmtkit.training.initial_weights import Side, embedding_of, load_embeddings, start_from
+from nmtkit.training.criterions.interface import check_sum
+from nmtkit.training.initial_weights import SideName, embedding_of, load_embeddings, start_from
 from nmtkit.training.loader import BatchLoader
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.metrics import Objective, objective
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.parameters import adapters_of, choose_trained
 from nmtkit.training.plan import RunPlan, device_of, resolve, trained_directions
 from nmtkit.training.run_config import VALIDATION_FLAGS
@@ -267,8 +267,8 @@ def build_trainer(
 
 
 def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) -> None:
-    paths: Mapping[Side, Path | None] = {"source": job.run.encoder_embed_path, "target": job.run.decoder_embed_path}
-    sizes: dict[Side, int] = {"source": tokenizer.source_size, "target": tokenizer.target_size}
+    paths: Mapping[SideName, Path | None] = {"source": job.run.encoder_embed_path, "target": job.run.decoder_embed_path}
+    sizes: dict[SideName, int] = {"source": tokenizer.source_size, "target": tokenizer.target_size}
     if all(paths.values()) and len({embedding_of(model, side, sizes[side]).weight for side in paths}) == 1:
         raise ValueError(
             "--encoder-embed-path and --decoder-embed-path both set the shared embeddings of both sides; give only "

@@ -23,8 +23,8 @@ from nmtkit.training.averaging import MovingAverage
 from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import Criterion
 from nmtkit.training.loader import Update
-from nmtkit.training.optimizers.lr_schedulers import LRScheduler, learning_rate
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS, parameter_names
+from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
+from nmtkit.training.optimizers import OPTIMIZERS, parameter_names
 from nmtkit.training.parallel import ReplicatedModel, ShardedModel
 from nmtkit.training.parameters import embedding_names, parameter_groups
 

@@ -21,7 +21,7 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.criterions import Criterion
 from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
-from nmtkit.training.report_validation import Example
+from nmtkit.training.report import RatedTranslation
 from nmtkit.training.stopping import StopRequestedError
 
 T = TypeVar("T")
@@ -315,7 +315,7 @@ class Validator:
             for row in (rows if self.hypotheses else ())
         ]
 
-    def rated(self) -> tuple[list[Example], list[Example]]:
+    def rated(self) -> tuple[list[RatedTranslation], list[RatedTranslation]]:
         """Returns the translations with the highest chrF, best first, and with the lowest chrF, worst first."""
         from sacrebleu import sentence_chrf
 

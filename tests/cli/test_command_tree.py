@@ -35,8 +35,8 @@ def subcommand(name: str) -> click.Command:
 def registries() -> list[Registry]:
     from nmtkit.models.architectures import ARCHITECTURES
     from nmtkit.training.criterions import CRITERIONS
-    from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS
-    from nmtkit.training.optimizers.optimizers import OPTIMIZERS
+    from nmtkit.training.lr_schedulers import LR_SCHEDULERS
+    from nmtkit.training.optimizers import OPTIMIZERS
 
     return [ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS]
 

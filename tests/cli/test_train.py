@@ -19,7 +19,7 @@ from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints
 from nmtkit.training.config import read_tables
 from nmtkit.training.criterions import CRITERIONS
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS
 
 TINY = (
     "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
@@ -205,7 +205,7 @@ class Mine(CrossEntropy):
 """
 BROKEN = """
 import math
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
 
 @LR_SCHEDULERS.register("broken", FixedConfig())
 class Broken(Fixed):

@@ -11,7 +11,7 @@ from builders import ThingConfig
 
 from nmtkit.config.plugins import load_plugin, plugin_module
 from nmtkit.config.registry import Registry
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS
 
 
 def test_an_unknown_name_lists_the_known_ones_and_mentions_plug_ins() -> None:
@@ -49,7 +49,7 @@ def test_a_plug_in_that_was_imported_by_its_name_can_be_loaded_by_its_path(
     plugin = tmp_path / "own_rates.py"
     plugin.write_text(
         "from dataclasses import dataclass\n"
-        "from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS\n"
+        "from nmtkit.training.lr_schedulers import LR_SCHEDULERS\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Config: pass\n"
         "@LR_SCHEDULERS.register('own_rates', Config())\n"

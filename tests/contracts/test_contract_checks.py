@@ -37,9 +37,9 @@ from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.training.callbacks import CALLBACKS, Callback
 from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, LRScheduler
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 # --- ours pass ------------------------------------------------------------------------------------------------------
@@ -710,7 +710,7 @@ def test_the_functions_name_all_that_failed(registered: Any) -> None:
 PLUGIN = """
 from dataclasses import dataclass
 import torch
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, FixedConfig, Fixed
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, FixedConfig, Fixed
 
 @LR_SCHEDULERS.register("checked_well", FixedConfig())
 class Well(Fixed):

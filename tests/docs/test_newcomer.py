@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
-from nmtkit.cli.sweep import Runner
 from nmtkit.config.plugins import is_own
+from nmtkit.experiments.sweep_runner import Runner
 from nmtkit.models import checkpoint
 from nmtkit.training.config import REGISTRIES
 

@@ -18,9 +18,9 @@ from builders import write_corpus
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
-from nmtkit.cli.sweep import Runner
 from nmtkit.config import plugins
 from nmtkit.experiments import sweep as sweeps
+from nmtkit.experiments.sweep_runner import Runner
 from nmtkit.models import checkpoint
 
 BASE = """
@@ -344,7 +344,7 @@ def test_optuna_follows_a_score_of_another_subset(
 
 def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    from nmtkit.experiments.sweep_search import Search
+    from nmtkit.experiments.optuna_study import OptunaStudy
 
     varied = "[sweep.random]\ndraws = 12\nlr = { min = 1e-4, max = 1.0, log = true }\n"
     sweep = sweeps.read(file_of(tmp_path, varied))
@@ -363,18 +363,20 @@ def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_pat
                 break
         return None
 
-    def interrupted() -> None:
+    def interrupted(run: sweeps.SweepRun, go_on: Callable[[], bool]) -> str | None:
+        attempt(run, go_on)
         if len(updates) == 7:
             raise KeyboardInterrupt
+        return None
 
     with pytest.raises(KeyboardInterrupt):
-        Search(sweep).run(attempt, interrupted)
+        OptunaStudy(sweep).run(interrupted)
     last = list(updates)[-1]
     updates.pop(last)
-    assert Search(sweep).run(attempt, lambda: None) == {}
+    assert OptunaStudy(sweep).run(attempt) == {}
     assert len(updates) == 12 and list(updates)[6] == last
     assert set(list(updates.values())[:5]) == {3} and 1 in updates.values()  # the first five set the median
-    best = Search(sweep).runs()[0]
+    best = OptunaStudy(sweep).runs()[0]
     assert updates[best.name] == 3
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from nmtkit.config import derive
-from nmtkit.training.optimizers.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
 
 
 def schedule(name: str, max_update: int | None = 1000, d_model: int | None = 512, **settings: object) -> LRScheduler:

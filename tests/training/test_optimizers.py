@@ -9,7 +9,8 @@ from builders import tiny_transformer
 
 from nmtkit.config import derive
 from nmtkit.models.architectures import Vocabulary
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS, CompositeOptimizer, ParameterGroups
+from nmtkit.training.optimizers import OPTIMIZERS, ParameterGroups
+from nmtkit.training.optimizers.muon import CompositeOptimizer
 from nmtkit.training.parameters import embedding_names, parameter_groups
 
 

@@ -144,7 +144,8 @@ def test_every_architecture_trains_on_two_processes(
 
 UNDECLARED = """
 import torch
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS, AdamConfig
+from nmtkit.training.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers.elementwise import AdamConfig
 
 @OPTIMIZERS.register("undeclared", AdamConfig())
 def undeclared(config, groups):

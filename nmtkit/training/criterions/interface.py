@@ -3,12 +3,16 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError, described
+
+SMALL = 1e-4  # losses and counts below this value are not compared
+MEAN = 0.2  # if a batch of twice the size increases a value by less than this share, the value is a mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,3 +65,28 @@ class Criterion(nn.Module, ABC):
 
 
 CRITERIONS: Registry[Criterion] = Registry("criterion", "--criterion")
+
+
+def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Batch) -> None:
+    """Raises ContractError if the loss or a count is a mean, not a sum.
+
+    `twice` contains all `pairs` two times. A sum must be twice as large for `twice` as for `pairs`.
+
+    Both passes are in evaluation mode and without gradients. Modes and random numbers are restored.
+    """
+    modes = criterion.training, model.training
+    criterion.eval()
+    model.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        once, double = criterion(model, pairs), criterion(model, twice)
+    criterion.train(modes[0])
+    model.train(modes[1])
+    for name, single in {"sum": once.sum, **once.counts}.items():
+        before, after = float(single), float(double.sum if name == "sum" else double.counts[name])
+        if abs(before) > SMALL and abs(after / before - 1) < MEAN:
+            raise ContractError(
+                f"criterion {type(criterion).__name__}: {name!r} is {before:.4g} for a batch and {after:.4g} for "
+                "twice the batch: this looks like a mean. Return the sum over tokens; the trainer divides by the "
+                "target tokens of the whole update"
+            )

@@ -6,13 +6,41 @@ waits about 400 times per update. torch.optim.Adafactor also does not support `f
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nmtkit.config import Config, option
+from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
+
 MIN_WEIGHT_RMS = 1e-3  # minimum of the RMS that scales an update; otherwise weights of zero would never change
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorConfig(Config):
+    beta2_decay: float = option(-0.8, "X in the decay of the second moment, 1 - update^X.", min=-10, max=0)
+    update_clip: float = option(
+        1.0, "Maximum root mean square of an update before the learning rate is applied.", min=1
+    )
+    weight_decay: float = option(0.0, "Share of a weight that each update subtracts, times the learning rate.", min=0)
+
+
+@OPTIMIZERS.register("adafactor", AdafactorConfig())
+def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
+    """Adafactor (Shazeer & Stern 2018): second moments by row and column, for models whose Adam state is too large.
+
+    The learning rate is relative: each update is scaled by the root mean square of the weights.
+    """
+    return Adafactor(
+        groups,
+        lr=0.0,
+        beta2_decay=config.beta2_decay,
+        update_clip=config.update_clip,
+        weight_decay=config.weight_decay,
+    )
 
 
 class Adafactor(Optimizer):

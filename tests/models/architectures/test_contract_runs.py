@@ -13,7 +13,7 @@ from nmtkit.config import derive
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.training.criterions import CRITERIONS
-from nmtkit.training.optimizers.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import embedding_names, parameter_groups
 
 

@@ -18,9 +18,8 @@ from nmtkit.training.report import latest_records
 log = logging.getLogger("nmtkit")
 
 NAME = "optuna.log"
-Attempt = Callable[
-    [SweepRun, Callable[[], bool]], str | None
-]  # function that trains a run and returns None, or the reason of a failure
+# a function that trains a run while its second argument returns True, and returns the reason of a failure or None
+TrainRun = Callable[[SweepRun, Callable[[], bool]], str | None]
 
 
 class TrialMonitor:
@@ -41,7 +40,7 @@ class TrialMonitor:
         return not self.pruned
 
 
-class Search:
+class OptunaStudy:
     """An Optuna study of the `[sweep.random]` of a sweep.
 
     Raises ImportError without Optuna. Raises ValueError if the sweep has mistakes or varies settings outside
@@ -77,11 +76,8 @@ class Search:
             *(f"  {name}: {text}" for name, text in values.items()),
         ]
 
-    def run(self, attempt: Attempt, check: Callable[[], None]) -> dict[str, str]:
-        """Trains runs until the study has `draws` runs. Returns the names of failed runs with their reasons.
-
-        `check` is called after each run and may raise.
-        """
+    def run(self, train: TrainRun) -> dict[str, str]:
+        """Trains runs until the study has `draws` runs. Returns the names of failed runs with their reasons."""
         study, failed = self._study(), {}
         self._enqueue_interrupted(study)
         while self._begun(study) < self.sweep.draws:
@@ -89,8 +85,7 @@ class Search:
             run = self._run_of(self._settings(trial.params))
             log.info("run %d of %d, %s", self._begun(study), self.sweep.draws, run.name)
             monitor = TrialMonitor(trial, functools.partial(self._scores, run))
-            reason = attempt(run, monitor.should_continue)
-            check()
+            reason = train(run, monitor.should_continue)
             monitor.should_continue()
             if reason or not monitor.scores:
                 failed[run.name] = reason or "no validation was made"

@@ -1,0 +1,270 @@
+"""Writes a comparison of runs: as a table (text, TSV, CSV, LaTeX, JSON), as an HTML page, and as a file of curves."""
+
+import csv
+import io
+import json
+import math
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from nmtkit.config.files import atomic_write
+from nmtkit.experiments.comparison import RunSummary, ValidationScore, as_plain, differing, setting
+from nmtkit.pages.charts import Point, legend, line_chart
+from nmtkit.pages.document import Html, render
+from nmtkit.training.differences import shown
+from nmtkit.training.progress import duration, numbers_of
+from nmtkit.training.report import CURVES, KINDS, LOGARITHMIC, UNDRAWN, UNITS, points
+
+LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}  # character -> its LaTeX command
+LEAST_NAME = 16  # minimum width of the column of run names
+FIGURES = (".pdf", ".svg", ".png")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def formatted(runs: Sequence[RunSummary], format: str) -> str:
+    """Returns the comparison as a text table (format "text"), TSV, CSV, a LaTeX table or JSON."""
+    if format == "json":
+        columns = differing(runs)
+        return json.dumps([as_plain(run, columns) for run in runs], ensure_ascii=False, indent=1) + "\n"
+    if format in ("tsv", "csv"):
+        text = io.StringIO()
+        delimiter = "\t" if format == "tsv" else ","
+        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(unrounded(runs))
+        return text.getvalue()
+    header, lines = cells(runs)
+    return latex(header, lines) if format == "latex" else table(header, lines, len(differing(runs)))
+
+
+def metrics_of(runs: Sequence[RunSummary]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.best))
+
+
+def cells(runs: Sequence[RunSummary]) -> tuple[list[str], list[list[str]]]:
+    """Returns the headings and the rows of the table of runs."""
+    settings, metrics = differing(runs), metrics_of(runs)
+    header = ["run", *settings, *(f"best {name}" for name in metrics), "tokens/s", "time", "updates", "state"]
+    lines = []
+    for run in runs:
+        speed = "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}"
+        ended = f"{run.state}: {run.reason}" if run.state in ("failed", "stopped") and run.reason else run.state
+        values = [shown(setting(run, name)) for name in settings]
+        scores = [score_text(run.best[name]) if name in run.best else "" for name in metrics]
+        lines.append([run.name, *values, *scores, speed, duration(run.seconds), f"{run.update:,}", ended])
+    return header, lines
+
+
+def score_text(score: ValidationScore) -> str:
+    """Returns a score with its standard deviation over seeds, or with its update."""
+    digits = 2 if abs(score.value) >= 10 else 3
+    value = f"{score.value:.{digits}f}" if math.isfinite(score.value) else "none"
+    return f"{value} at {score.update:,}" if score.deviation is None else f"{value} ± {score.deviation:.{digits}f}"
+
+
+def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
+    """Returns the headings and the rows of the table for other programs: each cell has one text or unrounded number."""
+    settings, metrics = differing(runs), metrics_of(runs)
+    scores = [f"best {name}{part}" for name in metrics for part in ("", " update", " deviation")]
+    rows = [["run", *settings, *scores, "tokens/s", "seconds", "updates", "state", "reason"]]
+    for run in runs:
+        best = [run.best.get(name) for name in metrics]
+        values = [(score.value, score.update, score.deviation) if score else (None,) * 3 for score in best]
+        facts = [*(value for score in values for value in score), run.tokens_per_second, run.seconds, run.update]
+        numbers = ["" if value is None else f"{value:.10g}" for value in facts]
+        rows.append([run.name, *(shown(setting(run, name)) for name in settings), *numbers, run.state, run.reason])
+    empty = {column for column in range(len(rows[0])) if not any(row[column] for row in rows[1:])}
+    return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
+
+
+def latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a LaTeX table with the rules of the package booktabs. Columns of numbers are aligned to the right."""
+
+    def row(cells: Sequence[str]) -> str:
+        return " & ".join("".join(LATEX.get(char, char) for char in cell) for cell in cells) + r" \\"
+
+    numeric = [all(line[column][:1].isdigit() for line in lines if line[column]) for column in range(len(header))]
+    alignment = "".join("r" if each else "l" for each in numeric)
+    top, middle, bottom = r"\toprule", r"\midrule", r"\bottomrule"
+    body = [rf"\begin{{tabular}}{{{alignment}}}", top, row(header), middle, *map(row, lines), bottom, r"\end{tabular}"]
+    return "\n".join(body) + "\n"
+
+
+def table(header: list[str], lines: list[list[str]], settings: int) -> str:
+    """Returns a text table that fits the terminal. The second and the next columns have `settings` settings.
+
+    If the table is too wide, three steps make it narrower until it fits. First, the columns nll and ppl are removed.
+    Second, the settings move below the table, or are removed if the names of the runs contain them. Third, the reasons
+    of failures move below the table.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    text = io.StringIO()
+    console = Console(file=text, width=Console().width, highlight=False)
+    title, common = "", os.path.commonpath([Path(line[0]).parent for line in lines])
+    if common:
+        lines = [[os.path.relpath(line[0], common), *line[1:]] for line in lines]
+        title = f"in {common}:\n"
+    if _width(header, lines) > console.width:
+        kept = [index for index, name in enumerate(header) if name not in ("best nll", "best ppl")]
+        header, lines = [header[index] for index in kept], [[line[index] for index in kept] for line in lines]
+    below: list[str] = []
+    if _width(header, lines) > console.width and settings:
+        if not all(all(value in line[0] for value in line[1 : 1 + settings]) for line in lines):
+            for line in lines:
+                pairs = [
+                    f"{name} {value}" for name, value in zip(header[1 : 1 + settings], line[1:], strict=False) if value
+                ]
+                below.append(_filled(f"{line[0]}: {', '.join(pairs)}", console.width))
+        header, lines = [header[0], *header[1 + settings :]], [[line[0], *line[1 + settings :]] for line in lines]
+    if _width(header, lines) > console.width:
+        ended = [(line[0], *line[-1].partition(": ")) for line in lines]
+        below += [_filled(f"{name} {state}: {reason}", console.width) for name, state, _, reason in ended if reason]
+        lines = [[*line[:-1], line[-1].partition(": ")[0]] for line in lines]
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column, name in enumerate(header):
+        longest = max(len(line[column]) for line in (header, *lines))
+        align: Literal["right", "left"] = "right" if name in ("tokens/s", "updates") else "left"
+        least = min(longest, LEAST_NAME) if name == "run" else longest
+        drawn.add_column(Text(name), overflow="fold", justify=align, no_wrap=name != "run", min_width=least)
+    for line in lines:
+        drawn.add_row(*(Text(cell) for cell in line))
+    console.print(drawn)
+    drawn_lines = [line.rstrip() for line in text.getvalue().split("\n")[:-1]]
+    return title + "\n".join([*drawn_lines, *([""] if below else []), *below]) + "\n"
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ")
+
+
+def _width(header: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
+    return sum(max(len(row[column]) for row in [header, *lines]) + 2 for column in range(len(header))) - 2
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def panels(runs: Sequence[RunSummary]) -> Iterator[tuple[str, str, dict[str, list[Point]]]]:
+    """Yields each curve in `CURVES` that a run has: its heading, its title in `CURVES`, and the points of each run."""
+    for title, lines in CURVES.items():
+        for field, kind in lines:
+            drawn = {run.name: points(run.records, kind, field) for run in runs}
+            if any(drawn.values()):
+                yield f"{title} ({'validation' if kind == 'valid' else 'training'})", title, drawn
+
+
+def write_curves(path: Path, runs: Sequence[RunSummary]) -> None:
+    """Writes the curves of `runs` in the format of the suffix: .csv, .pdf, .svg or .png.
+
+    Raises OSError, ValueError for any other suffix, and ImportError if a figure is requested without matplotlib.
+    """
+    if path.suffix == ".csv":
+        content = curves_as_csv(runs)
+    elif path.suffix in FIGURES:
+        content = figure(runs, path.suffix[1:])
+    else:
+        raise ValueError(
+            f"--curves {path}: curves are written to .csv, {', '.join(FIGURES)}; give one of these suffixes"
+        )
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def curves_as_csv(runs: Sequence[RunSummary]) -> bytes:
+    """Returns a CSV table with a row for each logged number: run, kind (train or valid), name, update, value."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["run", "kind", "name", "update", "value"])
+    for run in runs:
+        for kind in KINDS:
+            records = [record for record in run.records if record["kind"] == kind]
+            for name in dict.fromkeys(name for record in records for name in numbers_of(record, UNDRAWN)):
+                for update, value in points(records, kind, name):
+                    rows.writerow([run.name, kind, name, int(update), repr(value)])
+    return text.getvalue().encode()
+
+
+def figure(runs: Sequence[RunSummary], format: str) -> bytes:
+    """Returns a figure with a panel for each curve in `CURVES`. A panel has a line for each run."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError(
+            "a figure of curves needs matplotlib: pip install 'nmtkit[plots]'; a .csv file does not need it"
+        ) from None
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    drawn = list(panels(runs))
+    if not drawn:
+        raise ValueError("the runs have no curves yet; wait for their first log line")
+    rows = (len(drawn) + 1) // 2
+    with pyplot.rc_context({"svg.hashsalt": "nmtkit", "font.size": 8}):
+        drawing, axes = pyplot.subplots(rows, 2, figsize=(7, 2.2 * rows), squeeze=False, layout="constrained")
+        for axis, (heading, title, curves) in zip(axes.flat, drawn, strict=False):
+            for name, curve in curves.items():
+                axis.plot([update for update, _ in curve], [value for _, value in curve], label=name, linewidth=1)
+            axis.set_title(heading)
+            axis.set_xlabel("update")
+            axis.set_ylabel(UNITS.get(title, ""))
+            axis.set_yscale("log" if title in LOGARITHMIC else "linear")
+        for axis in axes.flat[len(drawn) :]:
+            axis.set_axis_off()
+        drawing.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        content = io.BytesIO()
+        drawing.savefig(content, format=format, metadata={"Date": None} if format == "svg" else None)
+        pyplot.close(drawing)
+    return content.getvalue()
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def write_page(path: Path, runs: Sequence[RunSummary], rows: Sequence[RunSummary]) -> None:
+    """Writes an HTML page: scores, a curve for each run, and the settings that differ. Raises OSError.
+
+    The tables have `rows`, which may be means of `runs`.
+    """
+    header, lines = cells(rows)
+    charts = [
+        Html(line_chart(heading, drawn, title in LOGARITHMIC, keys=False, unit=UNITS.get(title, "")))
+        for heading, title, drawn in panels(runs)
+    ]
+    # the first column is the run, then come the settings, then the scores
+    first_score = 1 + len(differing(rows))
+    page = render(
+        "comparison.html",
+        title=f"{len(runs)} runs",
+        scores=_columns(header, lines, [0, *range(first_score, len(header))]),
+        settings=_settings(header, lines, range(1, first_score)),
+        keys=Html(legend([run.name for run in runs])),
+        body=charts,
+    )
+    with atomic_write(path) as file:
+        file.write(page.encode())
+
+
+def _settings(header: Sequence[str], lines: Sequence[Sequence[str]], columns: Sequence[int]) -> dict[str, object]:
+    """Returns the table of settings. If there are more settings than runs, each run is a column, else a row."""
+    if len(columns) <= len(lines):
+        return _columns(header, lines, [0, *columns])
+    return {
+        "header": ["", *(line[0] for line in lines)],
+        "rows": [[header[column], *(line[column] for line in lines)] for column in columns],
+        "numeric": [False] * (1 + len(lines)),
+    }
+
+
+def _columns(header: Sequence[str], lines: Sequence[Sequence[str]], columns: Sequence[int]) -> dict[str, object]:
+    return {
+        "header": [header[column] for column in columns],
+        "rows": [[line[column] for column in columns] for line in lines],
+        "numeric": [False] * len(columns),
+    }

@@ -1,0 +1,182 @@
+"""Trains the runs of a sweep one after another, each in a child process."""
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import FrameType
+from typing import IO
+
+from nmtkit.config.plugins import source_digests
+from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.experiments import comparison
+from nmtkit.experiments.sweep import Sweep, SweepRun
+from nmtkit.training.differences import flat
+from nmtkit.training.run_facts import fingerprint
+
+log = logging.getLogger("nmtkit")
+
+POLL_SECONDS = 0.5
+
+
+class SweepStoppedError(Exception):
+    """A signal has stopped the sweep. The same command continues the sweep."""
+
+    def __init__(self, received: signal.Signals) -> None:
+        super().__init__(received.name)
+        self.received = received
+
+
+@dataclass
+class Runner:
+    """Runs commands one after another as child processes. Forwards SIGINT, SIGTERM and SIGUSR1 to the running child."""
+
+    received: signal.Signals | None = None
+    process: "subprocess.Popen[str] | None" = None
+    errors: list[str] = field(default_factory=list)  # lines of the error message of the last process
+    ended_early: bool = False  # whether `watch` ended the last process
+
+    def __post_init__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        if self.process and number == signal.SIGINT:
+            # Like a terminal, signal the whole group: the launcher of several processes does not forward Ctrl-C.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+        elif self.process:
+            self.process.send_signal(number)
+
+    def run(self, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
+        """Runs an nmtkit command and returns its exit code. Ends the command early if `watch` returns False."""
+        self.errors, self.ended_early = [], False
+        words = [sys.executable, "-m", *command]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stderr is not None
+        reader = threading.Thread(target=self._copy, args=(self.process.stderr,), daemon=True)
+        reader.start()
+        while True:
+            try:
+                code = self.process.wait(POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if not self.ended_early and not watch():
+                    self.process.terminate()
+                    self.ended_early = True
+        reader.join()
+        self.process = None
+        return code if code >= 0 else 128 - code
+
+    def _copy(self, lines: IO[str]) -> None:
+        for line in lines:
+            sys.stderr.write(line)
+            if line.startswith("nmtkit: error: "):
+                self.errors.append(line.removeprefix("nmtkit: error: ").strip())
+            elif self.errors and line.startswith("  "):  # continues the error message
+                self.errors[-1] += "\n" + line.rstrip()
+
+
+class SweepTrainer:
+    """Trains runs of a sweep with additional `flags`. Makes a `Runner`, which handles signals from then on."""
+
+    def __init__(self, sweep: Sweep, flags: Sequence[str]) -> None:
+        self.sweep = sweep
+        self.flags = flags
+        self.runner = Runner()
+
+    def train_all(self, runs: Sequence[SweepRun]) -> dict[str, str]:
+        """Trains the runs that are not finished. Returns the names of failed runs with their reasons."""
+        failed = {}
+        for index, run in enumerate(runs, 1):
+            title = f"run {index} of {len(runs)}, {run.name}"
+            if not self.flags and is_finished(self.sweep, run):
+                log.info("%s: finished before", title)
+                continue
+            log.info("%s: %s", title, shlex.join(self.sweep.command(run, self.flags)))
+            reason = self.train(run)
+            if reason:
+                failed[run.name] = reason
+                log.warning("%s failed: %s", title, reason)
+        return failed
+
+    def train(self, run: SweepRun, watch: Callable[[], bool] = lambda: True) -> str | None:
+        """Trains one run, which ends early if `watch` returns False. Returns the reason of a failure, else None.
+
+        Also returns None if another machine trains in the same folder. Raises SweepStoppedError after a signal.
+        """
+        code = self.runner.run(self.sweep.command(run, self.flags), watch)
+        if self.runner.received:
+            raise SweepStoppedError(self.runner.received)
+        if code == 0 or self.runner.ended_early:
+            return None
+        reason = self.runner.errors[-1] if self.runner.errors else ended_by(code)
+        if "is in use by" in reason:
+            log.info("%s", reason)
+            return None
+        return reason
+
+
+def ended_by(code: int) -> str:
+    """Returns an explanation of an exit code above 0, for a process that wrote no error message."""
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exit code {code}"
+    cause = ", perhaps because the memory was full" if name == "SIGKILL" else ""
+    return f"ended by {name}{cause}; to resume the run, repeat the sweep command"
+
+
+def is_finished(sweep: Sweep, run: SweepRun) -> bool:
+    """Returns whether a run is finished with the current settings, dataset and code of plug-ins.
+
+    For any other run, `nmtkit train` decides: it resumes the run, rejects a different dataset, and warns of different
+    plug-in code.
+    """
+    job = sweep.job(run)
+    if not (job.run.save_dir / "log.jsonl").is_file():
+        return False
+    summary = comparison.summarize(job.run.save_dir)
+    wanted = {name: value for name, value in flat(job.tables()).items() if name not in comparison.OWN}
+    if summary.state != "finished" or any(
+        summary.settings.get(name) != value for name, value in wanted.items() if value is not None
+    ):
+        return False
+    if summary.plugin_sources != source_digests(job.plugins):
+        return False
+    assert job.data is not None
+    with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
+        return summary.dataset == fingerprint(Dataset.open(job.data))
+    return False
+
+
+def chosen(runs: Sequence[SweepRun], only: str | None) -> list[SweepRun]:
+    """Returns the runs with a name that matches one of the patterns of --only, or all runs if there are no patterns.
+
+    Commas separate patterns, but names also contain commas: `base,seed=1` is one pattern if a run has this name. Raises
+    ValueError for a pattern that matches no run.
+    """
+    if only is None:
+        return list(runs)
+    parts = only.split(",")
+    names: set[str] = set()
+    while parts:
+        for count in range(len(parts), 0, -1):  # takes the longest matching pattern
+            matching = {run.name for run in runs if fnmatchcase(run.name, ",".join(parts[:count]))}
+            if matching:
+                break
+        else:
+            raise ValueError(
+                f"--only {parts[0]} matches no run; the runs are called {', '.join(run.name for run in runs)}"
+            )
+        names |= matching
+        parts = parts[count:]
+    return [run for run in runs if run.name in names]

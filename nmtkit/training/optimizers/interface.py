@@ -1,0 +1,78 @@
+"""Optimizers by name (`--optimizer`): factories of `torch.optim.Optimizer`. The trainer sets the learning rate.
+
+A registered factory is called as `factory(config, groups)`. Each group is a dict for optimizers of torch:
+
+    "name"          "matrices", "embeddings" (with the output projection), "vectors", or "tensors" (three or more axes).
+                    If --weight-decay-for makes several groups of a kind, the name ends with the decay.
+    "params"        parameters
+    "param_names"   names of the parameters
+    "weight_decay"  weight decay, if it differs from the weight decay of the optimizer (for example, 0 for vectors)
+
+Before every step, the trainer sets "lr" of each group to the learning rate of the schedule, times "lr_scale" of the
+group if present.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nmtkit.config.registry import Registry
+
+ParameterGroups = list[dict[str, Any]]
+
+
+class OptimizerRegistry(Registry[Optimizer]):
+    """The registry of optimizers. `on_shards` holds the names of the optimizers that work on shards of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__("optimizer", "--optimizer")
+        self.on_shards: set[str] = set()
+
+    def register(
+        self, name: str, preset: Any, works_on_shards: bool = False
+    ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+        """Returns a decorator like `Registry.register`. --parallel fsdp rejects optimizers without `works_on_shards`.
+
+        `works_on_shards` declares that a step on some rows of a parameter (with the same rows of its gradient and
+        state) gives the same values as a step on the whole parameter. This is true, for example, for element-wise
+        optimizers.
+        """
+        keep = super().register(name, preset)
+
+        def declare(factory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+            keep(factory)
+            self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
+            return factory
+
+        return declare
+
+
+OPTIMIZERS = OptimizerRegistry()
+
+
+def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:
+    """Returns the names of the parameters in each group of an optimizer.
+
+    The names come from "param_names" of a group, or else from `parameters`. If neither has a name for a tensor, for
+    example for a tensor made by a plug-in, the name is the position of the tensor in the optimizer.
+    """
+    known = {id(parameter): name for name, parameter in parameters.items()}
+    return [
+        list(group.get("param_names", ()))
+        or [known.get(id(tensor), f"group {number}, tensor {i}") for i, tensor in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def state_bytes(optimizer: str, config: Any, groups: Iterable[Mapping[str, Any]]) -> int:
+    """Returns the bytes of the state of an optimizer. An unknown optimizer is assumed to need as much as Adam."""
+    per_parameter = {"adam": 8, "adamw": 8, "adafactor": 0, "sgd": 4 if getattr(config, "momentum", 0) else 0}
+    numbers = {"matrices": 0, "others": 0}
+    for group in groups:
+        kind = "matrices" if str(group.get("name")).startswith("matrices") else "others"
+        numbers[kind] += sum(parameter.numel() for parameter in group["params"])
+    if optimizer == "muon":  # one momentum for matrices, two moments of AdamW for all other parameters
+        return 4 * numbers["matrices"] + 8 * numbers["others"]
+    return per_parameter.get(optimizer, 8) * sum(numbers.values())

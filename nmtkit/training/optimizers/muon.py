@@ -1,0 +1,118 @@
+"""Muon for the matrices of a model together with AdamW for its other parameters, as a single optimizer."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nmtkit.config import option
+from nmtkit.training.optimizers.elementwise import AdamWConfig, adamw
+from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(AdamWConfig):
+    weight_decay: float = option(0.1, "Share of a weight that each update subtracts, times the learning rate.", min=0)
+    muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
+    muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
+    muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(
+        "match_rms_adamw", "Scale of an update: match the root mean square of AdamW, or use the rule of Jordan."
+    )
+    muon_lr_scale: float = option(1.0, "Learning rate of the matrices as a multiple of --lr.", above=0)
+
+
+@OPTIMIZERS.register("muon", MuonConfig())
+def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices, AdamW for other parameters.
+
+    torch.optim.Muon orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
+    vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
+    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so both can share a learning rate.
+    With `original`, the update is scaled by the square root of max(1, rows / columns), and usual learning rates are
+    near 0.02.
+
+    If a weight holds the projections of queries, keys and values, each projection is orthogonalised separately (Jordan
+    et al. 2024). Raises ValueError if no matrix is trained.
+    """
+    matrices = [group for group in groups if group["name"].startswith("matrices")]
+    others = [group for group in groups if not group["name"].startswith("matrices")]
+    if not matrices:
+        raise ValueError("--optimizer muon needs a matrix, but this run trains no matrix; give --optimizer adamw")
+    splits: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
+    optimizer = torch.optim.Muon(
+        [_split_stacked(group, splits) | {"lr_scale": config.muon_lr_scale} for group in matrices],
+        lr=0.0,
+        weight_decay=config.weight_decay,
+        momentum=config.muon_momentum,
+        ns_steps=config.muon_steps,
+        adjust_lr_fn=config.muon_adjust_lr,
+    )
+
+    def share_gradients(*_: Any) -> None:
+        for whole, parts in splits:
+            if whole.grad is not None:
+                for part, gradient in zip(parts, whole.grad.split([len(part) for part in parts]), strict=True):
+                    part.grad = gradient
+
+    optimizer.register_step_pre_hook(share_gradients)
+    return CompositeOptimizer(optimizer, adamw(config, others)) if others else optimizer
+
+
+def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[nn.Parameter]]]) -> dict[str, Any]:
+    """Returns the group with each weight of stacked projections (`stacked_rows`) replaced by a view of each projection.
+
+    Adds each replaced weight and its views to `splits`.
+    """
+    params, names = [], []
+    for name, parameter in zip(group["param_names"], group["params"], strict=True):
+        rows: tuple[int, ...] = getattr(parameter, "stacked_rows", ())
+        parts = [nn.Parameter(part) for part in parameter.detach().split(rows)] if rows else [parameter]
+        if rows:
+            splits.append((parameter, parts))
+        params += parts
+        names += [f"{name}[{index}]" for index in range(len(parts))] if rows else [name]
+    return group | {"params": params, "param_names": names}
+
+
+class CompositeOptimizer(Optimizer):
+    """Several optimizers, each with its own parameters, that act as a single optimizer.
+
+    `param_groups` holds the groups of all optimizers in order. All optimizers share `state`, so that `state_dict` has
+    the usual format.
+    """
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        self.optimizers = optimizers
+        state: defaultdict[Tensor, Any] = defaultdict(dict)
+        for optimizer in optimizers:
+            state.update(optimizer.state)
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        self.state = state
+        self._share()
+        # True if all optimizers read `found_inf` on the device, like the fused optimizers of torch
+        self._step_supports_amp_scaling = all(
+            getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers
+        )
+
+    def _share(self) -> None:
+        first = 0
+        for optimizer in self.optimizers:
+            end = first + len(optimizer.param_groups)
+            optimizer.param_groups, optimizer.state = self.param_groups[first:end], self.state
+            first = end
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Makes a step of each optimizer. Does not support a `closure`, because each optimizer would call it."""
+        assert closure is None
+        for optimizer in self.optimizers:
+            if self._step_supports_amp_scaling:
+                for name in ("found_inf", "grad_scale"):
+                    setattr(optimizer, name, getattr(self, name, None))
+            optimizer.step()
