@@ -19,6 +19,7 @@ MOVED = {
     "corpora.languages": "text.languages",
     "corpora.language_identification": "text.language_identification",
     "criterions": "training.criterions",
+    "criterions.contract": "training.criterions.interface",
     **{f"data.{name}": f"data.dataset.{name}" for name in
        ("alignments", "batching", "binarized", "config", "corpora_file", "dataset_files", "dataset_writer",
         "preprocess", "spm_training", "teacher_file", "transforms")},
@@ -35,6 +36,10 @@ MOVED = {
     "testing": "contracts",
     "training.adafactor": "training.optimizers.adafactor",
     **{f"training.{name}": f"experiments.{name}" for name in ("comparison", "estimate", "inspection", "sweep")},
+    **{f"training.comparison_{name}": "experiments.comparison_output" for name in ("curves", "page")},
+    "training.new_pieces": "training.initial_weights",
+    "training.report_validation": "training.report",
+    "training.sweep_search": "experiments.optuna_study",
 }  # fmt: skip
 
 

@@ -327,7 +327,7 @@ def _divides(interval: int | None, count: int) -> bool:
     return interval is not None and count % interval == 0
 
 
-# --- a whole run in this process, for Python ----------------------------------------------------------------------------
+# --- a whole run in this process, for Python --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
