@@ -225,7 +225,15 @@ def command(
 
 def nmtkit(*arguments: str, checkout: Path = ROOT, **options: Any) -> Finished:
     """Runs a command of nmtkit with the code of a checkout."""
-    return command([sys.executable, "-m", "nmtkit", *arguments], PYTHONPATH=search_path(checkout), **options)
+    return command([sys.executable, "-m", "nmtkit", *arguments], **code_of(checkout), **options)
+
+
+def code_of(checkout: Path = ROOT) -> dict[str, str]:
+    """Returns the environment of a command that runs the code of a checkout, in any folder.
+
+    Without PYTHONSAFEPATH, `python -m nmtkit` prefers a folder `nmtkit` of the current folder to PYTHONPATH.
+    """
+    return {"PYTHONPATH": search_path(checkout), "PYTHONSAFEPATH": "1"}
 
 
 def search_path(checkout: Path = ROOT) -> str:

@@ -25,10 +25,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Row, Workspace, busy_cores, children, nmtkit, parser, search_path
+from harness import ROOT, Report, Row, Workspace, busy_cores, children, code_of, nmtkit, parser
 
 CLIENTS = 64
 HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
@@ -233,16 +234,16 @@ def generate(
         source.write_text("".join(f"{line}\n" for line in lines * repeats), encoding="utf-8")
         seconds[repeats] = nmtkit("generate", *flags, stdin=source, stdout=output).seconds
     steady = max(0.01, seconds[1 + options.repeats] - seconds[1])
-    return output.read_text(encoding="utf-8").split("\n")[:-1], options.repeats * len(lines) / steady
+    return output.read_bytes().decode().split("\n")[:-1], options.repeats * len(lines) / steady
 
 
 @contextlib.contextmanager
-def server(path: Path, pair: tuple[str, str], options: argparse.Namespace) -> Any:
-    """Runs the service; yields its port."""
+def server(path: Path, pair: tuple[str, str], options: argparse.Namespace, checkout: Path = ROOT) -> Iterator[int]:
+    """Runs the service with the code of a checkout; yields its port."""
     words = [sys.executable, "-m", "nmtkit", "serve", "--port", "0", "--workers", str(options.workers)]
     words += ["--path", f"{'-'.join(pair)}={path}", *options.flags]
     with tempfile.NamedTemporaryFile("w+") as log:
-        process = subprocess.Popen(words, stderr=log, env=os.environ | {"PYTHONPATH": search_path()})
+        process = subprocess.Popen(words, stderr=log, env=os.environ | code_of(checkout))
         try:
             while not (port := re.search(r"at http://\S+:(\d+) ", Path(log.name).read_text())):
                 assert process.poll() is None, Path(log.name).read_text()
