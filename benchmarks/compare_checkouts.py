@@ -1,141 +1,269 @@
-"""Two checkouts: what does a change cost or gain in training and decoding speed?
+"""Two checkouts: what does a change cost or gain in speed, and does the change keep the outputs?
 
     git worktree add /tmp/before COMMIT
     python benchmarks/compare_checkouts.py --before /tmp/before --text m30k
+    python benchmarks/compare_checkouts.py --before /tmp/before --text m30k --parts generate serve --checkpoint best.pt
 
-commands  Each checkout prepares the text, trains and decodes with its own code, A B A B …, on the same seed. Training
-          speed is read from the log of the run (target tokens per second, the median of the second half); decoding
-          speed is words per second of the whole command, less the time of a command of one line.
-updates   Each checkout has a process with its own trainer, on the same seed and the same data, of which one makes an
-          update while the other waits, A B, B A, …, so that what disturbs the machine for longer than an update
-          disturbs both. The ratio has quartiles. The losses of the last update show whether the updates are the same.
+The script types the commands of each checkout, and imports nothing from nmtkit, so modules may move between the two
+checkouts. `--text` is a folder with train, valid and test files of both languages. Both checkouts get the same text,
+dataset and checkpoint; `before` makes the dataset, and also the checkpoint if `--checkpoint` is not given.
+
+preprocess  Pairs per second of the whole command. The outputs are the files of the dataset.
+clean       Pairs per second of the whole command. The outputs are the files of the corpus.
+train       fp32 and bf16, one process and two gloo processes, on the same seed. Target tokens per second, the median of
+            the second half of the log; and the loss of the last update. The outputs are the losses of all updates.
+generate    Each engine that is installed, greedy and with beam 4. The text is the test set, `--repeats` times. Lines
+            per second, less the seconds of a command with one line; and commands with one line per second. The outputs
+            are the translations.
+serve       The servers of both checkouts run all the time. One client, and `--clients` concurrent clients, post the
+            lines of the test set, one line in a request. Lines per second, and the median milliseconds of a request;
+            for milliseconds, a ratio below 1 is a gain. The outputs are the translations.
+
+The checkouts take turns, A B, B A, …, so that a slow phase of the machine disturbs both. Each round has a ratio after /
+before of two neighbouring turns; the table has the median and the quartiles of these ratios. On a busy machine, compare
+the core-seconds of whole commands. The last column compares the outputs of the checkouts; "varies" means that the
+outputs of one checkout differ between rounds.
 """
 
 import argparse
+import asyncio
+import contextlib
+import hashlib
 import json
+import shutil
 import statistics
+import sys
+import tempfile
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from harness import ROOT, Report, Row, Server, Workspace, answer, busy_cores, nmtkit, parser
+from alternation import CHECKOUTS, Measure, Turn, compare
+from harness import ROOT, Finished, Report, Workspace, busy_cores, chosen, code_of, command, installed, nmtkit, parser
+from serve import Client, server
 
+ENGINES = {
+    "torch fp32": ["--precision", "fp32"],
+    "torch int8": ["--precision", "int8"],
+    "numba int8": ["--engine", "numba", "--precision", "int8"],
+    "ctranslate2 fp32": ["--engine", "ctranslate2", "--precision", "fp32"],
+}
+SEARCH = ["--lenpen", "0", "--max-len-a", "1", "--max-len-b", "5"]  # CTranslate2 has a different length penalty
+CORES = "core-seconds"
 
-def child(data: str, arch: str, precision: str, batch_tokens: int, threads: int) -> None:
-    """Makes an update for each message; answers its seconds, core-seconds, target tokens and loss."""
-    import torch
-    from nmtkit.data.batching import BatchSampler
-    from nmtkit.data.binarized import Dataset
-
-    from nmtkit.training.config import JobTemplate
-    from nmtkit.training.loader import BatchLoader, Position
-    from nmtkit.training.setup import build_trainer
-
-    torch.set_num_threads(threads)
-    dataset, device = Dataset.open(Path(data)), torch.device("cpu")
-    settings = {"batch_tokens": batch_tokens, "precision": precision, "device": "cpu"}
-    job = JobTemplate.read(names={"architecture": arch}).job(settings)
-    trainer = build_trainer(job, dataset.tokenizer, device, resumed=False)
-    split = dataset["train"]
-    sampler = BatchSampler(split.source.lengths, split.target.lengths, batch_tokens, seed=1)
-    loader = BatchLoader(split, sampler, batch_tokens, 0, 1, device)
-    batches = list(sampler.epoch(0))
-
-    def update(number: int) -> list[float]:
-        made = loader.update(Position(0, 0), batches[number % len(batches)], ends_epoch=False)
-        start, cpu_start = time.perf_counter(), time.process_time()
-        metrics = trainer.step(made)
-        seconds, core_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        return [seconds, core_seconds, metrics.target_tokens, float(metrics.sums["loss"])]
-
-    answer(update)
+# --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def updates(arguments: argparse.Namespace, workspace: Workspace, checkouts: dict[str, Path], report: Report) -> None:
-    settings = [str(workspace.data), arguments.arch, arguments.precision, arguments.batch_tokens, arguments.threads]
-    servers = {name: Server(__file__, settings, path, arguments.threads) for name, path in checkouts.items()}
-    rounds: list[dict[str, list[float]]] = []
-    for number in range(arguments.updates + 1):
-        order = list(servers)[:: 1 if number % 2 else -1]
-        rounds.append({name: servers[name].ask(number) for name in order})
-    for server in servers.values():
-        server.close()
-    losses = {name: values[3] for name, values in rounds[-1].items()}
-    rows: list[Row] = []
-    for index, kind in enumerate(("by the clock", "per core-second")):
-        speeds = {name: [values[name][2] / values[name][index] for values in rounds[1:]] for name in checkouts}
-        ratios = [after / before for before, after in zip(speeds["before"], speeds["after"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        row: Row = {"target tok/s": kind} | {name: statistics.median(values) for name, values in speeds.items()}
-        rows.append(row | {"after / before": middle, "from": low, "to": high, "ratios": ratios})
-    shown = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-    title = f"{arguments.arch}, {arguments.precision}, updates of {arguments.batch_tokens} tokens; last loss {shown}"
-    report.table(title, rows)
+class Bench:
+    """The two checkouts, their common inputs, and a folder for their outputs."""
+
+    def __init__(self, arguments: argparse.Namespace, workspace: Workspace, folder: Path) -> None:
+        self.folder, self.arguments, self.languages = folder, arguments, workspace.pair
+        self.pair = ["-s", workspace.pair[0], "-t", workspace.pair[1]]
+        self.checkouts = {"before": arguments.before.resolve(), "after": arguments.after.resolve()}
+        for split, limit in {"train": arguments.pairs, "valid": arguments.lines, "test": arguments.lines}.items():
+            for side, language in enumerate(workspace.pair):
+                write(self.folder / f"{split}.{language}", workspace.lines(split, side)[:limit])
+        self.lines = workspace.lines("test", 0)[: arguments.lines]
+        self.pairs = len(workspace.lines("train", 0)[: arguments.pairs])
+
+    def run(self, name: str, *words: str, stdin: Path | None = None, stdout: Path | None = None) -> Finished:
+        """Runs a command of a checkout."""
+        return nmtkit(*words, checkout=self.checkouts[name], stdin=stdin, stdout=stdout)
+
+    def output(self, name: str) -> Path:
+        """Returns the path of an output, which does not exist. The path is the same for both checkouts."""
+        path = self.folder / "output"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path / name
+
+    def preprocess(self, name: str, destination: Path) -> Finished:
+        corpora = [f"--{split}pref={self.folder / split}" for split in ("train", "valid", "test")]
+        flags = [*self.pair, *corpora, "--vocab-size", str(self.arguments.vocab_size)]
+        return self.run(name, "preprocess", *flags, "--destdir", str(destination))
+
+    def train(self, name: str, save_dir: Path, updates: int, precision: str, processes: int) -> Finished:
+        options = self.arguments
+        flags = {
+            "arch": options.arch, "batch-tokens": options.batch_tokens, "max-tokens": options.batch_tokens // processes,
+            "nproc-per-node": processes, "threads": max(1, options.threads // processes), "device": "cpu",
+            "precision": precision, "save-dir": save_dir, "max-update": updates, "log-interval": 1,
+            "validate-interval": "none",
+        }  # fmt: skip
+        words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+        return self.run(name, "train", str(self.dataset()), *words)
+
+    def dataset(self) -> Path:
+        path = self.folder / "dataset"
+        if not path.exists():
+            self.preprocess("before", path)
+        return path
+
+    def checkpoint(self, name: str) -> Path:
+        """Returns the copy of the common checkpoint for one checkout, which writes CTranslate2's model next to it."""
+        copy = self.folder / name / "model.pt"
+        if not copy.exists():
+            copy.parent.mkdir()
+            shutil.copyfile(self.arguments.checkpoint or self.trained(), copy)
+        return copy
+
+    def trained(self) -> Path:
+        save_dir = self.folder / "model"
+        if not save_dir.exists():
+            self.train("before", save_dir, self.arguments.model_updates, "auto", 1)
+        return save_dir / "last.pt"
 
 
-def commands(arguments: argparse.Namespace, workspace: Workspace, checkouts: dict[str, Path], report: Report) -> None:
-    figures: dict[str, dict[str, list[float]]] = {}
-    for _ in range(arguments.rounds):
-        for name, checkout in checkouts.items():
-            for kind, speed in turn(arguments, workspace, checkout, workspace.folder / name).items():
-                figures.setdefault(kind, {}).setdefault(name, []).append(speed)
-    rows = []
-    for kind, values in figures.items():
-        row: Row = {"speed": kind} | {name: statistics.median(speeds) for name, speeds in values.items()}
-        rows.append(row | {"after / before": row["after"] / row["before"], "rounds": list(values.values())})
-    report.table(f"whole commands, {arguments.arch}, updates of {arguments.batch_tokens} tokens", rows)
+def write(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
-def turn(arguments: argparse.Namespace, workspace: Workspace, checkout: Path, folder: Path) -> dict[str, float]:
-    """Returns the speeds of all commands of one checkout."""
-    folder.mkdir(exist_ok=True)
-    text, data = workspace.file("test", 0), str(folder / "data-bin")
-    files = [f"--{split}pref={workspace.prefix(split)}" for split in ("train", "valid")]
-    pair = ["-s", workspace.pair[0], "-t", workspace.pair[1], "--vocab-size", str(workspace.vocab_size), "--overwrite"]
-    done = nmtkit("preprocess", *pair, *files, "--destdir", data, checkout=checkout)
-    speeds = {"preprocess, runs/s": 1 / done.seconds}
-    for processes in (1, 2):
-        save_dir = folder / f"run-{processes}-{time.time_ns()}"
-        flags = ["--arch", arguments.arch, "--max-update", str(arguments.updates), "--log-interval", "1"]
-        flags += ["--batch-tokens", str(arguments.batch_tokens), "--save-dir", str(save_dir), "--device", "cpu"]
-        flags += ["--max-tokens", str(arguments.batch_tokens // processes), "--validate-interval", "none"]
-        nmtkit("train", data, *flags, "--nproc-per-node", str(processes), checkout=checkout)
-        records = [json.loads(line) for line in (save_dir / "log.jsonl").open(encoding="utf-8")]
-        logged = [record["tokens_per_second"] for record in records if record["kind"] == "train"]
-        key = "train, one process, target tokens/s" if processes == 1 else "train, two gloo processes, target tokens/s"
-        speeds[key] = statistics.median(logged[len(logged) // 2 :])
-    line, output = folder / "line.txt", folder / "output.txt"
-    line.write_text(text.read_text().split("\n", 1)[0] + "\n")
-    for precision in ("fp32", "int8"):
-        flags = ["--path", str(save_dir / "last.pt"), "--precision", precision, "--max-len-a", "1", "--max-len-b", "5"]
-        start = nmtkit("generate", *flags, stdin=line, stdout=output, checkout=checkout).seconds
-        seconds = nmtkit("generate", *flags, stdin=text, stdout=output, checkout=checkout).seconds
-        speeds[f"generate, {precision}, words/s"] = len(output.read_text().split()) / max(0.01, seconds - start)
-    return speeds
+def digests(folder: Path) -> dict[str, object]:
+    """Returns the SHA-256 of each file under a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def numbered(lines: list[str]) -> dict[str, object]:
+    return {f"line {number}": line for number, line in enumerate(lines, 1)}
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def preprocess(bench: Bench, name: str) -> Turn:
+    output = bench.output("dataset")
+    done = bench.preprocess(name, output)
+    return Turn({"pairs/s": bench.pairs / done.seconds, CORES: done.core_seconds}, digests(output))
+
+
+def clean(bench: Bench, name: str) -> Turn:
+    output = bench.output("clean")
+    words = ["clean", *bench.pair, str(bench.folder / "train"), "--output", str(output)]
+    done = bench.run(name, *words)
+    return Turn({"pairs/s": bench.pairs / done.seconds, CORES: done.core_seconds}, digests(output.parent))
+
+
+def train(bench: Bench, precision: str, processes: int, name: str) -> Turn:
+    output = bench.output("run")
+    done = bench.train(name, output, bench.arguments.updates, precision, processes)
+    records = [json.loads(line) for line in (output / "log.jsonl").read_text("utf-8").splitlines()]
+    updates = [record for record in records if record["kind"] == "train"]
+    speed = statistics.median(record["tokens_per_second"] for record in updates[len(updates) // 2 :])
+    losses: dict[str, object] = {f"update {record['update']}": record["loss"] for record in updates}
+    figures = {"target tokens/s": speed, CORES: done.core_seconds, "last loss": updates[-1]["loss"]}
+    return Turn(figures, losses)
+
+
+def generate(bench: Bench, engine: str, beam: int, name: str) -> Turn:
+    flags = ["--path", str(bench.checkpoint(name)), *ENGINES[engine], *SEARCH, "--beam", str(beam)]
+    flags += ["--device", "cpu", "--threads", str(bench.arguments.threads)]
+    line, text = bench.folder / "line.txt", bench.folder / "lines.txt"
+    lines = bench.lines * bench.arguments.repeats
+    write(line, lines[:1])
+    write(text, lines)
+    output = bench.output("translations.txt")
+    start = bench.run(name, "generate", *flags, stdin=line, stdout=output)
+    done = bench.run(name, "generate", *flags, stdin=text, stdout=output)
+    speed = (len(lines) - 1) / max(0.01, done.seconds - start.seconds)
+    figures = {"lines/s": speed, "starts/s": 1 / start.seconds, CORES: done.core_seconds}
+    return Turn(figures, numbered(output.read_bytes().decode().split("\n")[:-1]))
+
+
+def serve(bench: Bench, ports: Mapping[str, int], clients: int, name: str) -> Turn:
+    return asyncio.run(post(ports[name], bench.languages, [line for line in bench.lines if line], clients))
+
+
+async def post(port: int, languages: tuple[str, str], lines: list[str], clients: int) -> Turn:
+    """Posts the lines from several clients, each of which sends the next line after the answer to its line."""
+    waiting, translations, latencies = iter(enumerate(lines)), [""] * len(lines), []
+
+    async def client() -> None:
+        connection = Client(port)
+        for number, line in waiting:
+            sent = time.perf_counter()
+            translations[number] = await connection.translate(line, languages)
+            latencies.append(time.perf_counter() - sent)
+        connection.close()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    figures = {"lines/s": len(lines) / (time.perf_counter() - start), "p50 ms": 1000 * statistics.median(latencies)}
+    return Turn(figures, numbered(translations))
+
+
+# --- systems of each part ---------------------------------------------------------------------------------------------
+
+
+def systems(part: str, bench: Bench, stack: contextlib.ExitStack) -> dict[str, Measure]:
+    """Returns the systems that a part compares. Servers run until `stack` is closed."""
+    if part == "train":
+        runs = [(precision, processes) for precision in ("fp32", "bf16") for processes in (1, 2)]
+        names = {1: "one process", 2: "two gloo processes"}
+        return {f"{run[0]}, {names[run[1]]}": partial(train, bench, *run) for run in runs}
+    if part == "generate":
+        engines = [engine for engine in ENGINES if engine.startswith("torch") or installed(engine.split()[0])]
+        searches = [(engine, beam) for beam in bench.arguments.beams for engine in engines]
+        return {f"{engine}, beam {beam}": partial(generate, bench, engine, beam) for engine, beam in searches}
+    if part == "serve":
+        ports = {name: stack.enter_context(running(bench, name)) for name in CHECKOUTS}
+        clients = {"one client": 1, f"{bench.arguments.clients} clients": bench.arguments.clients}
+        return {name: partial(serve, bench, ports, number) for name, number in clients.items()}
+    return {part: partial({"preprocess": preprocess, "clean": clean}[part], bench)}
+
+
+def running(bench: Bench, name: str) -> contextlib.AbstractContextManager[int]:
+    """Runs the server of a checkout and returns its port."""
+    options = argparse.Namespace(workers=bench.arguments.threads, flags=[*SEARCH, "--device", "cpu"])
+    return server(bench.checkpoint(name), bench.languages, options, bench.checkouts[name])
+
+
+def code(checkout: Path) -> str:
+    """Returns the commit of a checkout, after a check that the commands run the code of this checkout."""
+    where = f"import nmtkit; assert nmtkit.__path__ == [{str(checkout / 'nmtkit')!r}], nmtkit.__path__"
+    command([sys.executable, "-c", where], **code_of(checkout))
+    return command(["git", "-C", str(checkout), "describe", "--always", "--dirty"]).log.strip()
+
+
+def run_parts(bench: Bench, report: Report) -> None:
+    arguments = bench.arguments
+    commits = ", ".join(f"{name} {code(checkout)}" for name, checkout in bench.checkouts.items())
+    for part in arguments.parts:
+        with busy_cores(arguments.busy), contextlib.ExitStack() as stack:
+            compared = chosen(systems(part, bench, stack), arguments.only)
+            if part in ("generate", "serve") and not arguments.quick:
+                compare(compared, 1)  # a warm-up, in which numba compiles and CTranslate2's model is written
+            if compared:
+                report.table(f"{part}: {commits}", compare(compared, arguments.rounds))
 
 
 def main() -> None:
-    parts: dict[str, Any] = {"commands": commands, "updates": updates}
-    flags = parser(__doc__, list(parts))
-    flags.add_argument("--before", type=Path, help="checkout to compare with")
-    flags.add_argument("--after", type=Path, default=ROOT, help="default: this one")
+    parts = ("preprocess", "clean", "train", "generate", "serve")
+    flags = parser(__doc__, parts, rounds=5)
+    flags.add_argument("--before", type=Path, required=True, help="checkout to compare with")
+    flags.add_argument("--after", type=Path, default=ROOT, help="default: this checkout")
     flags.add_argument("--arch", default="transformer_tiny")
-    flags.add_argument("--precision", default="bf16", help="of the part updates")
+    flags.add_argument("--pairs", type=int, help="of the training text; default: all")
+    flags.add_argument("--lines", type=int, help="of the valid and the test set; default: all")
     flags.add_argument("--batch-tokens", type=int, default=4096)
     flags.add_argument("--updates", type=int, default=40, help="of each training")
-    flags.add_argument("--child", help=argparse.SUPPRESS)
+    flags.add_argument("--checkpoint", type=Path, help="of generate and serve; default: `before` trains a model")
+    flags.add_argument("--model-updates", type=int, default=300, help="of the model that `before` trains")
+    flags.add_argument("--repeats", type=int, default=3, help="of the test set, in the text of generate")
+    flags.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    flags.add_argument("--clients", type=int, default=16, help="concurrent clients of serve")
     arguments = flags.parse_args()
-    if arguments.child:
-        return child(*json.loads(arguments.child))
-    if arguments.before is None:
-        flags.error("--before is missing: the checkout to compare with")
+    if not arguments.text:
+        flags.error("--text is missing: a folder with train, valid and test files of both languages")
     if arguments.quick:
-        arguments.batch_tokens, arguments.updates, arguments.rounds = 400, 4, 1
-    workspace, report = Workspace(arguments), Report(arguments)
-    checkouts = {"before": arguments.before.resolve(), "after": arguments.after.resolve()}
-    with busy_cores(arguments.busy):
-        for part in arguments.parts:
-            parts[part](arguments, workspace, checkouts, report)
+        quick = {"rounds": 1, "pairs": 400, "lines": 12, "vocab_size": 400, "batch_tokens": 400, "updates": 4}
+        vars(arguments).update(quick, model_updates=4, repeats=1, beams=[4], clients=4)
+    # A quick workspace would import the text of the demo from nmtkit, so this workspace is not quick.
+    workspace = Workspace(argparse.Namespace(**vars(arguments) | {"quick": False}))
+    with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
+        run_parts(Bench(arguments, workspace, Path(folder)), Report(arguments))
 
 
 if __name__ == "__main__":
