@@ -21,9 +21,10 @@ MOVED = {
     "criterions": "training.criterions",
     "criterions.contract": "training.criterions.interface",
     **{f"data.{name}": f"data.dataset.{name}" for name in
-       ("alignments", "batching", "binarized", "config", "corpora_file", "dataset_files", "dataset_writer",
+       ("alignments", "batching", "binarized", "config", "dataset_files", "dataset_writer",
         "preprocess", "spm_training", "teacher_file", "transforms")},
     **{f"data.{name}": f"data.tokenizers.{name}" for name in ("batch_encoder", "spm_model", "tokenizer")},
+    "data.corpora_file": "data.dataset.parallel_corpora",
     "documents": "text.documents",
     "files": "config.files",
     "formats": "models.formats",

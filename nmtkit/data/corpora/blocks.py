@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nmtkit.data.corpora.compression import is_compressed, open_bytes
 from nmtkit.data.corpora.corpus import Corpus, check_line_counts
-from nmtkit.data.corpora.lines import LineDecoder, lists_of_lines, without_line_ends_of_windows
+from nmtkit.data.corpora.lines import LineDecoder, without_line_ends_of_windows
 from nmtkit.data.corpora.pairs import pairs
 
 CHUNK = 1 << 20
@@ -50,25 +50,13 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Block:
-    """A range of lines of a corpus. A span is the place of these lines in the file of the source or target side.
+class LineBlock:
+    """A range of lines of a corpus, with a span for each file: the place of these lines in the file.
 
     `first_line` is the number of the first line; the first line of a file has the number 1. `lines` is the number of
-    lines. An `over_long` block has one pair with a line that is too long to be read. This pair counts as dropped, and
-    its example shows the sizes of the spans instead of the text.
+    lines. An `over_long` block has one line that is too long to be read. This line counts as dropped, and its example
+    shows the sizes of the spans instead of the text.
     """
-
-    first_line: int
-    lines: int
-    source: Span
-    target: Span
-    alignments: Span | None = None
-    over_long: bool = False
-
-
-@dataclass(frozen=True)
-class LineBlock:
-    """Like `Block`, for any number of files: a span for each file."""
 
     first_line: int
     lines: int
@@ -175,8 +163,8 @@ class LineReader:
         self._file.close()
 
 
-def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
-    """Yields the lines of a corpus in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
+def blocks(paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[LineBlock]:
+    """Yields the lines of several files in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per file.
 
     The division into blocks depends only on the text. A `shard` (i, n) has every n-th block, starting with block i. i
     counts from 1.
@@ -185,19 +173,6 @@ def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = 
 
     Raises ValueError with the counts if the files have different numbers of lines.
     """
-    longest = max(longest, BLOCK_BYTES)
-    if corpus.format is not None:
-        yield from _extracted_blocks(corpus, folder, longest, shard)
-        return
-    for block in blocks_of_files(corpus.paths(), folder, longest, shard):
-        source, target, *alignments = block.spans
-        yield Block(block.first_line, block.lines, source, target, next(iter(alignments), None), block.over_long)
-
-
-def blocks_of_files(
-    paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, int] = (1, 1)
-) -> Iterator[LineBlock]:
-    """Yields blocks of lines like `blocks`, but for any number of files. Raises ValueError like `blocks`."""
     longest = max(longest, BLOCK_BYTES)
     readers = [LineReader(path, longest) for path in paths]
     try:
@@ -222,8 +197,11 @@ def blocks_of_files(
             reader.close()
 
 
-def _extracted_blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int]) -> Iterator[Block]:
-    """Yields the blocks of a corpus that is a single file. Writes the text of each block to two files in `folder`."""
+def extracted_blocks(
+    corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)
+) -> Iterator[LineBlock]:
+    """Yields blocks like `blocks`, for a corpus whose single file has both sides, such as .tmx."""
+    longest = max(longest, BLOCK_BYTES)
     for index, part in enumerate(pairs(corpus, BLOCK_LINES, BLOCK_BYTES)):
         if index % shard[1] != shard[0] - 1:
             continue
@@ -235,23 +213,4 @@ def _extracted_blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[i
             if not over_long:
                 path.write_bytes(text)
             spans.append(Span(path, 0, len(text), temporary=True))
-        yield Block(part.first, len(part), spans[0], spans[1], over_long=over_long)
-
-
-def line_lists(corpus: Corpus, longest: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields all lines of both sides of a corpus in order, as tuples (side, lines). The source is side 0.
-
-    A line of more than CHUNK bytes and more than `longest` bytes may be yielded as "". Raises ValueError with the
-    counts if the files have different numbers of lines.
-    """
-    if corpus.format is not None:
-        for part in pairs(corpus, BLOCK_LINES, BLOCK_BYTES):
-            yield 0, part.sources
-            yield 1, part.targets
-        return
-    counts = [0, 0]
-    for side, path in enumerate((corpus.source, corpus.target)):
-        for lines in lists_of_lines(path, longest):
-            counts[side] += len(lines)
-            yield side, lines
-    check_line_counts([corpus.source, corpus.target], counts)
+        yield LineBlock(part.first, len(part), tuple(spans), over_long)

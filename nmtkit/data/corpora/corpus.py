@@ -26,13 +26,10 @@ class Corpus:
     """A corpus: the files of both sides. If one file has both sides, `source` and `target` are the same path.
 
     `format` is None if the sides are two files of lines. `languages` and `columns` select the texts of other formats.
-    `preprocess` puts `tag` before every source line, and reads word alignments from the file `alignments`.
     """
 
     source: Path
     target: Path
-    tag: str | None = None
-    alignments: Path | None = None
     format: str | None = None
     languages: tuple[str | None, str | None] = (None, None)
     columns: Columns | None = None
@@ -48,8 +45,7 @@ class Corpus:
         return f"{self.source}:{number} and {self.target}:{number}"
 
     def paths(self) -> list[Path]:
-        sides = [self.source] if self.format else [self.source, self.target]
-        return [*sides, *([] if self.alignments is None else [self.alignments])]
+        return [self.source] if self.format else [self.source, self.target]
 
 
 @dataclass(frozen=True)

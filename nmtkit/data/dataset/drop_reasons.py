@@ -1,13 +1,15 @@
-"""Decides which training pairs to drop, and counts the pairs for each reason of `REASONS`."""
+"""Decides which training pairs `preprocess` drops, and counts the pairs for each reason of `REASONS`."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora.dropping import Mask, RowNumbers, first_reasons
+from nmtkit.data.corpora.dropping import EXAMPLES, Mask, PairExample, ReasonCounts, first_reasons
 from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 
 LONG_LINE = "over-long line"
 NUL = "NUL byte"
@@ -74,8 +76,6 @@ def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -
     """Returns a mask of lines for each reason that depends on the text."""
     sizes = source.ends - source.starts - 1, target.ends - target.starts - 1
     equal = sizes[0] == sizes[1]
-    if config.source_lang == config.target_lang and not config.drop_equal:  # monolingual text has equal sides
-        equal = np.zeros_like(equal)
     for row in np.flatnonzero(equal).tolist():
         equal[row] = source.line(row) == target.line(row)
     return {
@@ -102,16 +102,49 @@ def piece_masks(
     }
 
 
-def kept_rows(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, RowNumbers]]:
-    """Returns a mask of the rows to keep, and for each reason the rows to count.
+def kept_pairs(
+    masks: dict[str, Mask], lines: Sequence[LineBytes], first_line: int, corpus: ParallelCorpus,
+    config: PreprocessConfig,
+) -> tuple[Mask, ReasonCounts]:  # fmt: skip
+    """Returns a mask [pairs] of the pairs to keep, and counts by reason.
 
-    Reasons are applied in the order of `REASONS`. A row is counted under every reason that applies to the row, up to
-    and including the first reason that drops the row.
+    The mask [pairs] of a reason is true for the pairs that this reason concerns. Reasons are applied in the order of
+    `REASONS`. A pair is counted under every reason that applies, up to and including the first reason that drops the
+    pair. `lines` are the two sides.
+
+    Raises ValueError if `config.strict` is true and a pair would be dropped. The message names the first such pair.
     """
     ordered = [reason for reason in REASONS if reason in masks]
-    nothing = np.zeros_like(next(iter(masks.values())))
+    nothing = np.zeros_like(masks[ordered[0]])
     first = first_reasons([masks[reason] if drops(reason, config) else nothing for reason in ordered], len(nothing))
-    rows = {
-        reason: np.flatnonzero(masks[reason] & ((first < 0) | (first >= index))) for index, reason in enumerate(ordered)
-    }
-    return first < 0, {reason: matching for reason, matching in rows.items() if len(matching)}
+    keep = first < 0
+    if config.strict and not keep.all():
+        row = int(np.argmin(keep))
+        raise ValueError(_strict_error(corpus, first_line + row, ordered[first[row]]))
+    counts = ReasonCounts()
+    for index, reason in enumerate(ordered):
+        matching = np.flatnonzero(masks[reason] & (keep | (first >= index)))
+        if len(matching):
+            examples = [
+                PairExample.of(f"{corpus.names[0]}:{first_line + row}", *(side.line(row) for side in lines))
+                for row in matching[:EXAMPLES].tolist()
+            ]
+            counts.count(reason, len(matching), examples, drops=drops(reason, config))
+    return keep, counts
+
+
+def over_long_pair(sizes: Sequence[int], line: int, corpus: ParallelCorpus, config: PreprocessConfig) -> ReasonCounts:
+    """Returns the counts of a single pair that is too long to be read. `sizes` are the bytes of both sides.
+
+    Raises ValueError if `config.strict` is true.
+    """
+    if config.strict:
+        raise ValueError(_strict_error(corpus, line, LONG_LINE))
+    source, target = (f"({size:,} bytes)" for size in sizes)
+    counts = ReasonCounts()
+    counts.count(LONG_LINE, 1, [PairExample(f"{corpus.names[0]}:{line}", source, target)], drops=True)
+    return counts
+
+
+def _strict_error(corpus: ParallelCorpus, line: int, reason: str) -> str:
+    return f"{corpus.position(line)}: {reason}; --strict allows no pair to be dropped"

@@ -7,16 +7,15 @@ three rows. A pair that is dropped after its ids were written has no row.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.data.dataset.spm_training import random_numbers
 
 CHUNK_ROWS = 1 << 16  # number of rows in memory at a time
 
-Rows = npt.NDArray[np.int64]
 Dropped = npt.NDArray[np.uint8]  # one byte per row, 1 if the row is dropped
 
 
@@ -35,7 +34,7 @@ class CorpusRows:
         """
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
-    def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:
+    def chunks(self, dropped: Dropped | None) -> Iterator[RowNumbers]:
         """Yields the rows that are not dropped, in order."""
         for start in range(self.start, self.end, CHUNK_ROWS):
             rows = np.arange(start, min(start + CHUNK_ROWS, self.end))
@@ -46,7 +45,7 @@ class CorpusRows:
         kept = sum(map(len, self.chunks(dropped)))
         return int(self.weight) * kept + self.copies(kept)
 
-    def epoch(self, dropped: Dropped | None, seed: int) -> Iterator[Rows]:
+    def epoch(self, dropped: Dropped | None, seed: int) -> Iterator[RowNumbers]:
         """Yields the rows of an epoch: whole passes, then random rows. The random choice depends on (seed, row)."""
         for _ in range(int(self.weight)):
             yield from self.chunks(dropped)
@@ -69,7 +68,7 @@ def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[flo
     return [weight / min(wanted) for weight in wanted]
 
 
-def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int) -> Iterator[Rows]:
+def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int) -> Iterator[RowNumbers]:
     """Yields the rows of an epoch in which every corpus is spread evenly.
 
     Let s be the share of a corpus in the epoch. For every m, the number of rows of this corpus among the first m rows
@@ -77,7 +76,7 @@ def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int
     """
     sizes = [corpus.size(dropped) for corpus in corpora]
     streams = [corpus.epoch(dropped, seed) for corpus in corpora]
-    rests: list[Rows] = [np.empty(0, np.int64) for _ in corpora]
+    rests: list[RowNumbers] = [np.empty(0, np.int64) for _ in corpora]
     blocks = max(1, -(-sum(sizes) // CHUNK_ROWS))
     for block in range(blocks):
         rows, positions = [], []  # positions are fractions of the epoch, from 0 to 1
@@ -102,20 +101,3 @@ def write_offsets(lengths: Path, offsets: Path) -> None:
             ends = total + np.cumsum(chunk, dtype=np.int64)
             write.write((ends - chunk).tobytes())
             total = int(ends[-1])
-
-
-def write_rows(runs: Iterator[Rows], inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Copies the rows of each input file to the output file with the same index. `runs` has the row numbers in order.
-
-    Files of offsets (int64) and files of lengths (int32) alternate in `inputs` and `outputs`.
-    """
-    dtypes: list[Any] = [np.int64, np.int32] * (len(inputs) // 2)
-    arrays = [np.memmap(path, dtype, "r") for path, dtype in zip(inputs, dtypes, strict=True)]
-    files = [path.open("wb") for path in outputs]
-    try:
-        for rows in runs:
-            for array, file in zip(arrays, files, strict=True):
-                file.write(array[rows].tobytes())
-    finally:
-        for file in files:
-            file.close()

@@ -1,27 +1,18 @@
 """`nmtkit preprocess`: trains a tokenizer, encodes valid and test sets, and cleans, encodes and mixes training sets."""
 
-import dataclasses
 import logging
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 
 from nmtkit.config.files import atomic_write, check_outputs
-from nmtkit.data.corpora.corpus import Corpus, as_columns, locate
 from nmtkit.data.dataset.config import PreprocessConfig
-from nmtkit.data.dataset.corpora_file import directions_of, languages_of, read_entries
 from nmtkit.data.dataset.dataset_files import MANIFEST, SCRATCH_FOLDER, TOKENIZER_FOLDER, AtomicFolder, shard_name
 from nmtkit.data.dataset.dataset_writer import DatasetWriter
-from nmtkit.data.dataset.multilingual import MultilingualWriter
-from nmtkit.data.dataset.parallel_sentences import open_corpora, texts_of
+from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, open_corpora
 from nmtkit.data.dataset.report import Report, page
-from nmtkit.data.dataset.spm_training import (
-    load_tokenizer,
-    sample_languages,
-    train_multilingual_tokenizer,
-    train_tokenizer,
-)
-from nmtkit.data.dataset.tokenizer_extension import extended, extended_by_pairs
+from nmtkit.data.dataset.spm_training import load_tokenizer, train_multilingual_tokenizer, train_tokenizer
+from nmtkit.data.dataset.tokenizer_extension import extended_by_corpora
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger("nmtkit")
 
@@ -33,8 +24,21 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
     the settings or in the text.
     """
     with AtomicFolder(_final_folder(config), config.overwrite) as destination:
-        write = _write_pairs if config.corpora is None else _write_directions
-        writer = write(config, destination.folder, on_progress)
+        scratch = destination.folder / SCRATCH_FOLDER
+        scratch.mkdir()
+        corpora = open_corpora(config, scratch)
+        files = [path for corpus in corpora.all() for path in corpus.inputs]
+        files += [path for path in (*config.tokenizer_from, config.corpora) if path is not None]
+        check_outputs({"--report": config.report}, files)
+        for flag in config.untagged():
+            log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
+        tokenizer = _tokenizer(config, corpora)
+        tokenizer.save(destination.folder / TOKENIZER_FOLDER)
+        writer = DatasetWriter(config, tokenizer, destination.folder, corpora.directions, on_progress)
+        for split, held_out in corpora.held_out.items():
+            writer.add_held_out(split, held_out)
+        if corpora.train:
+            writer.add_train(corpora.train)
         writer.finish()
         destination.finish()
     for warning in writer.warnings():
@@ -45,81 +49,20 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
     return writer.report
 
 
-def _write_pairs(config: PreprocessConfig, folder: Path, on_progress: Callable[[int], None]) -> DatasetWriter:
-    """Writes the tokenizer and the subsets of a dataset of one direction."""
-    train = _locate(config, config.train, config.tags, config.alignments)
-    held_out = {
-        f"{name}{index or ''}": files
-        for name, prefixes, tags in (
-            ("valid", config.valid, config.valid_tags),
-            ("test", config.test, config.test_tags),
-        )
-        for index, files in enumerate(_locate(config, prefixes, tags))
-    }
-    inputs = [path for files in (*train, *held_out.values()) for path in files.paths()]
-    check_outputs({"--report": config.report}, [*inputs, *config.tokenizer_from])
-    for flag in config.untagged():
-        log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
-    tags = sorted({files.tag for files in (*train, *held_out.values()) if files.tag is not None})
-    tokenizer = load_tokenizer(config.tokenizer_from) if config.tokenizer_from else train_tokenizer(config, train, tags)
-    if config.extend_tokenizer is not None:
-        tokenizer = extended_by_pairs(tokenizer, config, train)
-    for tag in tags:
-        tokenizer.check_tag(tag)
-    tokenizer.save(folder / TOKENIZER_FOLDER)
-    writer = DatasetWriter(config, tokenizer, folder, on_progress)
-    for split, files in held_out.items():
-        writer.add_held_out(split, files)
-    if train:
-        writer.add_train(train)
-    return writer
-
-
-def _write_directions(config: PreprocessConfig, folder: Path, on_progress: Callable[[int], None]) -> DatasetWriter:
-    """Writes the tokenizer and the subsets of a dataset of many directions, from the file `config.corpora`."""
-    assert config.corpora is not None
-    entries = read_entries(config.corpora)
-    if not config.tokenizer_from and not any(entry.train for entry in entries):
-        raise ValueError(f"{config.corpora} has no training text for a tokenizer; give train, or --tokenizer-from")
-    corpora = open_corpora(entries, folder / SCRATCH_FOLDER)
-    inputs = [name for files in chain(*corpora.values()) for name in files.names]
-    check_outputs({"--report": config.report}, [*inputs, *config.tokenizer_from, config.corpora])
+def _tokenizer(config: PreprocessConfig, corpora: DatasetCorpora) -> Tokenizer:
+    """Loads, extends or trains the tokenizer of the dataset. Raises ValueError if the tokenizer lacks a tag."""
+    tags = sorted({corpus.tag for corpus in corpora.all() if corpus.tag is not None})
     if config.tokenizer_from:
         tokenizer = load_tokenizer(config.tokenizer_from)
         if config.extend_tokenizer is not None:
-            texts = texts_of(corpora["train"])
-            codes = [code for code in languages_of(entries) if code not in tokenizer.languages]
-            new = {code: texts[code] for code in codes if code in texts} or texts
-            settings = config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes
-            tokenizer = extended(tokenizer, sample_languages(new, *settings), config.extend_tokenizer, codes)
+            tokenizer = extended_by_corpora(tokenizer, config, corpora)
+    elif config.corpora is None:
+        tokenizer = train_tokenizer(config, corpora.train, tags)
     else:
-        tokenizer = train_multilingual_tokenizer(config, texts_of(corpora["train"]))
-    tokenizer.save(folder / TOKENIZER_FOLDER)
-    writer = MultilingualWriter(config, tokenizer, folder, on_progress, directions_of(entries))
-    for split in ("valid", "test"):
-        if corpora[split]:
-            writer.add_held_out_corpora(split, corpora[split])
-    if corpora["train"]:
-        writer.add_train(corpora["train"])
-    return writer
-
-
-def _locate(
-    config: PreprocessConfig,
-    prefixes: Sequence[str],
-    tags: Sequence[str | None],
-    alignments: Sequence[Path | None] = (),
-) -> list[Corpus]:
-    corpora = []
-    for index, prefix in enumerate(prefixes):
-        corpus = locate(prefix, config.source_lang, config.target_lang, as_columns(config.columns))
-        path = alignments[index] if alignments else None
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(f"--alignments {path}: no such file")
-        if path is not None and corpus.format is not None:
-            raise ValueError(f"--alignments {path} needs a corpus of two files of lines; {prefix} is one file")
-        corpora.append(dataclasses.replace(corpus, tag=tags[index] if tags else None, alignments=path))
-    return corpora
+        tokenizer = train_multilingual_tokenizer(config, corpora.train_texts())
+    for tag in tags:
+        tokenizer.check_tag(tag)
+    return tokenizer
 
 
 def _final_folder(config: PreprocessConfig) -> Path:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from nmtkit.data.corpora.dropping import ReasonCounts
 from nmtkit.data.dataset.diagnostics import TextStatistics, pieces_per_word
 from nmtkit.data.dataset.drop_reasons import REASONS, in_order
+from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.pages.charts import bar_chart
 from nmtkit.pages.document import Html, render, visible
 
@@ -29,6 +30,12 @@ class CorpusReport:
     weight: float = 1.0
     cleaning: ReasonCounts = field(default_factory=ReasonCounts)
     text: list[TextStatistics] = field(default_factory=list)  # one entry per block
+
+    @staticmethod
+    def of(corpus: ParallelCorpus) -> "CorpusReport":
+        source, *others = corpus.names
+        target = Path(", ".join(map(str, dict.fromkeys(others)))) if others else source
+        return CorpusReport(source, target, weight=corpus.weight)
 
 
 @dataclass

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.corpora.blocks import line_lists
-from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.lines import lists_of_lines
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
+from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.directions import token_of
 from nmtkit.data.tokenizers.spm_model import model_facts, with_control_pieces
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
@@ -75,7 +74,7 @@ def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
     return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else None
 
 
-def train_tokenizer(config: PreprocessConfig, train: Sequence[Corpus], tags: Sequence[str]) -> Tokenizer:
+def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelCorpus], tags: Sequence[str]) -> Tokenizer:
     """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small."""
     source, target = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
     log.info(
@@ -215,7 +214,9 @@ def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
         return z ^ (z >> np.uint64(31))
 
 
-def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: int) -> tuple[list[str], list[str]]:
+def sample_pairs(
+    corpora: Sequence[ParallelCorpus], limit: int, seed: int, max_bytes: int
+) -> tuple[list[str], list[str]]:
     """Samples up to `limit` lines of each side from all corpora. The samples of the sides are independent.
 
     Reads the corpora once, with bounded memory. Raises ValueError, with the file and the line, for bytes that are not
@@ -223,7 +224,7 @@ def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: in
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
     for corpus in corpora:
-        for side, lines in line_lists(corpus, max_bytes):
+        for side, lines in corpus.line_lists(max_bytes):
             samples[side].add(lines, max_bytes)
     return samples[0].lines(), samples[1].lines()
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import sentencepiece
 
-from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.dataset.config import PreprocessConfig
-from nmtkit.data.dataset.spm_training import sample_pairs, train_model
+from nmtkit.data.dataset.parallel_corpora import DatasetCorpora
+from nmtkit.data.dataset.spm_training import sample_languages, sample_pairs, train_model
 from nmtkit.data.tokenizers.spm_model import CONTROL, FOREIGN, NORMAL, Piece, model_facts, pieces_of, with_pieces
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer
 
@@ -57,18 +57,25 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
     return Tokenizer(with_pieces(model, [*table[:end], *added, *table[end:], *tokens]))
 
 
-def extended_by_pairs(tokenizer: Tokenizer, config: PreprocessConfig, train: Sequence[Corpus]) -> Tokenizer:
-    """Extends the tokenizer with pieces of the training text.
+def extended_by_corpora(tokenizer: Tokenizer, config: PreprocessConfig, corpora: DatasetCorpora) -> Tokenizer:
+    """Extends the tokenizer with pieces of the training text, and with the languages that the tokenizer does not have.
 
-    The pieces come from the sides whose language the tokenizer does not have. If there is no such side, the pieces come
-    from both sides.
+    The pieces come from the text of these languages. If there is no such text, the pieces come from all text.
     """
-    new = [code is not None and code not in tokenizer.languages for code in config.languages]
-    samples = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
-    chosen = [sample for sample, is_new in zip(samples, new, strict=True) if is_new or not any(new)]
-    codes = dict.fromkeys(code for code, is_new in zip(config.languages, new, strict=True) if code and is_new)
-    lines = [line for sample in chosen for line in sample]
-    return extended(tokenizer, lines, config.extend_tokenizer or 0, list(codes))
+    if config.corpora is not None:
+        texts = corpora.train_texts()
+        codes = [code for code in corpora.languages if code not in tokenizer.languages]
+        new = {code: texts[code] for code in codes if code in texts} or texts
+        settings = config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes
+        lines = sample_languages(new, *settings)
+    else:
+        is_new = [code is not None and code not in tokenizer.languages for code in config.languages]
+        samples = sample_pairs(corpora.train, config.spm_sample, config.seed, config.max_line_bytes)
+        lines = [
+            line for sample, chosen in zip(samples, is_new, strict=True) if chosen or not any(is_new) for line in sample
+        ]
+        codes = list(dict.fromkeys(code for code in config.languages if code and code not in tokenizer.languages))
+    return extended(tokenizer, lines, config.extend_tokenizer or 0, codes)
 
 
 def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_type: str, known: set[str]) -> list[Piece]:

@@ -42,6 +42,10 @@ class Encoded:
     ids: npt.NDArray[Any]
     lengths: Lengths
 
+    @staticmethod
+    def concatenated(parts: Sequence["Encoded"]) -> "Encoded":
+        return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
+
     def split(self) -> list[Ids]:
         return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
 

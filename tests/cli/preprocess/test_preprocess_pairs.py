@@ -66,7 +66,7 @@ def test_an_over_long_line_is_dropped_from_training_and_refused_in_a_test_set(co
     sides[1][7] = "x" * (5 << 20)
     long = write(tmp_path / "long", sides)
     flags = ["--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
-    refused("line 8 of", "--testpref", long, *flags)
+    refused("long.xx:8 and", "--testpref", long, *flags)
     assert preprocess("--trainpref", long, *flags).exit_code == 0
     assert len(Dataset.open(tmp_path / "data")["train"]) == 29
 

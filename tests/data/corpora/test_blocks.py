@@ -15,6 +15,7 @@ from nmtkit.data.corpora import lines as lines_module
 from nmtkit.data.corpora.compression import open_bytes
 from nmtkit.data.corpora.corpus import Corpus, locate_side
 from nmtkit.data.corpora.lines import decode, line_windows, lists_of_lines
+from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.dataset.spm_training import sample_pairs
 from nmtkit.scoring.texts import read_lines
 from nmtkit.translation.inputs import lines_of_stream
@@ -24,8 +25,8 @@ def read_all(
     source: Path, target: Path, folder: Path, shard: tuple[int, int] = (1, 1)
 ) -> list[tuple[int, bytes, bytes]]:
     return [
-        (block.first_line, block.source.read(), block.target.read())
-        for block in blocks_module.blocks(Corpus(source, target), folder, 1000, shard)
+        (block.first_line, block.spans[0].read(), block.spans[1].read())
+        for block in blocks_module.blocks([source, target], folder, 1000, shard)
     ]
 
 
@@ -188,10 +189,10 @@ def test_bad_utf8_names_file_line_and_byte() -> None:
 def test_text_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     for language in ("en", "de"):
         (tmp_path / f"t.{language}").write_text("a\nb\n")
-    (block,) = blocks_module.blocks(Corpus(tmp_path / "t.en", tmp_path / "t.de"), tmp_path, 1000)
+    (block,) = blocks_module.blocks([tmp_path / "t.en", tmp_path / "t.de"], tmp_path, 1000)
     (tmp_path / "t.en").write_text("a\n")
     with pytest.raises(ValueError, match="shorter"):
-        block.source.read()
+        block.spans[0].read()
 
 
 @pytest.mark.parametrize("line_feed", ["\n", ""])
@@ -203,14 +204,14 @@ def test_memory_does_not_grow_with_an_over_long_line(line_feed: str, tmp_path: P
             for _ in range(size >> 20):
                 file.write(b"x" * (1 << 20))
             file.write(line_feed.encode() + b"last\n" * bool(line_feed))
-    files = Corpus(tmp_path / "t.en.gz", tmp_path / "t.de.gz")
+    corpus = ParallelCorpus.of(Corpus(tmp_path / "t.en.gz", tmp_path / "t.de.gz"))
     tracemalloc.start()
     spans = []
-    for block in blocks_module.blocks(files, tmp_path, 16_384):
-        spans.append((block.first_line, block.lines, block.over_long, block.source.size))
+    for block in corpus.blocks(tmp_path, 16_384):
+        spans.append((block.first_line, block.lines, block.over_long, block.spans[0].size))
         if not block.over_long:
-            assert block.target.read() == (b"last\n" if block.first_line == 3 else b"first de\n")
-    sample = sample_pairs([files], 10, 1, 16_384)
+            assert block.spans[1].read() == (b"last\n" if block.first_line == 3 else b"first de\n")
+    sample = sample_pairs([corpus], 10, 1, 16_384)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert spans[:2] == [(1, 1, False, 9), (2, 1, True, size + len(line_feed))]

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmtkit.data.corpora.blocks import Block, Span
+from nmtkit.data.corpora.blocks import LineBlock, Span
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.dropping import PairExample, ReasonCounts, pair_keys
 from nmtkit.data.dataset import drop_reasons
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.drop_reasons import LineBytes
-from nmtkit.data.dataset.encoding import PairEncoder
-from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+from nmtkit.data.dataset.encoding import BlockEncoder, EncodingWorker
+from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
+from nmtkit.data.dataset.storage import SideStorage, Sizes
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 
 CHARACTERS = st.sampled_from("ab ä\x00\x01\t\r\x1f\x7f\x80\x85\x9f\xa0\u2028")
 LINES = st.lists(st.text(CHARACTERS, max_size=8), min_size=1, max_size=8)
@@ -57,40 +59,47 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
     for name, text in zip(("t.en", "t.de"), sides, strict=True):
         (tmp_path / name).write_bytes(text)
         spans.append(Span(tmp_path / name, 0, len(text)))
-    block, files = Block(101, len(pairs), *spans), Corpus(tmp_path / "t.en", tmp_path / "t.de")
-    encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
-    held_out = encoder.encode_texts((b"a dog\n", b"ein  Hund\n"), files, 1)
-    held_out_keys = sorted_keys(encoder, held_out)
+    block = LineBlock(101, len(pairs), tuple(spans))
+    corpus = ParallelCorpus.of(Corpus(tmp_path / "t.en", tmp_path / "t.de"))
+    encoder = BlockEncoder(joint_tokenizer, ("uint16", "uint16"))
+    held_out = encoder.encode([b"a dog\n", b"ein  Hund\n"], corpus, 1)
+    held_out_keys = np.sort(pair_keys(encoder.hashes(corpus, held_out)[0]))
 
-    encoded = encoder.encode(block, files, dropping, held_out_keys)
+    arrays, counts = encoded(block, corpus, joint_tokenizer, dropping, held_out_keys, tmp_path)
     kept = [pair for pair in pairs if pair[2] in (None, drop_reasons.OVERLAP)]
-    assert encoded.sides[0].ids.tolist() == joint_tokenizer.encode_source([pair[0] for pair in kept]).ids.tolist()
-    assert encoded.sides[1].ids.tolist() == joint_tokenizer.encode_target([pair[1] for pair in kept]).ids.tolist()
+    assert arrays["source.ids"].tolist() == joint_tokenizer.encode_source([pair[0] for pair in kept]).ids.tolist()
+    assert arrays["target.ids"].tolist() == joint_tokenizer.encode_target([pair[1] for pair in kept]).ids.tolist()
     reasons = [pair[2] for pair in pairs if pair[2] not in (None, drop_reasons.OVERLAP)]
-    assert encoded.statistics.dropped == dict.fromkeys(reasons, 1)
-    assert encoded.statistics.kept == {drop_reasons.OVERLAP: 1}
-    assert encoded.statistics.examples[drop_reasons.EMPTY] == [
-        PairExample(f"{tmp_path}/t.en:105", "the man walks", "  ")
-    ]
+    assert counts.dropped == dict.fromkeys(reasons, 1)
+    assert counts.kept == {drop_reasons.OVERLAP: 1}
+    assert counts.examples[drop_reasons.EMPTY] == [PairExample(f"{tmp_path}/t.en:105", "the man walks", "  ")]
 
-    dropping_overlap = encoder.encode(block, files, config(drop_overlap=True), held_out_keys)
-    assert dropping_overlap.statistics.dropped[drop_reasons.OVERLAP] == 1
+    _, counts = encoded(block, corpus, joint_tokenizer, config(drop_overlap=True), held_out_keys, tmp_path)
+    assert counts.dropped[drop_reasons.OVERLAP] == 1
     with pytest.raises(ValueError, match=r"t\.en:102 and \S*t\.de:102: over-long line; --strict"):
-        encoder.encode(block, files, config(**limits, strict=True), held_out_keys)
+        encoded(block, corpus, joint_tokenizer, config(**limits, strict=True), held_out_keys, tmp_path)
 
 
-def sorted_keys(encoder: PairEncoder, sides: tuple[Encoded, Encoded]) -> npt.NDArray[np.uint64]:
-    return np.sort(pair_keys(encoder.hashes(*sides)))
+def encoded(
+    block: LineBlock, corpus: ParallelCorpus, tokenizer: Tokenizer, config: PreprocessConfig,
+    held_out_keys: npt.NDArray[np.uint64], folder: Path,
+) -> tuple[dict[str, npt.NDArray[Any]], ReasonCounts]:  # fmt: skip
+    """Encodes a block of a training set. Returns the written arrays and the counts by reason."""
+    storage = SideStorage(config, tokenizer, folder, folder)
+    worker = EncodingWorker(tokenizer, config, held_out_keys, storage)
+    sizes, counts, _ = worker.encode(block, corpus)
+    worker.write(Sizes())
+    arrays = {name: np.fromfile(storage.path("train", name), np.uint16)[: sizes[name]] for name in storage.ids_of_sides}
+    return arrays, counts
 
 
 def test_a_giant_line_is_dropped_without_being_read(joint_tokenizer: Tokenizer, tmp_path: Path) -> None:
     absent = Span(tmp_path / "absent", 0, 1 << 40)
-    block = Block(7, 1, absent, Span(tmp_path / "t.de", 0, 5), over_long=True)
-    files = Corpus(tmp_path / "t.en", tmp_path / "t.de")
-    encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
-    encoded = encoder.encode(block, files, config(), np.empty(0, np.uint64))
-    assert encoded.sizes == (0, 0, 0, 0)
-    assert encoded.statistics.dropped == {drop_reasons.LONG_LINE: 1}
+    block = LineBlock(7, 1, (absent, Span(tmp_path / "t.de", 0, 5)), over_long=True)
+    corpus = ParallelCorpus.of(Corpus(tmp_path / "t.en", tmp_path / "t.de"))
+    arrays, counts = encoded(block, corpus, joint_tokenizer, config(), np.empty(0, np.uint64), tmp_path)
+    assert not any(map(len, arrays.values()))
+    assert counts.dropped == {drop_reasons.LONG_LINE: 1}
 
 
 def test_statistics_add_up_and_keep_the_first_examples() -> None:

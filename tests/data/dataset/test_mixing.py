@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nmtkit.data.dataset import mixing
-from nmtkit.data.dataset.mixing import CorpusRows, mixed_rows, weights_of_temperature, write_offsets, write_rows
+from nmtkit.data.dataset.mixing import CorpusRows, mixed_rows, weights_of_temperature, write_offsets
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 100, 1 << 16])
@@ -51,13 +51,7 @@ def test_temperature_gives_the_shares_of_the_formula() -> None:
     assert weights_of_temperature(sizes, 1.0) == pytest.approx([1, 1, 1])
 
 
-def test_rows_are_written_in_their_order(tmp_path: Path) -> None:
-    lengths = np.array([3, 1, 4, 1, 5], np.int32)
-    (tmp_path / "lengths").write_bytes(lengths.tobytes())
+def test_offsets_are_sums_of_lengths(tmp_path: Path) -> None:
+    (tmp_path / "lengths").write_bytes(np.array([3, 1, 4, 1, 5], np.int32).tobytes())
     write_offsets(tmp_path / "lengths", tmp_path / "offsets")
     assert np.fromfile(tmp_path / "offsets", np.int64).tolist() == [0, 3, 4, 8, 9]
-    runs = iter([np.array([0, 1, 2]), np.array([2, 3, 4])])
-    outputs = [tmp_path / "offsets.out", tmp_path / "lengths.out"]
-    write_rows(runs, [tmp_path / "offsets", tmp_path / "lengths"], outputs)
-    assert np.fromfile(outputs[0], np.int64).tolist() == [0, 3, 4, 4, 8, 9]
-    assert np.fromfile(outputs[1], np.int32).tolist() == [3, 1, 4, 4, 1, 5]

@@ -167,6 +167,17 @@ def test_monolingual_text_is_a_direction_whose_sides_share_the_ids(make: Make) -
     assert split.source.ids.filename == split.target.ids.filename  # type: ignore[union-attr]
 
 
+def test_pairs_with_equal_sides_are_counted_but_not_in_monolingual_text(make: Make, here: Path) -> None:
+    write_digits(here / "half", digit_rows(20, 8), ("en", "de"))
+    lines = (here / "half.en").read_text().split("\n")
+    german = (here / "half.de").read_text().split("\n")
+    (here / "half.de").write_text("\n".join([*lines[:5], *german[5:]]))
+    toml = '[[corpus]]\nlanguages = ["en", "de"]\ntrain = "half"\n[[corpus]]\nlanguages = ["it"]\ntrain = "iten"'
+    for drops, reason in ((False, "kept"), (True, "dropped")):
+        reports = make(toml, name=reason, drop_equal=drops).manifest["report"]["corpora"]
+        assert [report[reason].get("source equals target", 0) for report in reports] == [5, 0]
+
+
 def test_the_columns_of_a_table_are_the_languages(make: Make, here: Path) -> None:
     rows = digit_rows(40, 7)
     lines = ["\t".join(spelled(row, language) for language in ("de", "it", "en")) for row in rows]

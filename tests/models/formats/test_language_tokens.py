@@ -95,10 +95,11 @@ def test_a_dataset_of_a_multilingual_model_needs_known_languages(
     flags: list[str], message: str, tmp_path: Path
 ) -> None:
     preprocessed("m2m_100", tmp_path)
-    base = ["preprocess", "-s", "en", "-t", "de", "--validpref", str(tmp_path / "text"), "--workers", "1"]
+    base = ["preprocess", "-s", "en", "-t", "de", "--workers", "2"]
     base += ["--tokenizer-from", str(tmp_path / "model.pt"), "--destdir", str(tmp_path / "new")]
-    result = CliRunner().invoke(main, [*base, *flags])
-    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
+    for corpus in ("--validpref", "--trainpref"):
+        result = CliRunner().invoke(main, [*base, corpus, str(tmp_path / "text"), *flags])
+        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
 
 
 def test_a_dataset_whose_valid_set_lacks_language_tokens_is_refused(tmp_path: Path) -> None:
