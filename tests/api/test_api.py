@@ -114,18 +114,18 @@ def test_requests_carry_prefixes_and_phrases(model: nmtkit.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beem": 5}, r"translate has no setting 'beem'; did you mean 'beam'\?"),
-        ({"precision": "int8"}, "precision is a setting of nmtkit.load, not of translate"),
-        ({"beam": "5"}, "translate: beam: '5' is not a whole number"),
-        ({"beam": True}, "beam: True is not a whole number"),
-        ({"beam": 0}, "--beam is 0; it must be at least 1"),
-        ({"nbest": 9}, "--nbest 9 needs --beam 9 or more"),
+        ({"beem": 5}, r"'beem'.*'beam'"),
+        ({"precision": "int8"}, r"precision .*nmtkit\.load"),
+        ({"beam": "5"}, "beam: '5' is not"),
+        ({"beam": True}, "beam: True is not"),
+        ({"beam": 0}, "--beam is 0"),
+        ({"nbest": 9}, "--nbest 9 needs --beam"),
         ({"alignment": "hard"}, "alignment needs nbest"),
         ({"quality": True}, "quality needs nbest"),
-        ({"mbr": "chrf", "nbest": 2, "temperature": 0.5}, "--temperature does nothing without --sampling"),
+        ({"mbr": "chrf", "nbest": 2, "temperature": 0.5}, "--temperature .*--sampling"),
         ({"mbr": "chrf"}, "mbr"),
-        ({"score_reference": True}, "score_reference is not an option here"),
-        ({"source_tag": "<2xx>"}, "the tokenizer has no tag '<2xx>'"),
+        ({"score_reference": True}, "score_reference is not"),
+        ({"source_tag": "<2xx>"}, "no tag '<2xx>'"),
     ],
 )
 def test_a_wrong_option_is_named(model: nmtkit.Model, options: dict[str, Any], message: str) -> None:
@@ -135,7 +135,7 @@ def test_a_wrong_option_is_named(model: nmtkit.Model, options: dict[str, Any], m
 
 @pytest.mark.parametrize("source", [[1, 2], ["a dog", None], b"a dog", [["a dog"]]])
 def test_what_is_no_text_is_named_with_its_type(model: nmtkit.Model, source: Any) -> None:
-    with pytest.raises(ValueError, match=r"item \d is of type (int|NoneType|list); give a text or a list of texts"):
+    with pytest.raises(ValueError, match=r"item \d is of type (int|NoneType|list);"):
         model.translate(source)
 
 
@@ -149,7 +149,7 @@ def test_an_ensemble_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
     assert ensemble.translate(LINES) == [row["hypotheses"][0]["text"] for row in rows]
     assert len(ensemble.architectures) == 2
     for method in (ensemble.encode, ensemble.attention):
-        with pytest.raises(ValueError, match="needs a single model, but this is an ensemble of 2"):
+        with pytest.raises(ValueError, match="ensemble of 2"):
             method("a dog")
 
 
@@ -162,11 +162,11 @@ def test_int8_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precison": "int8"}, r"nmtkit\.load has no setting 'precison'; did you mean 'precision'\?"),
-        ({"precision": "int4"}, "'int4' is not one of auto, fp32, bf16, int8"),
-        ({"device": "nowhere"}, "--device nowhere cannot be used"),
-        ({"beam": 5}, "nmtkit.load has no setting 'beam'"),
-        ({"plugins": ["missing.py"]}, r"plug-in missing\.py: no such file"),
+        ({"precison": "int8"}, r"'precison'.*'precision'"),
+        ({"precision": "int4"}, "'int4' .*auto, fp32, bf16, int8"),
+        ({"device": "nowhere"}, "--device nowhere"),
+        ({"beam": 5}, "no setting 'beam'"),
+        ({"plugins": ["missing.py"]}, r"plug-in missing\.py"),
     ],
 )
 def test_a_wrong_setting_of_load_is_named(path: Path, options: dict[str, Any], message: str) -> None:
@@ -188,7 +188,7 @@ def test_a_trainable_model_has_all_parameters_gradients_and_hooks(path: Path, mo
     }
     assert {type(module).__name__ for module in calls} >= {"Linear", "LayerNorm", "EncoderLayer", "Transformer"}
     assert trainable.translate(LINES) == model.translate(LINES)
-    with pytest.raises(ValueError, match="a trainable model computes with torch in fp32"):
+    with pytest.raises(ValueError, match="torch in fp32"):
         nmtkit.load(path, device="cpu", precision="int8", trainable=True)
 
 
@@ -237,7 +237,7 @@ def test_sentence_vectors_are_means_of_the_memory(model: nmtkit.Model, monkeypat
     torch.testing.assert_close(model.encode(LINES[0], pooling="mean"), expected[0], atol=1e-5, rtol=1e-4)
     monkeypatch.setattr(model._translator, "max_tokens", 4)  # batches of one
     torch.testing.assert_close(model.encode(LINES, pooling="mean"), expected, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="pooling is 'max'; it must be none or mean"):
+    with pytest.raises(ValueError, match=r"'max'.*none or mean"):
         model.encode(LINES, pooling="max")  # type: ignore[call-overload]
 
 
@@ -283,10 +283,10 @@ def test_preprocess_makes_the_dataset_of_the_command(mirror_data: Path, tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": "x"}, r"nmtkit\.preprocess has no setting 'train'; did you mean 'trainpref'\?"),
-        ({"vocab_size": 1.5}, "vocab_size: 1.5 is not a whole number"),
-        ({"source_lang": None}, "nmtkit.preprocess: source_lang: None is not a text"),
-        ({"tokenizer_from": "x", "vocab_size": 9}, "--tokenizer-from and --vocab-size cannot be combined"),
+        ({"train": "x"}, r"'train'.*'trainpref'"),
+        ({"vocab_size": 1.5}, "vocab_size: 1.5 is not"),
+        ({"source_lang": None}, "source_lang: None is not"),
+        ({"tokenizer_from": "x", "vocab_size": 9}, "--tokenizer-from and --vocab-size"),
     ],
 )
 def test_a_wrong_setting_of_preprocess_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_wrong_setting_of_preprocess_is_named(changes: dict[str, Any], message
 
 
 def test_a_setting_that_is_missing_is_named() -> None:
-    with pytest.raises(ValueError, match="give --source-lang and --target-lang, or --corpora"):
+    with pytest.raises(ValueError, match="--source-lang and --target-lang, or --corpora"):
         nmtkit.preprocess(source_lang="xx", trainpref="x", destdir="data")
 
 
@@ -306,7 +306,7 @@ def test_average_writes_the_mean_of_the_weights(path: Path, tmp_path: Path) -> N
     first, second, mean = (checkpoint.load(file)["model"] for file in (path, other, written))
     for name, value in mean.items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
-    with pytest.raises(ValueError, match="is a folder; choose its checkpoints"):
+    with pytest.raises(ValueError, match="is a folder"):
         nmtkit.average(tmp_path, tmp_path / "x.pt")
 
 
@@ -414,16 +414,16 @@ def test_a_component_of_a_notebook_trains_and_is_loaded(mirror_data: Path, tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"label_smothing": 0.1}, r"nmtkit\.train has no setting 'label_smothing'; did you mean 'label_smoothing'\?"),
-        ({"max_update": "4"}, "nmtkit.train: max_update: '4' is not a whole number"),
-        ({"max_update": 4.0}, "max_update: 4.0 is not a whole number"),
-        ({"dropout": 2.0}, "--dropout is 2.0; it must be"),
+        ({"label_smothing": 0.1}, r"'label_smothing'.*'label_smoothing'"),
+        ({"max_update": "4"}, "max_update: '4' is not"),
+        ({"max_update": 4.0}, "max_update: 4.0 is not"),
+        ({"dropout": 2.0}, "--dropout is 2.0"),
         ({"arch": "transformer_tny"}, "unknown architecture 'transformer_tny'"),
-        ({"optimizer": 3}, "nmtkit.train: optimizer: 3 is not a text"),
-        ({"config": "nowhere.toml"}, r"config nowhere\.toml: no such file"),
-        ({"plugin": "nowhere.py"}, r"plug-in nowhere\.py: no such file"),
-        ({"nproc_per_node": 2}, "start the script with torchrun --nproc-per-node 2"),
-        ({"batch_tokens": 9, "update_freq": 2}, "--batch-tokens and --update-freq both set the size of an update"),
+        ({"optimizer": 3}, "optimizer: 3 is not"),
+        ({"config": "nowhere.toml"}, r"config nowhere\.toml"),
+        ({"plugin": "nowhere.py"}, r"plug-in nowhere\.py"),
+        ({"nproc_per_node": 2}, "torchrun --nproc-per-node 2"),
+        ({"batch_tokens": 9, "update_freq": 2}, "--batch-tokens and --update-freq"),
     ],
 )
 def test_a_wrong_setting_of_train_is_named(

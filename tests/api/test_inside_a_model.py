@@ -119,11 +119,11 @@ def test_what_cannot_be_shown_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 sources and 1 translations"):
         model.batch(["a", "b"], ["a"])
     learned = nmtkit.load(positions, device="cpu")
-    with pytest.raises(ValueError, match="text 2 has 37 pieces; this model reads 12 at most"):
+    with pytest.raises(ValueError, match=r"text 2 .*37 pieces.*12"):
         learned.logits(["the dog", "the dog runs . " * 9], ["a", "a"])
     with pytest.raises(ValueError, match="layers is 'some'"):
         model.encode("a", layers="some")  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="logits needs a single model"):
+    with pytest.raises(ValueError, match="single model"):
         nmtkit.load([path, path], device="cpu").logits("a", "a")
 
 
@@ -138,19 +138,19 @@ def test_the_encoder_of_a_multilingual_model_reads_the_language_token(tmp_path: 
         torch.testing.assert_close(model.encode([text], source_lang=code, layers="all")[-1][0], expected)
         batch = model.batch(text, text, source_lang=code, target_lang="pl")
         torch.testing.assert_close(module.encode(batch.source).values, expected)
-    with pytest.raises(ValueError, match="give source_lang, one of en, it, pl"):
+    with pytest.raises(ValueError, match=r"source_lang, .*en, it, pl"):
         model.encode(text)
-    with pytest.raises(ValueError, match="source_lang xx: the model does not have this language; known: en, it, pl"):
+    with pytest.raises(ValueError, match=r"source_lang xx.*en, it, pl"):
         model.encode(text, source_lang="xx")
     assert len(model.encode("", source_lang="en")) == 1
 
 
 def test_lists_that_are_empty_or_not_allowed_are_refused(model: nmtkit.Model) -> None:
-    with pytest.raises(ValueError, match="the lists are empty; give at least one text and its translation"):
+    with pytest.raises(ValueError, match="lists are empty"):
         model.logits([], [])
-    with pytest.raises(ValueError, match="attention takes one text, not a list; call attention for each text"):
+    with pytest.raises(ValueError, match="attention takes one text"):
         model.attention(["a cat !"])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="decoder_states takes one text, not a list"):
+    with pytest.raises(ValueError, match="decoder_states takes one text"):
         model.decoder_states(SOURCES, TARGETS)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_states_of_every_architecture_have_a_row_for_each_token_or_are_refused(n
         states = encoder_states(architecture, source)
     except ValueError as error:
         assert name.startswith(("gnmt", "deep_att", "convs2s", "bytenet", "extended_neural_gpu"))
-        assert "register forward hooks on the modules of" in str(error)
+        assert "forward hooks" in str(error)
     else:
         assert len(states) == len(architecture.encoder) + 1
         assert all(state.shape[0] == 7 and state.dim() == 2 for state in states)

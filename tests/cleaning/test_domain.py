@@ -82,5 +82,5 @@ def test_without_domain_scores_are_zero_and_a_small_corpus_is_refused(tmp_path: 
     np.testing.assert_array_equal(filter.score(block), 0)
     path = written(tmp_path, "domain", lines("abc", 1, 5), lines("pqr", 2, 5))
     filter = Domain(DomainConfig(), FilterContext("en", "de", domain=(locate(str(path), "en", "de"),)))
-    with pytest.raises(ValueError, match="5 pairs of the corpus with 5 pairs of --domain; each needs at least 1,000"):
+    with pytest.raises(ValueError, match=r"5 pairs .*--domain.*1,000"):
         filter.fit(block)

@@ -64,7 +64,7 @@ def test_a_member_is_never_overwritten_or_counted_twice(folder: Path) -> None:
     before = second.read_bytes()
     for output in (second, folder / "last.pt", folder / "." / second.name):
         result = average(first, second, "--output", output)
-        assert result.exit_code == 2 and "is one of the checkpoints to average" in result.stderr
+        assert result.exit_code == 2 and "one of the checkpoints" in result.stderr
     result = average(first, second, folder / "last.pt", "--output", folder / "averaged.pt")
-    assert result.exit_code == 2 and "are the same file, which would count twice" in result.stderr
+    assert result.exit_code == 2 and "are the same file" in result.stderr
     assert second.read_bytes() == before

@@ -92,9 +92,7 @@ CASES: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
 def test_the_merged_shards_are_the_bytes_of_clean(flags: tuple[object, ...], tmp_path: Path) -> None:
     whole = succeeds(clean(*flags, *outputs(tmp_path / "whole")))
-    assert "To join the shards: nmtkit merge" in succeeds(
-        clean(*flags, "--output-dir", tmp_path / "job", "--shard-lines", 450)
-    )
+    assert "nmtkit merge" in succeeds(clean(*flags, "--output-dir", tmp_path / "job", "--shard-lines", 450))
     assert len(list((tmp_path / "job").glob("shard-*.done"))) == 5  # 400, 400, 300, 400 and 352 pairs
     merged = succeeds(nmtkit("merge", tmp_path / "job", *outputs(tmp_path / "merged")))
     for name in FILES:
@@ -118,7 +116,7 @@ def test_a_killed_worker_loses_no_pair(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.exit_code == 2 and "ended unexpectedly (SIGKILL)" in result.stderr, result.output
     missing = nmtkit("merge", tmp_path / "job", *outputs(tmp_path / "merged"))
     assert missing.exit_code == 2 and f"{tmp_path / 'job'} lacks shard" in missing.stderr
-    assert "to make them, repeat the command: nmtkit" in " ".join(missing.stderr.split())
+    assert "repeat the command: nmtkit" in " ".join(missing.stderr.split())
     assert list((tmp_path / "merged").iterdir()) == []
     assert "continuing, shard" in succeeds(clean(*job))
     succeeds(nmtkit("merge", tmp_path / "job", *outputs(tmp_path / "again")))
@@ -233,14 +231,14 @@ def test_a_filter_of_a_plug_in_needs_the_plug_in_to_merge(tmp_path: Path) -> Non
     succeeds(clean(*flags, "--output-dir", tmp_path / "job"))
     del sys.modules[plugin_module(str(plugin))]
     without = nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv")
-    assert without.exit_code == 2 and "if the command had --plugin, give the same" in " ".join(without.stderr.split())
+    assert without.exit_code == 2 and "had --plugin" in " ".join(without.stderr.split())
 
 
 def test_a_filter_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     plugin = tmp_path / "unsaved.py"
     plugin.write_text(PLUGIN.replace("FOUND", "lambda line: line.count('?')").replace('"marks"', '"unsaved"'))
     result = clean("--plugin", plugin, "--filters", "empty,unsaved", "--output-dir", tmp_path / "job")
-    assert result.exit_code == 2 and "cannot save a fitted filter" in " ".join(result.stderr.split()), result.output
+    assert result.exit_code == 2 and "a fitted filter" in " ".join(result.stderr.split()), result.output
 
 
 def test_a_fasttext_model_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,13 +284,13 @@ def test_other_settings_and_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "give --output CORPUS, or --output-dir DIR to work in shards"),
-        (["--output", "o.tsv", "--shard", "1/2"], "--shard does nothing without --output-dir"),
-        (["--output-dir", "job", "--output", "o.tsv"], "--output-dir and --output cannot be combined"),
-        (["--output-dir", "job", "--scores", "s.tsv"], "nmtkit merge has this flag"),
-        (["--output-dir", "job", "--from-scores", "s.tsv"], "--output-dir and --from-scores cannot be combined"),
-        (["--output-dir", "job", "--self-train"], "train them with clean --self-train on a part"),
-        (["--output-dir", "job", "--actor-cpus", "2"], "--actor-cpus does nothing without --executor ray"),
+        ([], "--output CORPUS, or --output-dir"),
+        (["--output", "o.tsv", "--shard", "1/2"], "--shard does nothing"),
+        (["--output-dir", "job", "--output", "o.tsv"], "--output-dir and --output"),
+        (["--output-dir", "job", "--scores", "s.tsv"], "nmtkit merge"),
+        (["--output-dir", "job", "--from-scores", "s.tsv"], "--output-dir and --from-scores"),
+        (["--output-dir", "job", "--self-train"], "clean --self-train on"),
+        (["--output-dir", "job", "--actor-cpus", "2"], "--actor-cpus does nothing"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -306,11 +304,11 @@ def test_flags_without_effect_are_refused(flags: list[str], message: str, folder
 def test_merge_refuses_flags_of_clean_for_translations_and_needs_an_output(tmp_path: Path) -> None:
     succeeds(clean("--filters", "empty", "--output-dir", tmp_path / "job"))
     result = nmtkit("merge", tmp_path / "job")
-    assert result.exit_code == 2 and "has shards of nmtkit clean; give --output CORPUS" in result.stderr
+    assert result.exit_code == 2 and "give --output CORPUS" in result.stderr
     plan = (tmp_path / "job/plan.json").read_text()
     (tmp_path / "job/plan.json").write_text(plan.replace('"clean"', '"generate"'))
     result = nmtkit("merge", tmp_path / "job", "--report", tmp_path / "page.html")
     assert result.exit_code == 2 and "--report does nothing for" in result.stderr
     (tmp_path / "job/plan.json").write_text(plan.replace('"version of nmtkit": "', '"version of nmtkit": "0.0.'))
     result = nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv")
-    assert result.exit_code == 2 and "merge with the version that wrote the shards" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "version that wrote the" in " ".join(result.stderr.split())

@@ -154,7 +154,7 @@ def test_curves_are_written_as_numbers_and_as_a_figure(tmp_path: Path) -> None:
         assert compare(*folders, "--curves", tmp_path / f"curves{suffix}").exit_code == 0
         assert (tmp_path / f"curves{suffix}").read_bytes().startswith(beginning)
     refused = compare(*folders, "--curves", tmp_path / "curves.doc")
-    assert refused.exit_code == 2 and "give one of these suffixes" in refused.stderr
+    assert refused.exit_code == 2 and "one of these suffixes" in refused.stderr
     missing = compare(*folders, "--curves", tmp_path / "no/curves.csv")
     assert missing.exit_code == 2 and "does not exist" in missing.stderr
 
@@ -202,11 +202,11 @@ def test_files_of_runs_are_not_overwritten(file: str, tmp_path: Path) -> None:
     (folder / "config.toml").write_text("")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     result = CliRunner().invoke(main, ["compare", str(tmp_path), "--report", str(folder / file)])
-    assert result.exit_code == 2 and "would overwrite a file which this command reads" in result.stderr
+    assert result.exit_code == 2 and "overwrite a file which" in result.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     both = [str(tmp_path / "out.csv")] * 2
     result = CliRunner().invoke(main, ["compare", str(tmp_path), "--report", both[0], "--curves", both[1]])
-    assert result.exit_code == 2 and "would overwrite a file that --report writes" in result.stderr
+    assert result.exit_code == 2 and "file that --report writes" in result.stderr
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

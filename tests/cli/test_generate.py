@@ -81,19 +81,19 @@ def test_jsonl_holds_the_nbest(folder):
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (["--path", "nowhere.pt"], "", "checkpoint nowhere.pt: no such file"),
+        (["--path", "nowhere.pt"], "", "checkpoint nowhere.pt"),
         (["--path", "FOLDER/model.pt", "--input", "nowhere.en"], "", "nowhere.en"),
         (["--path", "FOLDER/model.pt", "--input", "FOLDER/empty"], "", "empty is empty"),
-        (["--path", "FOLDER/model.pt"], b"fine\nb\xffd\n", "standard input:2: byte 2 of the line is not UTF-8"),
-        (["--path", "FOLDER/model.pt", "--gen-subset", "test"], "", "--gen-subset does nothing without DATA"),
-        (["--path", "FOLDER/model.pt", "--nbest", "2"], "", "--nbest above 1 needs --format jsonl"),
+        (["--path", "FOLDER/model.pt"], b"fine\nb\xffd\n", "standard input:2: byte 2"),
+        (["--path", "FOLDER/model.pt", "--gen-subset", "test"], "", "--gen-subset does nothing"),
+        (["--path", "FOLDER/model.pt", "--nbest", "2"], "", "--nbest above 1"),
         (["--path", "FOLDER/model.pt", "--beam", "0"], "", "--beam is 0"),
         (
             ["--path", "FOLDER/model.pt", "--workers", "2", "--threads", "2"],
             "",
-            "--workers and --threads cannot be combined",
+            "--workers and --threads",
         ),
-        (["FOLDER", "--path", "FOLDER/model.pt"], "", "is not an nmtkit dataset"),
+        (["FOLDER", "--path", "FOLDER/model.pt"], "", "not an nmtkit dataset"),
     ],
 )
 def test_mistakes_are_named_and_exit_with_2(folder, arguments, text, message):
@@ -133,9 +133,7 @@ def test_files_beside_the_input_say_how_each_line_is_translated(folder):
     assert avoided.exit_code == 0 and avoided.stdout.split("\n")[0] != lines[0]
 
 
-@pytest.mark.parametrize(
-    ("number", "message"), [(3, "has 3 lines, fewer than"), (9, "has more lines than the input, ")]
-)
+@pytest.mark.parametrize(("number", "message"), [(3, "has 3 lines, fewer than"), (9, "more lines than")])
 def test_a_file_of_another_length_than_the_input_is_an_error(folder, number, message):
     result = run("--path", folder / "model.pt", "--prefix", beside(folder, "other", ["a"] * number), text="a\n" * 6)
     assert result.exit_code == 2 and message in result.stderr
@@ -220,7 +218,7 @@ def test_a_device_that_is_not_there_is_one_clear_line(folder, device):
         pytest.skip("it is there")
     result = run("--path", folder / "model.pt", "--device", device, text="a\n")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert f"--device {device} cannot be used: " in result.stderr
+    assert f"--device {device} cannot" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -242,15 +240,15 @@ def test_what_is_protected_is_copied_and_the_flag_may_be_given_twice(folder):
     refused = run(
         "--path", folder / "model.pt", "--protect-spans", "--format", "jsonl", "--alignment", "hard", text=text
     )
-    assert refused.exit_code != 0 and "--protect-spans and --alignment cannot be combined" in refused.output
+    assert refused.exit_code != 0 and "--protect-spans and --alignment" in refused.output
 
 
 def test_windows_line_ends_and_a_byte_order_mark_change_nothing_and_are_counted(folder):
     plain = run("--path", folder / "model.pt", text="a dog runs .\n\nthe cat\n")
     windows = run("--path", folder / "model.pt", text=b"\xef\xbb\xbfa dog runs .\r\n\r\nthe cat\r\n")
     assert windows.stdout == plain.stdout and plain.stderr == ""
-    assert "standard input: the byte-order mark at the beginning is removed" in windows.stderr
-    assert "standard input: the carriage return at the end of 3 lines is removed" in windows.stderr
+    assert "input: the byte-order mark" in windows.stderr
+    assert "end of 3 lines" in windows.stderr
 
 
 @pytest.mark.parametrize("space", ["\t", "\u00a0", "\u202f", "\u3000", "\u2028", "\x85"])
@@ -281,8 +279,8 @@ def test_white_space_of_the_vocabulary_stays(tmp_path):
 def test_lines_of_several_sentences_are_told_once(folder):
     lines = "A dog runs. Two men sleep.\nthe cat sleeps . The cat runs .\n"
     told = run("--path", folder / "model.pt", text=lines + "the cat\n").stderr
-    assert told.startswith("warning: 1 of 3 lines look like several sentences") and told.count("\n") == 1
-    assert "add --split-sentences with the language of the source" in told
+    assert told.startswith("warning: 1 of 3 lines") and told.count("\n") == 1
+    assert "--split-sentences" in told
     assert run("--path", folder / "model.pt", text=lines + "the cat\n" * 10).stderr == ""
 
 
@@ -295,7 +293,7 @@ def test_the_output_replaces_no_file_that_is_read_beside_the_input(folder, name)
     flags += ["--prefix", folder / "prefixes"] if name == "prefixes" else ["--glossary", folder / "terms.tsv"]
     for output in ("--output", "--quality-report"):
         result = run(*flags, output, folder / "." / name)
-        assert result.exit_code == 2 and "would overwrite a file which this command reads" in result.stderr
+        assert result.exit_code == 2 and "overwrite a file which" in result.stderr
     for other in (["--input", folder / "test.en"], ["--input", folder / "test.de", "--output", folder / "test.en"]):
         result = run("--path", folder / "model.pt", *other, "--quality-report", folder / "test.en")
         assert result.exit_code == 2 and "--quality-report" in result.stderr
@@ -340,10 +338,10 @@ def test_columns_select_the_text_to_translate(folder, tmp_path, columns):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--input", "text", "--columns", "1"], "--columns does nothing for text, which is not .tsv"),
+        (["--input", "text", "--columns", "1"], "--columns does nothing"),
         (["--input", "c.tsv", "--columns", "1,2,3"], "--columns has 3 items"),
-        (["--input", "c.tsv", "--columns", "1", "--input-format", "text"], "--columns and --input-format cannot be"),
-        (["--columns", "1"], "--columns does nothing without --input"),
+        (["--input", "c.tsv", "--columns", "1", "--input-format", "text"], "--columns and --input-format"),
+        (["--columns", "1"], "without --input"),
         (["--input", "c.tsv", "--columns", "9"], "c.tsv has 2 columns"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -80,8 +80,8 @@ def test_each_process_of_torchrun_gets_a_device_and_workers_are_refused(monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert rank_device("cpu", 1) == "cpu" and rank_device("cuda:3", 1) == "cuda:3"
-    with pytest.raises(ValueError, match="--workers and torchrun cannot be combined"):
+    with pytest.raises(ValueError, match="--workers and torchrun"):
         rank_device("cpu", 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="process 1 of this machine has no GPU of its own: start 1"):
+    with pytest.raises(ValueError, match=r"process 1 .*no GPU"):
         rank_device("cuda", 1)

@@ -88,14 +88,14 @@ def test_the_joined_shards_are_the_output_of_the_whole_input(
 def test_a_job_array_and_merge(folder: Path, tmp_path: Path) -> None:
     flags = ("--input", folder / "text", *SHORT, "--output-dir", tmp_path / "shards", "--shard-lines", 4)
     one = generate(folder, *flags, "--shard", "1/3")
-    assert "this part is done; shards 2-3, 5-6 of 7 left" in one.stderr
+    assert "shards 2-3, 5-6 of 7" in one.stderr
     missing = CliRunner().invoke(main, ["merge", str(tmp_path / "shards"), "--output", str(tmp_path / "out")])
     assert (missing.exit_code, (tmp_path / "out").exists()) == (2, False)
-    assert "lacks shards 2-3, 5-6 of 7; to make them, repeat the command: nmtkit" in missing.stderr
+    assert "lacks shards 2-3, 5-6 of 7" in missing.stderr
     assert "continuing, shards 2, 5 left" not in generate(folder, *flags, "--shard", "2/3").stderr
     done = generate(folder, *flags)
     assert "continuing, shards 3, 6 left" in done.stderr
-    assert f"To join the shards: nmtkit merge {tmp_path / 'shards'} --output FILE" in done.stderr
+    assert f"nmtkit merge {tmp_path / 'shards'} --output FILE" in done.stderr
     merged = CliRunner().invoke(main, ["merge", str(tmp_path / "shards"), "--output", str(tmp_path / "out")])
     assert "25 lines of 7 shards" in merged.stderr
     assert (tmp_path / "out").read_text() == generate(folder, "--input", folder / "text", *SHORT).stdout
@@ -117,13 +117,13 @@ def test_another_search_or_model_is_refused_and_speed_may_change(folder: Path, t
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--shard", "1/2"], "--shard does nothing without --output-dir"),
-        (["--output-dir", "out"], "--output-dir does nothing without --input"),
-        (["--output-dir", "out", "--input", "text", "--output", "b"], "--output-dir and --output cannot be combined"),
+        (["--shard", "1/2"], "--shard does nothing"),
+        (["--output-dir", "out"], "--output-dir does nothing"),
+        (["--output-dir", "out", "--input", "text", "--output", "b"], "--output-dir and --output"),
         (["--output-dir", "out", "--input", "text", "--actor-gpus", "1"], "--actor-gpus does nothing without"),
-        (["--output-dir", "out", "--input", "a.html"], "--output-dir and a document cannot be combined"),
-        (["--output-dir", "out", "--input", "/dev/stdin"], "/dev/stdin is not a regular file"),
-        (["--output-dir", "out", "--input", "text", "--pivot", "en"], "--output-dir and --pivot cannot be combined"),
+        (["--output-dir", "out", "--input", "a.html"], "--output-dir and a document"),
+        (["--output-dir", "out", "--input", "/dev/stdin"], "/dev/stdin is not"),
+        (["--output-dir", "out", "--input", "text", "--pivot", "en"], "--output-dir and --pivot"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -135,7 +135,7 @@ def test_flags_without_effect_are_refused(folder: Path, flags: list[str], messag
 def test_a_wrong_line_stops_the_job_with_its_number(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("".join(f"{line}\n" for line in LINES).encode() + b"\xff\n")
     result = generate(folder, "--input", tmp_path / "text", "--output-dir", tmp_path / "shards", "--shard-lines", 4)
-    assert result.exit_code == 2 and "text:26: byte 1 of the line is not UTF-8" in result.stderr
+    assert result.exit_code == 2 and "text:26: byte 1" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])

@@ -62,7 +62,7 @@ def test_a_language_model_does_not_translate(arguments: list[str], names: dict[s
 
 def test_a_language_model_does_not_translate_in_python(names: dict[str, str]) -> None:
     model = nmtkit.load(names["lm"])
-    with pytest.raises(ValueError, match="this model is a language model, which does not translate"):
+    with pytest.raises(ValueError, match="is a language model"):
         model.translate("a dog")
     assert model.score("", "a dog") < 0
 

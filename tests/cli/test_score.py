@@ -191,16 +191,16 @@ def test_the_references_kept_in_a_dataset_are_used(tmp_path):
         (
             {"ref": b"a\n\xff\n", "sys": b"a\nb\n"},
             ["--ref", "ref", "--sys", "sys"],
-            "ref:2: byte 1 of the line is not UTF-8",
+            "ref:2: byte 1",
         ),
-        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file or folder"),
-        ({"sys": b"a\n"}, ["--sys", "sys"], "either as --ref FILE or as --data FOLDER"),
+        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file"),
+        ({"sys": b"a\n"}, ["--sys", "sys"], "--ref FILE or as --data FOLDER"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
-        ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys is given twice"),
+        ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys"),
         (
             {"ref": b"a\n", "sys": b"a\n"},
             ["--ref", "ref", "--sys", "sys", "--metric", "tokenized-bleu"],
-            "needs the language of the translations",
+            "the language of the",
         ),
     ],
 )
@@ -292,16 +292,16 @@ def test_json_lines_of_generate_are_scored_by_their_best_translation(name, tmp_p
     else:
         result = nmtkit_score("--ref", reference, stdin="\n".join(records) + "\n")
     assert result.stdout == plain
-    assert f"{name}: scoring the best translation of each JSON record" in result.stderr.replace("\n", " ")
+    assert f"{name}: scoring the best" in result.stderr.replace("\n", " ")
     mixed = nmtkit_score("--ref", reference, stdin=records[0] + "\n{}\n")
-    assert mixed.exit_code == 2 and "standard input:2: the first line is a record of nmtkit generate" in mixed.stderr
+    assert mixed.exit_code == 2 and "standard input:2: the first" in mixed.stderr
 
 
 @pytest.mark.parametrize("line", ['{"translation": "ein Hund"}', '{"hypotheses": []}', '{"hypotheses": [{}]}'])
 def test_json_of_another_program_is_told(line, tmp_path):
     reference = write(tmp_path / "ref", ["ein Hund"])
     said = nmtkit_score("--ref", reference, stdin=f"{line}\n").stderr
-    assert "standard input: the first line is JSON without a translation, so the lines are scored as text" in said
+    assert "JSON without a translation" in said
     assert "JSON" not in nmtkit_score("--ref", reference, stdin="{ein Hund}\n").stderr
 
 
@@ -324,4 +324,4 @@ def test_columns_select_the_reference(tmp_path):
     result = nmtkit_score("--ref", tmp_path / "c.tsv", "--columns", "2,3", stdin="w x y z\nv u\n")
     assert (result.exit_code, result.stdout) == (0, expected.stdout), result.output
     result = nmtkit_score("--ref", tmp_path / "plain", "--columns", "2,3", stdin="w x y z\nv u\n")
-    assert result.exit_code == 2 and "--columns does nothing without a .tsv" in result.stderr
+    assert result.exit_code == 2 and "--columns does nothing" in result.stderr

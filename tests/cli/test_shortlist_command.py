@@ -37,7 +37,7 @@ def test_lists_are_added_to_the_checkpoint_and_limit_translations(path: Path, mi
     result = run("shortlist", mirror_data, "--path", path, "--entries", 2, "--frequent", 3)
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
-    assert "and 3 target pieces for all sentences" in said and "valid: the lists have" in said
+    assert "3 target pieces" in said and "valid: the lists have" in said
     after = checkpoint.load(path)
     assert set(after) - set(before) == {"shortlist"} and checkpoint_file.fingerprint(
         after
@@ -86,12 +86,12 @@ def test_a_written_lexicon_gives_the_same_lists(name: str, path: Path, mirror_da
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--path", "a.pt"], "give DATA to learn the shortlist from, or --lexicon FILE"),
+        (["--path", "a.pt"], "--lexicon FILE"),
         (["{data}", "--path", "a.pt", "--vocab", "x.spm"], "--vocab needs --lexicon"),
         (["{data}", "--path", "a.pt", "--subset", "nothing"], "nothing"),
         (["{data}", "--path", "other.pt"], "other.pt have different tokenizers"),
         (["--path", "a.pt", "--lexicon", "text", "--vocab", "x.spm"], "leave out --vocab"),
-        (["--path", "a.pt", "--lexicon", "text"], "text, line 1: expected a target piece"),
+        (["--path", "a.pt", "--lexicon", "text"], "text, line 1: "),
     ],
     ids=["no_data", "vocab", "subset", "tokenizer", "vocab_of_text", "text"],
 )
@@ -117,7 +117,7 @@ def test_generate_tells_that_a_checkpoint_has_no_shortlist(path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"logits_processors": ("x",)}, "processors need all target pieces"),
+        ({"logits_processors": ("x",)}, "need all target pieces"),
         ({"score_reference": True}, "there is no search"),
     ],
     ids=["processors", "references"],

@@ -18,7 +18,7 @@ def test_an_unknown_name_lists_the_known_ones_and_mentions_plug_ins() -> None:
     things: Registry[Any] = Registry("thing", "--thing")
     things.register("one", ThingConfig())(dict)
     things.register("two", ThingConfig())(dict)
-    with pytest.raises(ValueError, match=r"unknown thing 'three'; known: one, two.*--plugin FILE"):
+    with pytest.raises(ValueError, match=r"'three'.*one, two.*--plugin FILE"):
         things["three"]
 
 
@@ -26,7 +26,7 @@ def test_a_name_registered_twice_is_an_error() -> None:
     things: Registry[Any] = Registry("thing", "--thing")
     things.register("one", ThingConfig())(dict)
     for other in (dict, list):
-        with pytest.raises(ValueError, match=r"thing 'one' is registered twice; builtins\.dict already has this name"):
+        with pytest.raises(ValueError, match=r"'one' .*builtins\.dict"):
             things.register("one", ThingConfig())(other)
 
 
@@ -38,7 +38,7 @@ def test_a_factory_defined_anew_in_the_same_place_replaces_the_older_one() -> No
     first = things["one"].factory
     exec(cell, notebook)
     assert things["one"].factory is notebook["One"] is not first
-    with pytest.raises(ValueError, match=r"registered twice; __main__\.One already has this name"):
+    with pytest.raises(ValueError, match=r"registered twice; __main__\.One"):
         exec(cell, notebook | {"__name__": "elsewhere"})
     assert things["one"].factory is notebook["One"]
 

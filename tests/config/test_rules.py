@@ -15,12 +15,12 @@ RULES = (
 @pytest.mark.parametrize(
     ("given", "on", "message"),
     [
-        ({"--top-k"}, {"--top-k"}, "^--top-k does nothing without --sampling or --format jsonl$"),
+        ({"--top-k"}, {"--top-k"}, "^--top-k .*--sampling or --format jsonl$"),
         ({"--top-k", "--sampling"}, {"--top-k"}, "^--top-k does nothing without"),  # --sampling has its default
         (
             {"--sampling", "--beam"},
             {"--sampling"},
-            "^--sampling and --beam cannot be combined: chance$",
+            "^--sampling and --beam .*: chance$",
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_text_of_the_wrong_type_is_refused(text: str, hint: Any) -> None:
 @pytest.mark.parametrize("text", ["", " ", "a,,b", "a,"])
 def test_an_empty_item_is_refused_where_it_means_nothing(text: str) -> None:
     for hint in (tuple[str, ...], tuple[Path, ...], tuple[float, ...]):
-        with pytest.raises(ValueError, match="an item of the list is empty"):
+        with pytest.raises(ValueError, match=r"item .*is empty"):
             convert(text, hint, text=True)
 
 
@@ -43,11 +43,11 @@ def test_a_toml_value_of_the_wrong_type_is_refused(value: Any, hint: Any) -> Non
 
 
 def test_derive_names_the_place_of_an_unknown_setting_and_of_a_wrong_value() -> None:
-    with pytest.raises(ValueError, match=r"run\.toml has no setting 'wdith'; did you mean 'width'\?"):
+    with pytest.raises(ValueError, match=r"run\.toml .*'wdith'.*'width'"):
         derive(ThingConfig(), {"wdith": 3}, "run.toml")
-    with pytest.raises(ValueError, match=r"run\.toml: width: 'wide' is not a whole number"):
+    with pytest.raises(ValueError, match=r"run\.toml: width: 'wide'"):
         derive(ThingConfig(), {"width": "wide"}, "run.toml")
-    with pytest.raises(ValueError, match=r"run\.toml: --width is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=r"run\.toml: --width is 0"):
         derive(ThingConfig(), {"width": 0}, "run.toml")
 
 

@@ -392,9 +392,9 @@ def test_an_optimizer_that_works_on_no_shards_but_says_so(registered: Any) -> No
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [
-        (Stuck, "the learning rate is the groups", "updates with learning rates 0.0001 and 0.01 are equal"),
-        (Forgets, "its state survives a round trip", "everything that step depends on must be in self.state"),
-        (Partial, "every parameter is in a group", "bias are missing in param_groups"),
+        (Stuck, "the learning rate is the groups", "0.0001 and 0.01"),
+        (Forgets, "its state survives a round trip", "must be in self.state"),
+        (Partial, "every parameter is in a group", "missing in param_groups"),
     ],
 )
 def test_an_optimizer_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
@@ -432,10 +432,10 @@ class Observes(Silent):
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [
-        (Silent, "every rate is a finite number of at least zero", "Silent returned None for update 1; it must"),
-        (Nan, "every rate is a finite number of at least zero", "Nan returned nan for update 1; it must"),
-        (Counts, "a rate depends on its update alone", "because a resumed run calls lr again"),
-        (Observes, "resume is exact", "state() must return everything that observe changes"),
+        (Silent, "every rate is a finite number of at least zero", "Silent returned None for"),
+        (Nan, "every rate is a finite number of at least zero", "Nan returned nan for"),
+        (Counts, "a rate depends on its update alone", "calls lr again"),
+        (Observes, "resume is exact", "everything that observe changes"),
     ],
 )
 def test_a_scheduler_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
@@ -489,16 +489,16 @@ class Averaging(Score):
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [
-        (Nothing, "a finite number is returned", "score returned None; it must return a number"),
+        (Nothing, "a finite number is returned", "score returned None"),
         (
             NotANumber,
             "a finite number is returned",
-            "score returned nan for empty lines; it must return a finite",
+            "nan for empty lines",
         ),
-        (Unasked, "a finite number is returned", "so the metric must set translates = True"),
-        (Upside, "references score no worse than nothing", "with higher_is_better = True empty lines are better"),
-        (Remembering, "the score repeats", "keep no state between calls"),
-        (Averaging, "counts are sums", "this looks like a mean; return the sum"),
+        (Unasked, "a finite number is returned", "set translates = True"),
+        (Upside, "references score no worse than nothing", "higher_is_better = True"),
+        (Remembering, "the score repeats", "keep no state"),
+        (Averaging, "counts are sums", "looks like a mean"),
     ],
 )
 def test_a_metric_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
@@ -681,11 +681,11 @@ KIND = "pairs of its level are returned"
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [
-        (One, KIND, "transform returned a ndarray; it must return a tuple (source, target)"),
-        (Outside, KIND, "the returned source has ids outside the vocabulary"),
-        (Lists, KIND, "the returned source is a list; with level"),
+        (One, KIND, "returned a ndarray"),
+        (Outside, KIND, "ids outside the vocabulary"),
+        (Lists, KIND, "source is a list"),
         (InPlace, "what is given is left alone", "change and return copies"),
-        (CountsPairs, "it repeats with the generator", "or the result depends on earlier pairs"),
+        (CountsPairs, "it repeats with the generator", "depends on earlier pairs"),
     ],
 )
 def test_a_transform_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
@@ -699,7 +699,7 @@ def test_the_functions_name_all_that_failed(registered: Any) -> None:
     name = registered(LR_SCHEDULERS, Nan)
     with pytest.raises(ContractError) as caught:
         check_scheduler(name)
-    assert str(caught.value).startswith(f"lr-scheduler {name}: 4 of 4 checks failed\n  every rate is a finite")
+    assert str(caught.value).startswith(f"lr-scheduler {name}: 4 of 4")
     for function in (check_architecture, check_criterion, check_optimizer):
         with pytest.raises(ValueError, match="unknown"):
             function("nothing")
@@ -737,7 +737,7 @@ def test_the_command_shows_a_table_and_exits_with_1_where_a_check_failed(tmp_pat
     assert 'mine.py", line 13, in lr\n' in ill.stdout and "return self.no_such_rate" in ill.stdout
     assert "as above: every rate" in ill.stdout and ill.stdout.endswith("4 of 8 checks passed, 4 failed\n")
     unknown = CliRunner().invoke(main, ["check", *plugin, "nothing"])
-    assert unknown.exit_code == 2 and "no component is called 'nothing'" in unknown.stderr
+    assert unknown.exit_code == 2 and "called 'nothing'" in unknown.stderr
 
 
 PEEKING = """
@@ -760,10 +760,10 @@ def test_a_model_that_peeks_is_not_trained(mirror_data: Path, tmp_path: Path, dr
     flags += ["--dry-run"] if dry else ["--max-update", "1"]
     peeking = CliRunner().invoke(main, ["train", str(mirror_data), "--arch", f"peeking_gru_{dry}", *flags])
     assert peeking.exit_code == 2
-    assert "PeekingGRU reads later target words, so its perplexity will be too low and its BLEU 0" in peeking.stderr
+    assert "PeekingGRU reads later" in peeking.stderr
     if dry:
         sound = CliRunner().invoke(main, ["train", str(mirror_data), "--arch", f"hidden_gru_{dry}", *flags])
-        assert sound.exit_code == 0 and "no later target words and no other sentences are read" in sound.stdout
+        assert sound.exit_code == 0 and "no later target words" in sound.stdout
 
 
 MEAN = """
@@ -784,4 +784,4 @@ def test_a_criterion_that_returns_a_mean_is_not_trained(mirror_data: Path, tmp_p
     flags += ["--save-dir", str(tmp_path / "run"), "--max-update", "1", "--device", "cpu"]
     result = CliRunner().invoke(main, ["train", str(mirror_data), *flags])
     assert result.exit_code == 2
-    assert "criterion MeanLoss: 'sum' is" in result.stderr and "this looks like a mean. Return the sum" in result.stderr
+    assert "criterion MeanLoss: 'sum' is" in result.stderr and "looks like a mean" in result.stderr

@@ -122,21 +122,21 @@ def test_a_mistake_in_a_plugin_is_told_as_it_is(mistake: str, mirror_data: Path,
     assert result.exit_code == 2, result.output
     said = result.stderr[result.stderr.index("nmtkit: error: ") :]
     assert re.search(message, said), said
-    assert "Traceback" not in said and (said.count("\n") == 1 or "For the whole traceback, add --debug" in said)
+    assert "Traceback" not in said and (said.count("\n") == 1 or "add --debug" in said)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[architecture]\nname = "gru"\nwidth = "wide"\n', r"\[architecture\]: width: 'wide' is not a whole number"),
-        ("[run]\nclip-norm = true\n", r"clip.norm: True is not a number"),
+        ('[architecture]\nname = "gru"\nwidth = "wide"\n', r"\[architecture\]: width: 'wide'"),
+        ("[run]\nclip-norm = true\n", r"clip.norm: True"),
         ('[criterion]\nname = "focal_loss"\nfocal-gamma = 1\nfocal_gamma = 2\n', "'focal_gamma' occurs twice in"),
         (
             '[criterion]\nname = "focal_loss"\nfocal_gama = 1\n',
-            r"has no setting 'focal_gama'; did you mean 'focal_gamma'",
+            r"'focal_gama'.*'focal_gamma'",
         ),
-        ("[architectur]\n", r"'architectur' is not a table of a run; did you mean 'architecture'"),
-        ("[lr_scheduler]\nname = 3\n", r"name of \[lr-scheduler\]: 3 is not a text"),
+        ("[architectur]\n", r"'architectur' .*'architecture'"),
+        ("[lr_scheduler]\nname = 3\n", r"\[lr-scheduler\]: 3 is not"),
     ],
 )
 def test_a_mistake_in_a_file_of_settings_is_told_with_its_place(tmp_path: Path, text: str, message: str) -> None:

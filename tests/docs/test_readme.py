@@ -148,5 +148,5 @@ def test_the_plug_ins_of_the_page_on_following_a_run_work(
     more = ["--plugin", str(tmp_path / "plugin.py"), "--save-dir", str(tmp_path / "run")]
     result = CliRunner().invoke(main, ["train", str(mirror_data), *flags.split(), *more])
     assert result.exit_code == 0, result.stderr
-    assert re.search(r"training is finished: accuracy \d+\.\d after update 2", result.stderr)
+    assert re.search(r"accuracy \d+\.\d after update 2", result.stderr)
     assert "length_share" in result.stderr

@@ -154,11 +154,11 @@ def test_onednn_keeps_code_of_few_shapes_unless_the_user_has_said_how_many(monke
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="--device cuda: torch sees no CUDA device"):
+    with pytest.raises(ValueError, match=r"--device cuda: .*no CUDA"):
         plan("transformer_base", device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="3 processes need a GPU each, but this machine has 2"):
+    with pytest.raises(ValueError, match=r"3 processes .*has 2"):
         plan("transformer_base", 3, device="cuda", nproc_per_node=3)
     with pytest.raises(ValueError, match="for GPUs"):
         plan("transformer_base", precision="fp16")

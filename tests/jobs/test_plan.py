@@ -43,7 +43,7 @@ def test_shards_cover_all_lines_once(tmp_path: Path, text: str, size: int) -> No
 def test_parallel_files_need_the_same_number_of_lines(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1\n2\n3\n")
     (tmp_path / "b").write_text("1\n2\n")
-    with pytest.raises(ValueError, match=r"a has 3 lines, but .*b has 2"):
+    with pytest.raises(ValueError, match=r"a has 3 .*b has 2"):
         divide([tmp_path / "a", tmp_path / "b"], 2)
 
 
@@ -100,7 +100,7 @@ def test_parts_of_a_job_array_are_disjoint_and_complete(tmp_path: Path) -> None:
     assert parts == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
     for part in (3, 1):
         run(plan, plan.unfinished(part, 3))
-    with pytest.raises(ValueError, match=r"lacks shards 2, 5, 8 of 10; .*: nmtkit again$"):
+    with pytest.raises(ValueError, match=r"shards 2, 5, 8 of 10; .*: nmtkit again$"):
         merged(plan)
     run(plan, plan.unfinished(2, 3))
     assert merged(plan) == WHOLE
@@ -189,12 +189,9 @@ def test_other_settings_are_refused_with_a_table(tmp_path: Path) -> None:
     job(tmp_path / "shards", beam=4, format="text")
     with pytest.raises(ValueError) as caught:
         job(tmp_path / "shards", beam=5, format="text")
-    assert str(caught.value).splitlines()[1:] == [
-        "        in the folder  this command",
-        "  beam  4              5",
-        "To continue that job: nmtkit again",
-        "To begin another job, give another --output-dir",
-    ]
+    _, heading, *rows, to_continue, to_begin = str(caught.value).splitlines()
+    assert "folder" in heading and [row.split() for row in rows] == [["beam", "4", "5"]]
+    assert to_continue.endswith(": nmtkit again") and "--output-dir" in to_begin
 
 
 def test_a_changed_input_is_refused_and_a_touched_input_is_not(tmp_path: Path) -> None:
@@ -211,9 +208,9 @@ def test_a_changed_input_is_refused_and_a_touched_input_is_not(tmp_path: Path) -
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/model.pt").touch()
-    with pytest.raises(ValueError, match=r"is not empty and has no plan\.json"):
+    with pytest.raises(ValueError, match=r"no plan\.json"):
         job(tmp_path / "shards")
-    with pytest.raises(ValueError, match="is not the --output-dir of a command"):
+    with pytest.raises(ValueError, match="--output-dir of a"):
         read_plan(tmp_path)
 
 
@@ -223,7 +220,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, old: bytes, new: bytes) -> Non
     run(plan, plan.unfinished())
     path = plan.output(plan.shards[3])
     path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(ValueError, match=r"shard-000004\.txt is damaged: .* remove both files"):
+    with pytest.raises(ValueError, match=r"shard-000004\.txt is damaged"):
         merged(plan)
 
 
@@ -235,13 +232,13 @@ def test_a_damaged_plan_and_a_damaged_record_are_named(tmp_path: Path) -> None:
         merged(plan)
     table = json.loads((plan.folder / "plan.json").read_text())
     (plan.folder / "plan.json").write_text(json.dumps(table | {"nmtkit_plan": 2}))
-    with pytest.raises(ValueError, match="its format is 2, and this nmtkit reads format 1"):
+    with pytest.raises(ValueError, match=r"format is 2, .*format 1"):
         read_plan(plan.folder)
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "-1/2"])
 def test_a_wrong_shard_is_refused(shard: str) -> None:
-    with pytest.raises(ValueError, match="is not I/N with I from 1 to N"):
+    with pytest.raises(ValueError, match=r"I/N .*1 to N"):
         BulkOptions(shard=shard)
 
 

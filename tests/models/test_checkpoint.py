@@ -70,7 +70,7 @@ def test_a_pickle_with_code_is_refused_and_never_run(
         ({**CONTENTS, "nmtkit": 99}, "format 99"),
         (
             {**CONTENTS, "nmtkit": 1},
-            "format 1, but this version of nmtkit reads format 2; use the version that wrote the file, or train",
+            "format 1, .*format 2",
         ),
         ({"nmtkit": checkpoint_file.FORMAT, "model": {}}, "lacks architecture, config"),
     ],
@@ -109,7 +109,7 @@ def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             super().__init__("/dev/full", "wb")
 
     monkeypatch.setattr(files, "_RecordingFile", FullFile)
-    with pytest.raises(OSError, match=r"cannot write .*c\.pt: .*No space left on device"):
+    with pytest.raises(OSError, match=r"c\.pt: .*No space"):
         checkpoint_file.save(tmp_path / "c.pt", CONTENTS)
     assert os.listdir(tmp_path) == []
 
@@ -141,17 +141,17 @@ def test_a_flipped_byte_anywhere_in_tensors_or_settings_is_found(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config": None}, "config is a NoneType, not a dict"),
+        ({"config": None}, "config is a NoneType"),
         ({"config": [1]}, "config is a list"),
         ({"architecture": 3}, "architecture is a int"),
         ({"tokenizer": "joint.model"}, "tokenizer is a str"),
-        ({"tokenizer": {"joint.model": "abc"}}, "tokenizer holds 'joint.model', which is not a tensor"),
+        ({"tokenizer": {"joint.model": "abc"}}, "tokenizer holds 'joint.model'"),
         ({"model": [torch.zeros(2)]}, "model is a list"),
-        ({"model": {"weight": 3.0}}, "model holds 'weight', which is not a tensor"),
+        ({"model": {"weight": 3.0}}, "model holds 'weight'"),
         ({"plugins": "mine.py"}, "plugins is a str"),
         ({"update": True}, "update is a bool"),
-        ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight holds weights that are not finite"),
-        ({"model": {"weight": torch.tensor([1.0, float("inf")])}}, "weight holds weights that are not finite"),
+        ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight .*not finite"),
+        ({"model": {"weight": torch.tensor([1.0, float("inf")])}}, "weight .*not finite"),
     ],
 )
 def test_a_file_whose_entries_lie_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

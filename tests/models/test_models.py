@@ -44,24 +44,24 @@ def test_a_plugin_that_is_not_loaded_is_named_with_its_flag(
     tmp_path: Path, contents: checkpoint_file.Checkpoint
 ) -> None:
     path = written(tmp_path, contents, architecture="my_rnn", plugins=["mine.py"])
-    with pytest.raises(ValueError, match=r"'my_rnn' comes from a plug-in that is not loaded; add --plugin mine\.py"):
+    with pytest.raises(ValueError, match=r"'my_rnn' .*--plugin mine\.py"):
         building.from_checkpoint(path)
 
 
 def test_an_architecture_nobody_knows_lists_the_known(tmp_path: Path, contents: checkpoint_file.Checkpoint) -> None:
-    with pytest.raises(ValueError, match=r"unknown architecture 'my_rnn'; known: .*transformer"):
+    with pytest.raises(ValueError, match=r"architecture 'my_rnn'; .*transformer"):
         building.from_checkpoint(written(tmp_path, contents, architecture="my_rnn"))
 
 
 def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path, contents: checkpoint_file.Checkpoint) -> None:
     path = written(tmp_path, contents, config={**contents["config"], "d_ff": 32})
-    with pytest.raises(ValueError, match=r"c\.pt does not match architecture 'transformer_tiny'"):
+    with pytest.raises(ValueError, match=r"c\.pt .*architecture 'transformer_tiny'"):
         building.from_checkpoint(path)
 
 
 def test_a_setting_of_another_version_is_named(tmp_path: Path, contents: checkpoint_file.Checkpoint) -> None:
     path = written(tmp_path, contents, config={**contents["config"], "future": 1})
-    with pytest.raises(ValueError, match=r"c\.pt: transformer_tiny has no setting 'future'"):
+    with pytest.raises(ValueError, match=r"c\.pt: transformer_tiny .*'future'"):
         building.from_checkpoint(path)
 
 
@@ -89,8 +89,8 @@ def test_weights_of_another_model_are_refused_in_one_line(
         ({"tokenizer": {"joint.model": torch.arange(9, dtype=torch.uint8)}}, "no valid tokenizer"),
         ({"tokenizer": {"other": torch.zeros(1)}}, "no valid tokenizer"),
         ({"config": {"heads": 10**30}}, "heads"),
-        ({"config": {"heads": 2.0}}, "2.0 is not a whole number"),
-        ({"config": {"d_model": float("nan")}}, "nan is not a whole number"),
+        ({"config": {"heads": 2.0}}, "2.0 is not"),
+        ({"config": {"d_model": float("nan")}}, "nan is not"),
     ],
 )
 def test_a_checkpoint_whose_parts_lie_is_refused(

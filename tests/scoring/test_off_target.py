@@ -59,9 +59,9 @@ def test_the_command_scores_and_compares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--metric", "off-target"], "off-target needs the language of the translations: add --target-lang"),
-        (["--metric", "off-target", "-t", "xx"], "py3langid cannot identify the language 'xx'"),
-        (["--metric", "chrf", "--languages", "en"], "--languages does nothing without --metric off-target"),
+        (["--metric", "off-target"], "add --target-lang"),
+        (["--metric", "off-target", "-t", "xx"], "language 'xx'"),
+        (["--metric", "chrf", "--languages", "en"], "--languages does nothing"),
     ],
     ids=["none", "unknown", "without"],
 )

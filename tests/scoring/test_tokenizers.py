@@ -57,7 +57,7 @@ def test_without_mecab_characters_are_counted_and_the_user_is_told(
         [result] = score(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
     assert "tok:char" in result.signature
     assert warnings.text.count(f"pip install 'sacrebleu[{extra}]'") == 1
-    with pytest.raises(ImportError, match=r"ja-mecab is not installed: pip install 'sacrebleu\[ja\]'"):
+    with pytest.raises(ImportError, match=r"ja-mecab .*'sacrebleu\[ja\]'"):
         score(CHINESE, [REFERENCE], ["bleu"], Settings(tokenize="ja-mecab"))
 
 
@@ -88,7 +88,7 @@ def test_score_without_mecab_is_an_error_that_says_what_to_install(
     text = str(tmp_path / "text")
     result = CliRunner().invoke(main, ["score", "--sys", text, "--ref", text, "--tokenize", f"{language}-mecab"])
     assert result.exit_code == 2 and result.stdout == ""
-    assert f"{language}-mecab is not installed: pip install 'sacrebleu[{language}]'" in result.stderr
+    assert f"pip install 'sacrebleu[{language}]'" in result.stderr
 
 
 @pytest.mark.parametrize("language", [None, "de", "xx", "zhx"])

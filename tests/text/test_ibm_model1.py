@@ -118,9 +118,9 @@ def test_without_pairs_the_table_is_empty() -> None:
 @pytest.mark.parametrize(
     "source, target, message",
     [
-        ([[1]], [[1], [2]], "1 source sentences and 2 target sentences are not pairs"),
-        ([[3]], [[1]], "source ids must be from 0 to 2, not 3 to 3"),
-        ([[1]], [[4]], "target ids must be from 0 to 3, not 4 to 4"),
+        ([[1]], [[1], [2]], "1 source .*2 target"),
+        ([[3]], [[1]], "source ids .*0 to 2, .*3 to 3"),
+        ([[1]], [[4]], "target ids .*0 to 3, .*4 to 4"),
     ],
     ids=["sentences", "source_id", "target_id"],
 )
@@ -130,5 +130,5 @@ def test_wrong_pairs_are_rejected(source: list[list[int]], target: list[list[int
 
 
 def test_wrong_lengths_are_rejected() -> None:
-    with pytest.raises(ValueError, match="the target lengths add up to 3, not to 2 ids"):
+    with pytest.raises(ValueError, match=r"up to 3, .*2 ids"):
         LexicalTable.train(flat([[1]]), Flat(np.array([1, 2], np.uint16), np.array([3], np.int32)), 3, 4)

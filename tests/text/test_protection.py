@@ -77,7 +77,7 @@ def test_a_plural_or_select_message_is_kept_whole(text):
 def test_patterns_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match="not a regular expression"):
         compiled(["("])
-    with pytest.raises(ValueError, match="matches the empty text; let it match at least one character"):
+    with pytest.raises(ValueError, match="matches the empty text"):
         compiled(["x*"])
 
 

@@ -28,7 +28,8 @@ def test_a_panic_of_the_splitter_leaves_the_text_unsplit_and_is_told_once(caplog
     with caplog.at_level(logging.WARNING, "nmtkit"):
         assert sentences("  One. Two. ", "en", failing(Panic("end byte index 2"))) == [(2, 11)]
         assert sentences("Three.", "en", failing(Panic("end byte index 9"))) == [(0, 6)]
-    assert caplog.messages == ["the sentence splitter fails (Panic); such text is translated without splitting it"]
+    (message,) = caplog.messages
+    assert "(Panic)" in message
 
 
 def test_a_plural_message_is_not_split():
@@ -45,7 +46,7 @@ def test_an_interrupt_is_not_a_failure_of_the_splitter(error):
 def test_text_that_the_splitter_loses_is_kept(caplog):
     with caplog.at_level(logging.WARNING, "nmtkit"):
         assert sentences("One.  Two.", "en", lambda language, text: ["One.", "Two."]) == [(0, 10)]
-    assert "does not return all of a text" in caplog.text
+    assert "all of a text" in caplog.text
 
 
 def test_sentencex_does_not_stop_the_program_at_an_initial_before_a_no_break_space():

@@ -82,7 +82,7 @@ def test_files_of_different_models_are_refused_by_the_difference(
 def test_a_member_that_is_not_finite_or_damaged_is_refused(tmp_path: Path) -> None:
     good = write(tmp_path / "good.pt", 1, torch.zeros(200))
     lost = write(tmp_path / "lost.pt", 2, torch.full((200,), float("nan")))
-    with pytest.raises(ValueError, match=r"lost\.pt: weight holds weights that are not finite"):
+    with pytest.raises(ValueError, match=r"lost\.pt: weight .*not finite"):
         averaging.average([good, lost])
     data = bytearray(good.read_bytes())
     data[data.index(bytes(800)) + 400] = 1
@@ -96,7 +96,7 @@ def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
         write(tmp_path / checkpoints.file_name(update), update, torch.zeros(1), scheduled=scheduled)
     last = [checkpoint.load(path)["update"] for path in averaging.last_of(tmp_path, 3)]
     assert last == [2, 4, 6]
-    with pytest.raises(ValueError, match="has 3 checkpoints that were saved at an interval, not 4; give --last 3"):
+    with pytest.raises(ValueError, match=r"has 3 checkpoints .*interval, not 4; give --last 3"):
         averaging.last_of(tmp_path, 4)
 
 
@@ -111,9 +111,9 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
     assert averaging.best_of(tmp_path, 2, "bleu:min") == [names[1], names[2]]
-    with pytest.raises(ValueError, match="has 4 checkpoints that were saved at an interval, not 5"):
+    with pytest.raises(ValueError, match=r"has 4 checkpoints .*interval, not 5"):
         averaging.last_of(tmp_path, 5)
-    with pytest.raises(ValueError, match="has 3 checkpoints with a validation loss, not 4"):
+    with pytest.raises(ValueError, match=r"has 3 checkpoints .*loss, not 4"):
         averaging.best_of(tmp_path, 4, "loss")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         averaging.last_of(tmp_path / "nowhere", 1)

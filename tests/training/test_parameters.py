@@ -103,7 +103,7 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
 
 @pytest.mark.parametrize(
     ("relative", "message"),
-    [("fr", "--new-language-from fr: --finetune-from does not have this language; known: de"), ("de", "has no effect")],
+    [("fr", "--new-language-from fr: "), ("de", "has no effect")],
 )
 def test_a_relative_of_no_new_language_is_refused(tmp_path: Path, relative: str, message: str) -> None:
     before, after = multilingual("Haus", "__de__"), multilingual("Hund", "__de__", *["__fr__"] * (relative == "fr"))
@@ -155,11 +155,11 @@ def test_vectors_fill_the_rows_of_their_pieces(tmp_path: Path, header: list[str]
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["▁the 1 2 3"], "line 1 has 3 numbers, but the embedding has width 16"),
+        (["▁the 1 2 3"], "line 1 has 3 numbers"),
         ([" ".join(["▁the"] + ["x"] * 16)], "could not convert"),
-        ([" ".join(["▁the"] + ["nan"] * 16)], "line 1 has a number that is not finite"),
-        ([" ".join(["word"] + ["1"] * 16)], "has no vector for any source piece"),
-        ([], "has no vector for any source piece"),
+        ([" ".join(["▁the"] + ["nan"] * 16)], "line 1 .*not finite"),
+        ([" ".join(["word"] + ["1"] * 16)], "no vector"),
+        ([], "no vector"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(tmp_path: Path, lines: list[str], said: str) -> None:
@@ -181,6 +181,6 @@ def test_a_run_starts_from_vectors(mirror_data: Path, tmp_path: Path) -> None:
 
     assert bool((trainer(False)[:100] == 0.25).all()) and not (trainer(False)[100:] == 0.25).any()
     assert not (trainer(True) == 0.25).any()
-    with pytest.raises(ValueError, match="both set the shared embeddings of both sides"):
+    with pytest.raises(ValueError, match="both set"):
         trainer(False, decoder_embed_path=path)
     trainer(False, decoder_embed_path=path, share_embeddings=False)

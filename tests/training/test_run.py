@@ -219,9 +219,7 @@ def test_resuming_another_run_names_the_difference(
     mirror_data: Path, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
-    with pytest.raises(
-        ValueError, match=rf"(?s)holds a run that cannot continue.*setting +before +now\n +{named}\n.*--finetune-from"
-    ):
+    with pytest.raises(ValueError, match=rf"(?s)cannot continue.*setting +before +now\n +{named}\n.*--finetune-from"):
         train(mirror_data, tmp_path / "run", max_update=2, **change)
 
 
@@ -233,7 +231,7 @@ def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
     logging.getLogger("nmtkit").setLevel(logging.WARNING)  # as -q does
     train(mirror_data, tmp_path / "run", {"lr-scheduler": "fixed"}, max_update=2, clip_norm=0.5, warmup_updates=1)
     text = caplog.records[0].getMessage()
-    assert text.splitlines()[0].endswith("run continues with different settings:")
+    assert text.splitlines()[0].endswith("different settings:")
     rows = [line.split() for line in text.splitlines()[1:]]
     assert rows[0] == ["setting", "before", "now"]
     assert ["clip_norm", "0", "0.5"] in rows and ["lr-scheduler", "inverse_sqrt", "fixed"] in rows
@@ -285,7 +283,7 @@ def test_the_optimizer_and_the_schedule_can_be_reset(mirror_data: Path, tmp_path
 
 def test_resuming_with_other_frozen_parameters_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
-    with pytest.raises(ValueError, match=r"resume with the same --freeze and --weight-decay-for"):
+    with pytest.raises(ValueError, match=r"--freeze and --weight-decay-for"):
         train(mirror_data, tmp_path / "run", max_update=2, freeze=("encoder.*",))
 
 
@@ -296,7 +294,7 @@ def test_a_resumed_run_keeps_the_resolved_batch_size(mirror_data: Path, tmp_path
 
 
 def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"pair \d+ .*--max-tokens 5; give --max-tokens \d+"):
+    with pytest.raises(ValueError, match=r"pair \d+ .*--max-tokens 5; .*--max-tokens \d+"):
         Run(job(tmp_path / "run", max_tokens=5), mirror_data, Lines())
     assert not (tmp_path / "run").exists()
 
@@ -318,9 +316,7 @@ def test_a_folder_is_locked_until_its_run_ends_be_it_by_kill(mirror_data: Path, 
     train(mirror_data, tmp_path / "run", max_update=1)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
-    with pytest.raises(
-        ValueError, match=rf"--save-dir .* is in use by process {holder.pid} on .*; give another folder"
-    ):
+    with pytest.raises(ValueError, match=rf"--save-dir .* process {holder.pid} on "):
         Run(job(tmp_path / "run", max_update=2), mirror_data, Lines())
     holder.kill()
     holder.wait()
@@ -344,7 +340,7 @@ def test_a_lock_that_another_machine_does_not_show_is_known_by_its_signs_of_life
     ended = threading.Event()
     threading.Thread(target=folder_lock._touch, args=(lock, ended)).start()
     try:
-        with pytest.raises(ValueError, match="in use by process 7 on node9, since 2026-01-01 00:00:00; give another"):
+        with pytest.raises(ValueError, match=r"process 7 on node9, .*2026-01-01 00:00:00"):
             train(mirror_data, tmp_path / "run", max_update=2)
         assert folder_lock.holder_of(tmp_path / "run") == json.loads(lock.read_text())
     finally:
@@ -368,7 +364,7 @@ def test_the_log_says_how_a_run_ended(mirror_data: Path, tmp_path: Path, monkeyp
 
 def test_a_folder_that_holds_something_else_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="something other than a run"):
+    with pytest.raises(ValueError, match="other than a run"):
         Run(job(tmp_path), mirror_data, Lines())
 
 
@@ -397,11 +393,11 @@ def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
     try:
-        with pytest.raises(OSError, match=r"cannot write .*update_00000006\.pt: .*File too large"):
+        with pytest.raises(OSError, match=r"update_00000006\.pt: .*File too large"):
             train(mirror_data, tmp_path / "run", max_update=6, save_interval_updates=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "training continues, and older checkpoints are kept" in caplog.text
+    assert "older checkpoints are kept" in caplog.text
     assert [path.name for path in tmp_path.rglob("*.pt") if not path.is_symlink()] == ["update_00000002.pt"]
     assert not list(tmp_path.rglob("*.tmp"))
     assert train(mirror_data, tmp_path / "run", max_update=6).updates == 6
@@ -436,7 +432,7 @@ def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     caplog.clear()
     assert Run(config, tmp_path / "data-bin", Lines()).run().updates == 2
     (notice,) = warned(caplog)
-    assert "no subset 'valid', so this run makes no validation" in notice and "--validpref" in notice
+    assert "no subset 'valid'" in notice and "--validpref" in notice
     assert not records(tmp_path / "run", "valid")
     # a run that is told to validate does not go on without
     for names, settings in (
@@ -447,7 +443,7 @@ def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     ):
         template = JobTemplate.read(names={"architecture": "transformer_tiny", **names})
         config = template.job(TINY | without | {"save_dir": tmp_path / "other", "max_update": 2} | settings)
-        with pytest.raises(ValueError, match="no subset 'valid'; it has train"):
+        with pytest.raises(ValueError, match=r"no subset 'valid'; .*train"):
             Run(config, tmp_path / "data-bin", Lines())
 
 
@@ -511,7 +507,7 @@ def test_a_first_loss_above_uniform_is_told(
     monkeypatch.setattr(setup, "build_model", scaled)
     train(mirror_data, tmp_path / "run", max_update=1)
     (warning,) = warned(caplog)
-    assert "the first update has a loss of" in warning and "have 5.8: check the initial weights of the model" in warning
+    assert "the first update has" in warning and "have 5.8: " in warning
 
 
 @pytest.mark.slow
@@ -521,8 +517,8 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     monkeypatch.setattr(health, "SETTLED", 10)
     train(mirror_data, tmp_path / "run", max_update=40, lr=20.0)
     (warning,) = warned(caplog)
-    assert warning.startswith("update 15 has a loss of")
-    assert "above the 5.8 of uniform guesses" in warning and "is the learning rate too high?" in warning
+    assert warning.startswith("update 15 has a")
+    assert "the 5.8 of uniform" in warning and "learning rate too high" in warning
 
 
 def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
@@ -547,8 +543,8 @@ def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
     assert not warned(caplog)
     losses(0.9, 0.1, 0.05, 0.03, 0.02)
     (warning,) = warned(caplog)
-    assert warning.startswith(f"update 400 has a loss of {entropy + 0.03:.1f} per token, and the loss hardly falls")
-    assert f"frequencies of the target pieces has {entropy:.1f}. Try a lower --lr" in warning
+    assert warning.startswith("update 400 ")
+    assert f" {entropy + 0.03:.1f} " in warning and f" {entropy:.1f}. " in warning and "--lr" in warning
 
 
 def test_a_first_validation_far_above_training_is_told(
@@ -561,7 +557,7 @@ def test_a_first_validation_far_above_training_is_told(
     watch.after_validation({"ppl": 400.0})
     watch.after_validation({"ppl": 400.0})
     (warning,) = warned(caplog)
-    assert "the first validation has a loss of 6.0 per token, but training has 3.0" in warning
+    assert "6.0 per token" in warning
     for other in (
         health.TrainingHealth(job(tmp_path), data, fresh=False),
         health.TrainingHealth(job(tmp_path, overfit_batches=1), data, True),
@@ -582,10 +578,10 @@ def test_a_few_batches_are_learned_by_heart(mirror_data: Path, tmp_path: Path) -
     train(mirror_data, tmp_path / "run", max_update=250, **settings)
     assert records(tmp_path / "run", "train")[-1]["loss"] < 0.05
     assert records(tmp_path / "run", "valid")[-1]["loss"] > 1
-    with pytest.raises(ValueError, match=r"(?s)holds a run that cannot continue.*overfit.batches"):
+    with pytest.raises(ValueError, match=r"(?s)cannot continue.*overfit.batches"):
         train(mirror_data, tmp_path / "run", max_update=300, **settings | {"overfit_batches": None})
 
 
 def test_more_batches_than_there_are_are_refused(mirror_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--overfit-batches is 900, but the training set makes \d+ batches"):
+    with pytest.raises(ValueError, match=r"--overfit-batches is 900, .*\d+ batches"):
         train(mirror_data, tmp_path / "run", max_update=1, overfit_batches=900)

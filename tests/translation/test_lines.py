@@ -98,7 +98,7 @@ def test_markup_goes_around_words_with_invisible_characters(path):
 
 
 def test_settings_that_do_not_go_together_are_refused(path):
-    with pytest.raises(ValueError, match="but protect_spans changes this text"):
+    with pytest.raises(ValueError, match="protect_spans changes"):
         nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)
     with pytest.raises(ValueError, match="not a regular expression"):
         nmtkit.load(path).translate("a dog", protect="(")
@@ -200,5 +200,5 @@ def test_words_are_linked_in_every_part_of_a_line_that_is_too_long(path):
 
 def test_a_prefix_of_a_line_whose_sentences_are_translated_is_refused(path):
     request = nmtkit.Request("the dog runs. two men", prefix="two")
-    with pytest.raises(ValueError, match="line 1: split_sentences cannot be combined with a prefix"):
+    with pytest.raises(ValueError, match=r"line 1: split_sentences .*prefix"):
         nmtkit.load(path).translate(request, split_sentences="en")

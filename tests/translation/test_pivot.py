@@ -115,13 +115,13 @@ def test_sentences_are_split_by_the_rules_of_each_language(path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--pivot", "it"], "--pivot it equals --source-lang: the pivot is a third language"),
+        (["--pivot", "it"], "--pivot it equals"),
         (["--pivot", "de"], "--pivot de equals --target-lang"),
-        (["--pivot", "xx"], "model.pt does not have this language; known: de, en, it"),
-        (["--pivot", "en", "--shortlist", "--device", "cpu"], "model.pt has no shortlist; add one with nmtkit"),
-        (["--pivot-path", "other.pt"], "--pivot-path does nothing without --pivot"),
-        (["--pivot", "en", "--alignment", "hard", "--format", "jsonl"], "--pivot and --alignment cannot be combined"),
-        (["--pivot", "en", "--source-tag", "<x>"], "--pivot and --source-tag cannot be combined"),
+        (["--pivot", "xx"], "known: de, en, it"),
+        (["--pivot", "en", "--shortlist", "--device", "cpu"], "no shortlist"),
+        (["--pivot-path", "other.pt"], "--pivot-path does nothing"),
+        (["--pivot", "en", "--alignment", "hard", "--format", "jsonl"], "--pivot and --alignment"),
+        (["--pivot", "en", "--source-tag", "<x>"], "--pivot and --source-tag"),
     ],
     ids=["source", "target", "unknown", "shortlist", "path-alone", "alignment", "tag"],
 )
@@ -136,8 +136,8 @@ def test_a_pivot_that_cannot_be_is_refused(path: Path, flags: list[str], message
     ("options", "message"),
     [
         ({"pivot": "de"}, "--pivot de equals --target-lang"),
-        ({"pivot": "en", "nbest": 1, "alignment": "hard"}, "--pivot and --alignment cannot be combined"),
-        ({"pivot": "en", "source_tag": "<x>"}, "pivot and source_tag cannot be combined"),
+        ({"pivot": "en", "nbest": 1, "alignment": "hard"}, "--pivot and --alignment"),
+        ({"pivot": "en", "source_tag": "<x>"}, "pivot and source_tag"),
     ],
     ids=["target", "alignment", "tag"],
 )
@@ -149,7 +149,7 @@ def test_python_refuses_the_same(path: Path, options: dict[str, object], message
 def test_an_unknown_language_is_not_called_untrained(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     translator = Translator.load([path], "cpu")
     translator.directions = {("en", "de")}
-    with pytest.raises(ValueError, match="--target-lang fr: the model does not have this language"):
+    with pytest.raises(ValueError, match="--target-lang fr: "):
         translator.pipeline(SearchOptions(source_lang="en", target_lang="fr"))
     assert "zero-shot" not in caplog.text
     translator.pipeline(SearchOptions(source_lang="it", target_lang="de"))

@@ -116,10 +116,10 @@ def test_the_command_tunes_and_names_the_next_command(folder: Path) -> None:
     (folder / "valid.de").write_text("\n".join(rows[-1] for rows in texts) + "\n")
     result = rerank(folder, *MODELS, "--tune", "{folder}/valid.de", "--metric", "chrf", "--trials", "20")
     assert result.exit_code == 0, result.output
-    assert "next: nmtkit rerank test.jsonl --backward" in result.stderr.replace("\n", " ")
+    assert "nmtkit rerank test.jsonl --backward" in result.stderr.replace("\n", " ")
     assert re.search(r"--weight-backward \S+ --weight-lm \S+ --lenpen \S+ > test.out", result.stderr.replace("\n", " "))
     alone = rerank(folder, "--tune", "{folder}/valid.de", "--trials", "2").stderr.replace("\n", " ")
-    assert re.search(r"next: nmtkit rerank test.jsonl --lenpen \S+ > test.out", alone)
+    assert re.search(r"nmtkit rerank test.jsonl --lenpen \S+ > test.out", alone)
     before, after = (float(part.split()[0]) for part in result.stderr.removeprefix("chrf ").split(", ")[:2])
     assert after >= before
 
@@ -207,18 +207,18 @@ def test_a_backward_model_of_the_forward_direction_is_refused(directed: Path, kn
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lm", "{folder}/back.pt"], "is not a language model"),
-        (["--backward", "{folder}/lm.pt"], "is a language model; give it as --lm"),
-        (["--trials", "5"], "--trials does nothing without --tune"),
+        (["--lm", "{folder}/back.pt"], "not a language model"),
+        (["--backward", "{folder}/lm.pt"], "give it as --lm"),
+        (["--trials", "5"], "--trials does nothing"),
         (["--tune", "{folder}/short.de"], "line counts differ"),
-        (["--feature", "estimate"], "must be a field of the hypotheses and a weight, such as estimate=0.5"),
-        (["--feature", "a=1,a=2"], "--feature has two weights of a"),
-        (["--feature", "score=1,text=1"], "as --feature text, which must be a number"),
-        (["--weight-lm", "0.5"], "--weight-lm has no effect, because"),
-        (["--weight-backward", "0.5"], "has no backward_log_probability; give --backward FILE"),
+        (["--feature", "estimate"], "such as estimate=0.5"),
+        (["--feature", "a=1,a=2"], "--feature has two"),
+        (["--feature", "score=1,text=1"], "--feature text"),
+        (["--weight-lm", "0.5"], "--weight-lm has no effect"),
+        (["--weight-backward", "0.5"], "give --backward FILE"),
         (
             ["--feature", "nothing=1"],
-            "nbest.jsonl:1: hypothesis 1 lacks --feature nothing, which must be",
+            "lacks --feature nothing",
         ),
     ],
     ids=["lm", "backward", "trials", "references", "no weight", "twice", "text", "no-lm", "no-backward", "missing"],
@@ -227,5 +227,5 @@ def test_what_cannot_be_reranked_is_said(folder: Path, arguments: list[str], mes
     (folder / "short.de").write_text("ein\n")
     result = rerank(folder, *arguments)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
-    with pytest.raises(ValueError, match=r"out\.de:1 is not an n-best list"):
+    with pytest.raises(ValueError, match=r"out\.de:1 .*n-best list"):
         read_nbest(["Ein Hund"], "out.de")

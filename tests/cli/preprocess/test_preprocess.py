@@ -149,7 +149,4 @@ def test_a_vocabulary_that_cannot_be_sampled_is_refused_by_train(
     ]
     result = CliRunner().invoke(main, [*flags, "--save-dir", str(tmp_path / "run"), "--max-update", "1"])
     assert result.exit_code == 2
-    assert (
-        f"--transforms bpe_dropout needs several segmentations of a word, but the {model_type} vocabulary"
-        in result.stderr
-    )
+    assert f"the {model_type} vocabulary" in result.stderr

@@ -3,6 +3,7 @@ import gzip
 import io
 import logging
 import lzma
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def test_unequal_line_counts_name_both_files_and_counts(suffix: str, tmp_path: P
     compress = gzip.compress if suffix else bytes
     (tmp_path / f"t.en{suffix}").write_bytes(compress(b"a\n" * 20_000))
     (tmp_path / f"t.de{suffix}").write_bytes(compress(b"b\n" * 12_345))
-    with pytest.raises(ValueError, match=r"t\.en\S* has 20,000 lines, but \S*t\.de\S* has 12,345"):
+    with pytest.raises(ValueError, match=r"t\.en\S* has 20,000 .*t\.de\S* has 12,345"):
         read_all(tmp_path / f"t.en{suffix}", tmp_path / f"t.de{suffix}", tmp_path)
 
 
@@ -91,7 +92,7 @@ def test_locate_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"t\.en is empty"):
         locate_side(str(tmp_path / "t"), "en")
     (tmp_path / "t.en.gz").write_bytes(gzip.compress(b"a\n"))
-    with pytest.raises(ValueError, match=r"both \S*t\.en and \S*t\.en\.gz exist"):
+    with pytest.raises(ValueError, match=r"t\.en and \S*t\.en\.gz"):
         locate_side(str(tmp_path / "t"), "en")
 
 
@@ -111,15 +112,15 @@ def test_line_ends_of_windows_and_byte_order_marks_are_removed_and_counted(
     source, target = (tmp_path / f"t.{language}{suffix}" for language in ("en", "de"))
     blocks = read_all(source, target, tmp_path)
     assert b"".join(block[1] for block in blocks).decode() == "".join(line + "\n" for line in expected)
-    assert f"{source}: the byte-order mark at the beginning is removed" in caplog.messages
-    assert f"{target}: the carriage return at the end of 4 lines is removed" in caplog.messages
+    assert f"{source}: the byte-order mark" in caplog.text
+    assert re.search(rf"{re.escape(str(target))}: .* 4 lines", caplog.text)
     assert [line for lines in lists_of_lines(source, 1000) for line in lines] == expected
     caplog.clear()
     assert [line for lines in line_windows(source, 2) for line in lines] == expected
     assert [line for lines in lines_of_stream(io.BytesIO(text), "standard input", 2) for line in lines] == expected
     assert read_lines(source) == expected
     for name in (source, "standard input", source):
-        assert f"{name}: the carriage return at the end of 4 lines is removed" in caplog.messages
+        assert re.search(rf"{re.escape(str(name))}: .* 4 lines", caplog.text)
 
 
 @pytest.mark.parametrize("compressed_frames", [1, 2])
@@ -164,7 +165,7 @@ READERS = {
 def test_every_reader_tells_of_a_truncated_file(suffix: str, reader: str, tmp_path: Path) -> None:
     text = b"".join(b"%d\n" % number for number in np.random.default_rng(0).integers(0, 1 << 60, 20_000))
     (tmp_path / f"t{suffix}").write_bytes(COMPRESS[suffix](text)[:-10])
-    with pytest.raises(ValueError, match=rf"t\{suffix} is damaged or truncated"):
+    with pytest.raises(ValueError, match=rf"t\{suffix} is damaged"):
         READERS[reader](tmp_path / f"t{suffix}")
 
 
@@ -179,7 +180,7 @@ def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path) -> No
 def test_bad_utf8_names_file_line_and_byte() -> None:
     good = "grün\n".encode()
     assert decode(good, Path("t.de"), 1) == "grün\n"
-    with pytest.raises(ValueError, match=r"t\.de:12: byte 3 of the line"):
+    with pytest.raises(ValueError, match=r"t\.de:12: byte 3"):
         decode(good * 2 + b"ab\xff\n" + good, Path("t.de"), 10)
     for bad in (b"\xed\xa0\x80", b"\xc0\xaf", b"\xe2\x96", "ß".encode("latin-1")):
         with pytest.raises(ValueError, match=r"t\.de:7"):

@@ -105,7 +105,7 @@ def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.
     logging.getLogger("nmtkit").propagate = True
     with CorpusWriter(str(tmp_path / "o"), ("en", "de")) as writer:
         writer.write(Pairs(["a"], ["b"], [{"score": 1}]))
-    assert "o.en cannot contain the columns score" in caplog.text
+    assert "o.en cannot contain" in caplog.text
 
 
 TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -121,12 +121,12 @@ def test_tmx_of_several_languages(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     logging.getLogger("nmtkit").propagate = True
     (tmp_path / "c.tmx").write_text(TMX)
     assert read(tmp_path / "c.tmx") == [("A bold hat", "Ein fetter Hut"), ("x", "z")]
-    assert "skipped 1 unit without en and de" in caplog.text
-    assert "line breaks inside 1 text become spaces" in caplog.text
-    with pytest.raises(ValueError, match="no unit with en and it; its languages are de-AT, EN-gb, fr, en-GB, en, de"):
+    assert "skipped 1 unit" in caplog.text
+    assert "line breaks inside 1" in caplog.text
+    with pytest.raises(ValueError, match=r"en and it; .*de-AT, EN-gb, fr, en-GB, en, de"):
         read(tmp_path / "c.tmx", "en", "it")
     (tmp_path / "d.tmx").write_text(TMX[:-20])
-    with pytest.raises(ValueError, match=r"d\.tmx:6: the file is not valid XML"):
+    with pytest.raises(ValueError, match=r"d\.tmx:6: "):
         read(tmp_path / "d.tmx")
 
 
@@ -163,7 +163,7 @@ def test_folders_of_datasets(tmp_path: Path) -> None:
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
     (tmp_path / "dataset/dataset_dict.json").write_text('{"splits": ["train"]}')
     assert read(folder) == [("e0", "d0"), ("e1", "d1")]
-    with pytest.raises(ValueError, match=r"several splits; give one of them: .*dataset/train"):
+    with pytest.raises(ValueError, match=r"several splits.*dataset/train"):
         read(tmp_path / "dataset")
 
 
@@ -173,7 +173,7 @@ def test_zip_of_opus(tmp_path: Path) -> None:
                            ("Books.de-en.en", "a\nc"), ("Books.de-en.ids", "1\n2\n")):  # fmt: skip
             archive.writestr(name, text)
     assert read(tmp_path / "c.zip") == [("a", "b"), ("c", "d")]
-    with pytest.raises(ValueError, match=r"no two files \*\.en and \*\.fr; it has README, LICENSE, Books\.de-en\.de"):
+    with pytest.raises(ValueError, match=r"\*\.en and \*\.fr; .*README, LICENSE, Books\.de-en\.de"):
         read(tmp_path / "c.zip", "en", "fr")
 
 
@@ -203,22 +203,22 @@ def test_an_error_leaves_no_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "name", "message"),
     [
-        ({"val.tsv": "a\tb\n"}, "val", r"val\.en .* did you mean .*/val\.tsv\?"),
+        ({"val.tsv": "a\tb\n"}, "val", r"val\.en .*/val\.tsv\?"),
         ({"train.tsv": "a\tb\n"}, "val.tsv", r"^no such file: .*/val\.tsv$"),
         ({"val.tsv.gz": "a\tb\n"}, "val.tsv", r"did you mean .*/val\.tsv\.gz\?"),
-        ({"val.en": "a\n", "val.de": "b\n"}, "val.en", r"is a file: give the prefix .*/val, without \.en"),
-        ({"val.en": "a\n", "val.it": "b\n"}, "val", r"no such file: .*/val\.de .*; there is text in en, it"),
-        ({"val.en": "a\n", "val.de": "b\nc\n"}, "val", r"val\.en has 1 lines, but .*val\.de has 2"),
-        ({"val.tsv": "a\tb\tc\n"}, "val.tsv", r"3 columns and no heading .* --columns"),
-        ({"val.tsv": "a\tb\nc\td\te\n"}, "val.tsv", r"val\.tsv:2: the line has 3 columns, but the first line has 2"),
-        ({"val.tsv": "a\n"}, "val.tsv", "the line has no tab"),
-        ({"val.jsonl": "{}\n"}, "val.jsonl", r"val\.jsonl:1: no texts of en and de"),
-        ({"val.jsonl": '{"en": "a", "de": 3}\n'}, "val.jsonl", "'de' is not a text"),
-        ({"val.jsonl": '{"en": "\\ud800", "de": "b"}\n'}, "val.jsonl", "half of a surrogate pair"),
-        ({"val.jsonl": "text\n"}, "val.jsonl", r"val\.jsonl:1: the line is not JSON"),
+        ({"val.en": "a\n", "val.de": "b\n"}, "val.en", r"prefix .*/val, without \.en"),
+        ({"val.en": "a\n", "val.it": "b\n"}, "val", r"/val\.de .*en, it"),
+        ({"val.en": "a\n", "val.de": "b\nc\n"}, "val", r"val\.en has 1 .*val\.de has 2"),
+        ({"val.tsv": "a\tb\tc\n"}, "val.tsv", r"3 columns .*--columns"),
+        ({"val.tsv": "a\tb\nc\td\te\n"}, "val.tsv", r"val\.tsv:2: .*3 columns, .*2"),
+        ({"val.tsv": "a\n"}, "val.tsv", "no tab"),
+        ({"val.jsonl": "{}\n"}, "val.jsonl", r"val\.jsonl:1: .*en and de"),
+        ({"val.jsonl": '{"en": "a", "de": 3}\n'}, "val.jsonl", "'de' is not"),
+        ({"val.jsonl": '{"en": "\\ud800", "de": "b"}\n'}, "val.jsonl", "surrogate pair"),
+        ({"val.jsonl": "text\n"}, "val.jsonl", r"val\.jsonl:1: .*not JSON"),
         ({"val.zip": "text\n"}, "val.zip", "not a ZIP archive"),
         ({"val.parquet": "text\n"}, "val.parquet", "not Parquet"),
-        ({}, "nowhere/val", "the folder .*/nowhere does not exist"),
+        ({}, "nowhere/val", "/nowhere does not exist"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 12 else None,
 )
@@ -234,7 +234,7 @@ def test_unequal_sides_of_a_zip_name_both_counts(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
         archive.writestr("c.en", "x\n" * 3000)
         archive.writestr("c.de", "y\n" * 1999)
-    with pytest.raises(ValueError, match=r"c\.en has 3,000 lines, but .*c\.de has 1,999"):
+    with pytest.raises(ValueError, match=r"c\.en has 3,000 .*c\.de has 1,999"):
         read(tmp_path / "c.zip")
 
 

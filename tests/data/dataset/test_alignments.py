@@ -110,11 +110,11 @@ def test_links_stay_with_their_pairs_when_pairs_are_dropped_repeated_and_mixed(t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0-0\n1:0\n", r"train\.align:2: '1:0' is not an alignment; lines look like 0-0 1-2 2-1"),
-        ("0-0\n-1-0\n", r"train\.align:2: '-1-0' is not an alignment"),
-        ("0-0\n0-0 5-1\n", r"train\.align:2 links word 5 of the source line, which has 2 words"),
-        ("0-0\n0-2\n", r"train\.align:2 links word 2 of the target line, which has 2 words"),
-        ("0-0\n", r"has 2 lines, but \S*train\.align has 1"),
+        ("0-0\n1:0\n", r"train\.align:2: '1:0' .*0-0 1-2 2-1"),
+        ("0-0\n-1-0\n", r"train\.align:2: '-1-0'"),
+        ("0-0\n0-0 5-1\n", r"train\.align:2 .*word 5 .*source .*2 words"),
+        ("0-0\n0-2\n", r"train\.align:2 .*word 2 .*target .*2 words"),
+        ("0-0\n", r"has 2 .*train\.align has 1"),
     ],
 )
 def test_an_alignment_file_that_does_not_fit_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -131,9 +131,9 @@ def test_settings_that_do_not_go_with_alignments_are_refused(tmp_path: Path) -> 
     alignments = write_links(tmp_path / "train.align", [[(0, 0)]] * 60)
     unknown = write_pair(tmp_path, "unknown", [*["a b"] * 30, "x y"], [*["c d"] * 30, "c d"])
     links = write_links(tmp_path / "unknown.align", [[(0, 0)]] * 31)
-    with pytest.raises(ValueError, match="the word model merges adjacent unknown words into one piece"):
+    with pytest.raises(ValueError, match="word model"):
         make(tmp_path, [unknown], (links,), model_type="word", vocab_size=7)
-    with pytest.raises(ValueError, match="--alignments has 2 items for 1 corpora"):
+    with pytest.raises(ValueError, match=r"2 items .*1 corpora"):
         make(tmp_path, [train], (alignments, None))
     with pytest.raises(FileNotFoundError, match="--alignments"):
         make(tmp_path, [train], (tmp_path / "absent",))

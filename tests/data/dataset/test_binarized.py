@@ -66,9 +66,9 @@ def test_a_batch_is_the_plain_concatenation(folder: Path) -> None:
 
 
 def test_an_unknown_subset_names_those_there_are(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"no subset 'valid'; it has test, train"):
+    with pytest.raises(ValueError, match=r"'valid'.*test, train"):
         Dataset.open(folder)["valid"]
-    with pytest.raises(ValueError, match="has no raw text of 'train'"):
+    with pytest.raises(ValueError, match=r"no raw text .*'train'"):
         Dataset.open(folder)["train"].references()
 
 
@@ -93,7 +93,7 @@ def test_a_flipped_bit_is_found_at_open_in_a_small_file_and_by_verify_in_any(
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         Dataset.open(copy)
     monkeypatch.setattr(binarized, "SMALL_FILE", 0)
-    with pytest.raises(ValueError, match=f"{name} is damaged|has rows beyond the end of its ids|tokens, not"):
+    with pytest.raises(ValueError, match=f"{name} is damaged|beyond the end|tokens, not"):
         verify(copy)
 
 
@@ -107,7 +107,7 @@ def test_another_tokenizer_is_refused(copy: Path, folder: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["tokenizer"] = "0" * 64
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="not the tokenizer that made the ids of this dataset"):
+    with pytest.raises(ValueError, match="not the tokenizer"):
         Dataset.open(copy)
 
 
@@ -121,7 +121,7 @@ def test_a_manifest_that_cannot_be_read_is_named(text: str, message: str, copy: 
 
 
 def test_a_folder_that_is_no_dataset_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not an nmtkit dataset"):
+    with pytest.raises(ValueError, match="not an nmtkit dataset"):
         Dataset.open(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Dataset.open(tmp_path / "absent")

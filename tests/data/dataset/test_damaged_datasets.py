@@ -149,7 +149,7 @@ def test_a_manifest_that_lacks_an_entry_is_refused_by_its_name(
         inside = inside[key]
     del inside[path[-1]]
     (tmp_path / "data" / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=rf"manifest\.json is damaged: {message}; run preprocess again"):
+    with pytest.raises(ValueError, match=rf"manifest\.json is damaged: {message};"):
         Dataset.open(tmp_path / "data")
 
 
@@ -162,5 +162,5 @@ def test_ids_outside_the_vocabulary_are_refused_when_they_are_read(
     ids[3] = 65_000
     ids.flush()
     split = Dataset.open(tmp_path / "data")["train"]
-    with pytest.raises(ValueError, match="train has ids outside the vocabulary"):
+    with pytest.raises(ValueError, match=r"train .*outside the vocabulary"):
         split.batch(np.arange(len(split)))

@@ -241,18 +241,18 @@ def test_the_sample_of_the_tokenizer_has_the_shares_of_the_temperature(tmp_path:
     ("toml", "message"),
     [
         ("", "has no entry [[corpus]]"),
-        ("corpora = 1", "has 'corpora'; describe every corpus in an entry [[corpus]]"),
+        ("corpora = 1", "every corpus in an"),
         ("[[corpus]]\n[", "corpora.toml is not TOML"),
         ('[[corpus]]\ntrain = "ende"', "corpus 1 has no languages"),
-        ('[[corpus]]\nlanguages = ["en", "de"]', "corpus 1: no text is given; give train, valid or test"),
-        ('[[corpus]]\nlanguages = ["en", "e n"]\ntrain = "ende"', "languages: 'e n' is not a language code"),
+        ('[[corpus]]\nlanguages = ["en", "de"]', "corpus 1: no text"),
+        ('[[corpus]]\nlanguages = ["en", "e n"]\ntrain = "ende"', "'e n' is not"),
         ('[[corpus]]\nlanguages = ["en", "en"]\ntrain = "ende"', "languages has 'en' twice"),
         ('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\nweigth = 2', "did you mean 'weight'"),
-        ('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\nweight = 0', "corpus 1: weight is 0.0; it must"),
+        ('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\nweight = 0', "weight is 0.0"),
         (TOML + '[[corpus]]\nlanguages = ["en"]\ntrain = "ende"\ndirections = ["en-it"]', "corpus 4: directions names"),
         ('[[corpus]]\nlanguages = ["en", "fr"]\ntrain = "ende"', "no such file: ende.fr"),
-        ('[[corpus]]\nlanguages = ["en", "de"]\nvalid = "val"', "has no training text for a tokenizer"),
-        ('[[corpus]]\nlanguages = ["en"]\ntrain = "ende"\ncolumns = ["1"]', "columns have no effect on ende"),
+        ('[[corpus]]\nlanguages = ["en", "de"]\nvalid = "val"', "no training text"),
+        ('[[corpus]]\nlanguages = ["en"]\ntrain = "ende"\ncolumns = ["1"]', "columns have no effect"),
     ],
     ids=lambda value: None if "\n" in value or not value else value[:40],
 )  # fmt: skip
@@ -265,7 +265,7 @@ def test_errors_name_the_entry_and_the_key(make: Make, toml: str, message: str) 
 def test_a_tokenizer_without_a_token_of_a_language_is_an_error(make: Make, here: Path) -> None:
     make()
     write_digits(here / "french", digit_rows(5, 1), ("fr", "en"))
-    with pytest.raises(ValueError, match="has no token of the language fr; it has de, en, it"):
+    with pytest.raises(ValueError, match=r"language fr; .*de, en, it"):
         make('[[corpus]]\nlanguages = ["fr", "en"]\ntrain = "french"', "more", tokenizer_from=(here / "data",))
 
 
@@ -278,7 +278,7 @@ def test_damaged_directions_are_found(make: Make, here: Path) -> None:
     manifest = json.loads((here / "data" / "manifest.json").read_text())
     manifest["splits"]["valid"]["directions"][0] += 1
     (here / "data" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"splits\.valid\.directions does not have the 30 pairs of 6 directions"):
+    with pytest.raises(ValueError, match=r"splits\.valid\.directions .*30 pairs .*6 directions"):
         Dataset.open(here / "data")
 
 
@@ -286,16 +286,16 @@ def test_control_pieces_are_appended_once(make: Make) -> None:
     model = make().tokenizer.source_model
     more = with_control_pieces(model, ["__pl__"])
     assert [piece.text for piece in pieces_of(more)] == [*(piece.text for piece in pieces_of(model)), "__pl__"]
-    with pytest.raises(ValueError, match="already has the piece '__pl__'"):
+    with pytest.raises(ValueError, match="piece '__pl__'"):
         with_control_pieces(more, ["__pl__"])
 
 
 def test_weights_of_directions() -> None:
     directions = [Direction("en", "de"), Direction("de", "en"), Direction("en", "pl")]
     assert named_weights(["en-pl=3", "en-de=0.5"], directions, "--x") == {2: 3.0, 0: 0.5}
-    with pytest.raises(ValueError, match="--x names the direction 'en-fr'; did you mean"):
+    with pytest.raises(ValueError, match=r"--x .*'en-fr'; did you mean"):
         named_weights(["en-fr=3"], directions, "--x")
-    with pytest.raises(ValueError, match="from 0 to 1,000, such as en-pl=2"):
+    with pytest.raises(ValueError, match=r"0 to 1,000, .*en-pl=2"):
         named_weights(["en-pl"], directions, "--x")
     assert epoch_weights([100, 100, 4], None, {2: 3.0}) == [1, 1, 3]
     # square roots 10, 10 and 2: shares 10/22, 10/22 and 2/22 of 204 rows

@@ -70,8 +70,8 @@ def test_imported_models_are_extended_in_their_own_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (lambda: Tokenizer(train_model(REAL_LINES, 330), train_model(POLISH, 330)), "one tokenizer for both sides"),
-        (lambda: Tokenizer(train_model(REAL_LINES, 330, "char")), "works with bpe and unigram models"),
+        (lambda: Tokenizer(train_model(REAL_LINES, 330), train_model(POLISH, 330)), "one tokenizer"),
+        (lambda: Tokenizer(train_model(REAL_LINES, 330, "char")), "bpe and unigram"),
     ],
     ids=["two", "char"],
 )
@@ -112,15 +112,15 @@ def test_the_added_pieces_and_tokens_are_counted_and_nothing_new_is_a_warning(
     caplog.set_level("INFO", logger="nmtkit")
     old = many(tmp_path, "en", "it")
     new = extended(old, POLISH, 60, ["pl"])
-    assert caplog.messages == ["the tokenizer gets 60 new pieces and the tokens of pl"]
+    (message,) = caplog.messages
+    assert "60 new pieces" in message and message.endswith("pl")
     caplog.clear()
     assert extended(new, POLISH, 1, []).source_size == new.source_size
-    assert caplog.messages == [
-        "--extend-tokenizer adds nothing, because the tokenizer has all languages and pieces of the training text"
-    ]
+    (message,) = caplog.messages
+    assert "--extend-tokenizer adds nothing" in message
 
 
 def test_the_flag_needs_a_tokenizer(tmp_path: Path) -> None:
     base = ["preprocess", "-s", "en", "-t", "pl", "--trainpref", str(tmp_path / "x"), "--destdir", str(tmp_path / "d")]
     result = CliRunner().invoke(main, [*base, "--extend-tokenizer", "60"])
-    assert result.exit_code == 2 and "--extend-tokenizer does nothing without --tokenizer-from" in result.stderr
+    assert result.exit_code == 2 and "--extend-tokenizer does nothing" in result.stderr

@@ -317,8 +317,8 @@ def test_a_sentence_of_eos_alone_passes(joint_tokenizer: Tokenizer) -> None:
     [
         ("tag", {}, "--transforms tag needs --tag-symbol"),
         ("tag", {"tag_symbol": "<3fr>"}, "no tag '<3fr>'"),
-        ("word_blank", {"word_blank_symbol": "<blank>"}, "--word-blank-symbol <blank> is not a piece"),
-        ("span_masking", {"mask_symbol": "<blank>"}, "--mask-symbol <blank> is not a piece"),
+        ("word_blank", {"word_blank_symbol": "<blank>"}, "--word-blank-symbol <blank> is"),
+        ("span_masking", {"mask_symbol": "<blank>"}, "--mask-symbol <blank> is"),
         ("casing", {"casing_lower": 0.7, "casing_upper": 0.4}, "add up to 1.15"),
         ("word_dropout", {"word_dropout": 1.0}, "--word-dropout"),
     ],
@@ -331,13 +331,13 @@ def test_settings_that_cannot_be_are_refused(
 
 
 def test_a_blank_has_no_text(joint_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"--transforms casing works on text, but <unk> has no text; put casing"):
+    with pytest.raises(ValueError, match=r"--transforms casing .*<unk>"):
         transformed(pipeline(joint_tokenizer, "word_blank", "casing"))
 
 
 def test_text_needs_a_tokenizer_that_decodes_to_what_it_encoded() -> None:
     words = Tokenizer(train_model(SOURCE + TARGET, 30, "word"))
-    with pytest.raises(ValueError, match=r"--transforms casing decodes and re-encodes text, .* no byte fallback"):
+    with pytest.raises(ValueError, match=r"--transforms casing .*no byte fallback"):
         pipeline(words, "casing")
     assert pipeline(words, "word_dropout")
 
@@ -345,12 +345,12 @@ def test_text_needs_a_tokenizer_that_decodes_to_what_it_encoded() -> None:
 @pytest.mark.parametrize(
     ("level", "made", "said"),
     [
-        ("ids", None, "mine returned a NoneType, not a pair"),
-        ("ids", ([3, 4], "text"), "mine returned a str where a list of ids is expected"),
-        ("ids", ([3, 4], [5, 340]), "mine returned ids from 5 to 340; they must be below 340"),
+        ("ids", None, "mine returned a NoneType"),
+        ("ids", ([3, 4], "text"), "mine returned a str"),
+        ("ids", ([3, 4], [5, 340]), "ids from 5 to 340"),
         ("ids", ([3, EOS], [5]), "without bos"),
-        ("text", ("a", 3), "mine works on text and returned a int"),
-        ("text", ("a", "two\nlines"), "a text of several lines"),
+        ("text", ("a", 3), "returned a int"),
+        ("text", ("a", "two\nlines"), "text of several lines"),
     ],
 )
 def test_what_a_transform_returns_is_checked(level: Any, made: Any, said: str, joint_tokenizer: Tokenizer) -> None:

@@ -47,7 +47,7 @@ def test_two_models_stand_on_one_table_of_ids(model_type: str) -> None:
     tokenizer = Tokenizer(*changed)
     assert tokenizer.joint and tokenizer.languages == {"de": len(table) - 1}
     assert Tokenizer.from_state(tokenizer.state()).fingerprint == tokenizer.fingerprint
-    with pytest.raises(ValueError, match="--target-lang fr: the model does not have this language; known: de"):
+    with pytest.raises(ValueError, match=r"--target-lang fr: .*de"):
         tokenizer.language_ids(None, "fr")
     for model, other in zip(models, changed, strict=True):
         before, after = processor(model), processor(other)
@@ -93,7 +93,7 @@ def plain_model(model_type: str) -> bytes:
 def test_pieces_without_an_id_are_named() -> None:
     model = train_model(REAL_LINES, 340, "unigram")
     table = [piece.text for piece in pieces_of(model)]
-    with pytest.raises(ValueError, match="1 pieces of a tokenizer have no id, such as"):
+    with pytest.raises(ValueError, match=r"1 pieces .*no id"):
         renumbered(model, table[:-1])
     with pytest.raises(ValueError, match="have no id"):
         renumbered(model, [*table, table[-1]])

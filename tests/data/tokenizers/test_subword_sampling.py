@@ -81,7 +81,7 @@ def test_segmentations_of_a_unigram_model_come_with_their_probabilities() -> Non
 @pytest.mark.parametrize("model_type", ["word", "char"])
 def test_models_of_one_segmentation_are_refused(model_type: str) -> None:
     model = train_model(SOURCE + TARGET, 30 if model_type == "word" else 310, model_type)
-    with pytest.raises(ValueError, match=f"the {model_type} vocabulary of the target side has only one"):
+    with pytest.raises(ValueError, match=f"the {model_type} vocabulary .*target side"):
         SubwordSampler(model, 0.1, "target")
 
 

@@ -263,9 +263,9 @@ def test_a_model_with_other_special_ids_is_refused() -> None:
 
 def test_a_vocabulary_of_the_wrong_size_names_one_that_would_do() -> None:
     lines = ["a man walks", "a woman walks"] * 20
-    with pytest.raises(ValueError, match=r"largest possible size is (\d+)") as too_large:
+    with pytest.raises(ValueError, match=r"largest .*size is (\d+)") as too_large:
         train_model(lines, 5000)
-    with pytest.raises(ValueError, match=r"smallest possible size is (\d+)") as too_small:
+    with pytest.raises(ValueError, match=r"smallest .*size is (\d+)") as too_small:
         train_model(lines, 100)
     for error in (too_large, too_small):
         size = int("".join(filter(str.isdigit, str(error.value).rsplit(" ", 1)[1])))

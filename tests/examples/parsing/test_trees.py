@@ -64,11 +64,11 @@ def test_a_tree_of_traces_alone_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("sequence", "problem"),
     [
-        ("(S XX", "1 constituents are open at the end"),
-        ("(S XX )NP", "token 3: '\\)NP' closes no open constituent"),
-        ("(S )S XX", "token 2: '\\)S' closes no open constituent with words"),
-        ("(S XX XX XX )S", "token 4: there are more preterminals than the 2 words"),
-        ("(S XX )S", "0 constituents are open at the end, 1 of 2 words are covered"),
+        ("(S XX", "1 constituents are open"),
+        ("(S XX )NP", "token 3: '\\)NP' closes"),
+        ("(S )S XX", "token 2: '\\)S' closes"),
+        ("(S XX XX XX )S", "token 4: .*2 words"),
+        ("(S XX )S", "0 constituents .*1 of 2"),
         ("(S XX ( )S", "token 3: '\\(' has no label"),
         (")S", "token 1"),
     ],
@@ -81,12 +81,12 @@ def test_a_sequence_that_is_no_tree_is_refused_with_its_place(sequence: str, pro
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("(S (NP\n(NN a)", "text: 2 brackets are not closed"),
-        ("(S (NN a)))", "text, line 1: a bracket closes that was not opened"),
-        ("(S\n(NP ))", "text, line 2: a constituent is empty"),
-        ("(S\n\n(NN a b))", "text, line 3: 'b' is a second word"),
-        ("word", "text, line 1: 'word' stands outside of brackets"),
-        ("(NN a (NN b))", "text, line 1: the word 'a' is followed by a bracket"),
+        ("(S (NP\n(NN a)", "text: 2 brackets"),
+        ("(S (NN a)))", "text, line 1: a bracket"),
+        ("(S\n(NP ))", "text, line 2: .*empty"),
+        ("(S\n\n(NN a b))", "text, line 3: 'b'"),
+        ("word", "text, line 1: 'word'"),
+        ("(NN a (NN b))", "text, line 1: the word 'a'"),
     ],
 )
 def test_damaged_treebanks_are_refused_with_the_line(text: str, problem: str) -> None:
@@ -96,7 +96,7 @@ def test_damaged_treebanks_are_refused_with_the_line(text: str, problem: str) ->
 
 def test_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.mrg").write_text("(S (NN a)")
-    with pytest.raises(ValueError, match=r"bad\.mrg: 1 brackets are not closed"):
+    with pytest.raises(ValueError, match=r"bad\.mrg: 1 brackets"):
         list(read_files([tmp_path / "bad.mrg"]))
 
 

@@ -87,14 +87,14 @@ def test_activations_keep_their_scale_through_the_published_depth() -> None:
 def test_a_sentence_beyond_the_learned_positions_is_refused() -> None:
     convs2s = model()
     assert convs2s.max_source_positions == 20
-    with pytest.raises(ValueError, match="21 tokens is longer than the 20 positions"):
+    with pytest.raises(ValueError, match=r"21 tokens .*20 positions"):
         convs2s.encode(Packed.from_lists([[3] * 21]))
 
 
 def test_an_even_encoder_kernel_is_refused() -> None:
     with pytest.raises(ValueError, match="must be odd"):
         ConvS2SConfig(encoder_widths=(4,), encoder_kernels=(2,))
-    with pytest.raises(ValueError, match="give one width and one kernel"):
+    with pytest.raises(ValueError, match=r"one width .*one kernel"):
         ConvS2SConfig(decoder_widths=(4, 4), decoder_kernels=(3,))
 
 

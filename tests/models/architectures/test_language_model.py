@@ -157,7 +157,7 @@ def test_score_prints_the_perplexity_and_log_probabilities_of_a_text(run: Path) 
     assert (total["pieces"], total["lines"]) == (tokens, 3)
     assert total["perplexity"] == pytest.approx(math.exp(-sum(map(sum, each)) / tokens), rel=1e-3)
     printed = invoke("score", "--path", str(run / "best.pt"), input=text).stdout
-    assert printed.startswith(f"perplexity {total['perplexity']:.2f}  {tokens} pieces with eos in 3 lines")
+    assert printed.startswith(f"perplexity {total['perplexity']:.2f}  {tokens} pieces")
 
 
 def test_average_and_inspect_know_a_language_model(run: Path, tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def test_average_and_inspect_know_a_language_model(run: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["score", "--path", "{lm}", "--src", "{text}"], "is a language model, which reads no source; leave out --src"),
+        (["score", "--path", "{lm}", "--src", "{text}"], "leave out --src"),
         (["score", "--path", "{lm}", "--metric", "bleu"], "--path"),
-        (["export", "--format", "huggingface", "{lm}", "{folder}/out"], "is a language model, which"),
+        (["export", "--format", "huggingface", "{lm}", "{folder}/out"], "is a language model"),
         (["train", "{data}", "--arch", "transformer_lm", "--metrics", "chrf"], "--metrics chrf scores translations"),
         (["train", "{data}", "--arch", "transformer_lm", "--metrics", "bleu"], "--metrics bleu scores translations"),
         (
             ["train", "{data}", "--arch", "transformer_lm", "--encoder-layerdrop", "0.1"],
-            "--encoder-layerdrop does nothing without an encoder",
+            "--encoder-layerdrop does nothing",
         ),
     ],
     ids=["source", "metric", "export", "metrics", "default-metric", "layerdrop"],

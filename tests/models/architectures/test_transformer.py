@@ -199,24 +199,24 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "--d-model 512 is not a multiple of --heads 3; give --d-key and --d-value"),
-        ({"heads": 3, "d_key": 8}, "not a multiple of --heads 3"),
-        ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and below 1"),
+        ({"heads": 3}, "--d-model 512 .*--heads 3; .*--d-key and --d-value"),
+        ({"heads": 3, "d_key": 8}, "--heads 3"),
+        ({"dropout": 1.0}, "--dropout is 1.0;"),
         ({"encoder_layerdrop": -0.1}, "--encoder-layerdrop is -0.1"),
-        ({"encoder_layers": -1}, "--encoder-layers is -1; it must be at least 0"),
-        ({"window": 0}, "--window is 0; it must be at least 1"),
-        ({"ssru_norm": True}, "--ssru-norm needs --decoder-self-attention ssru, not attention"),
-        ({"average_gate": False}, "--no-average-gate needs --decoder-self-attention average, not attention"),
-        ({"average_separate_gates": True}, "--average-separate-gates needs --decoder-self-attention average, not"),
+        ({"encoder_layers": -1}, "--encoder-layers is -1;"),
+        ({"window": 0}, "--window is 0;"),
+        ({"ssru_norm": True}, "--ssru-norm .*--decoder-self-attention ssru"),
+        ({"average_gate": False}, "--no-average-gate .*--decoder-self-attention average"),
+        ({"average_separate_gates": True}, "--average-separate-gates .*--decoder-self-attention average"),
         (
             {"decoder_self_attention": "average", "average_separate_gates": True, "average_gate": False},
-            "--average-separate-gates needs a gate; leave out --no-average-gate",
+            "--average-separate-gates .*--no-average-gate",
         ),
         (
             {"average_ffn": False, "decoder_self_attention": "ssru"},
-            "--no-average-ffn needs --decoder-self-attention average, not ssru",
+            "--no-average-ffn .*--decoder-self-attention average",
         ),
-        ({"decoder_tied_layers": (1, 1)}, "has 2 numbers, and there are 6 decoder layers; give one number for each"),
+        ({"decoder_tied_layers": (1, 1)}, "2 numbers, .*6 decoder layers"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, Any], message: str) -> None:

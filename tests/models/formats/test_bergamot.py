@@ -129,7 +129,7 @@ def test_the_command_translates_the_lines_of_a_file_for_the_scales(student: Path
         "config.yml", "lex.s2t.bin", "model.intgemm.alphas.bin", "vocab.spm",
     ]  # fmt: skip
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code != 0 and "--format bergamot needs --calibration FILE" in result.output
+    assert result.exit_code != 0 and "--calibration FILE" in result.output
 
 
 def test_the_folder_has_the_shortlist_of_the_checkpoint(student: Path, tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_the_folder_has_the_shortlist_of_the_checkpoint(student: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder_self_attention": "attention"}, "has decoder_self_attention attention, which Bergamot"),
+        ({"decoder_self_attention": "attention"}, "decoder_self_attention attention, .*Bergamot"),
         (
             {"activation": "swish"},
-            "has activation swish, which Bergamot .* --activation relu",
+            "activation swish.*--activation relu",
         ),
-        ({"tie_output": False}, "needs one vocabulary and one matrix for both embeddings and the output projection"),
-        ({"d_model": 32}, "d_model 32, d_ff 128 and 400 pieces; .* multiples of 64, and a vocabulary .* of 8"),
+        ({"tie_output": False}, "one vocabulary and one"),
+        ({"d_model": 32}, "d_model 32, d_ff 128 and 400 .*64, .*8"),
     ],
 )
 def test_a_model_that_bergamot_lacks_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
         (
             {},
             ["--format", "safetensors", "--quantization", "int8", "model.pt", "out"],
-            "--quantization needs --format ctranslate2 or checkpoint",
+            "--format ctranslate2 or checkpoint",
         ),
         ({}, ["--format", "checkpoint", "taken", "out.pt"], "does not hold nmtkit.json"),
     ],

@@ -240,12 +240,12 @@ def test_every_array_of_marian_may_have_another_shape_or_type(damage: str, tmp_p
 @pytest.mark.parametrize(
     ("index", "said"),
     [
-        ({"weight_map": ["a"]}, "weight_map is not a table"),
-        ({"weight_map": {"a": 1}}, "weight_map is not a table"),
-        ({"weight_map": {}}, "weight_map is not a table"),
-        ({}, "weight_map is not a table"),
-        ({"weight_map": {"a": "../model.safetensors"}}, "which is not a file of this folder"),
-        ({"weight_map": {"a": "/etc/passwd"}}, "which is not a file of this folder"),
+        ({"weight_map": ["a"]}, "weight_map is not"),
+        ({"weight_map": {"a": 1}}, "weight_map is not"),
+        ({"weight_map": {}}, "weight_map is not"),
+        ({}, "weight_map is not"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "a file of this"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "a file of this"),
         ({"weight_map": {"a": "absent.safetensors"}}, "absent.safetensors: no such file"),
     ],
 )

@@ -266,7 +266,7 @@ def test_tokenizer_json_does_for_the_sentencepiece_model_that_it_was_made_from(n
         ("model", {"type": "WordPiece", "vocab": {}}),
     ):
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(name) | {part: value}))
-        assert "copy sentencepiece.bpe.model into the folder" in refused(folder)
+        assert "copy sentencepiece.bpe.model into" in refused(folder)
 
 
 def test_a_language_after_the_source_is_refused(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_language_after_the_source_is_refused(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "nllb", folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"legacy_behaviour": True}))
-    assert "legacy_behaviour (a language token after the source) is not supported" in refused(folder)
+    assert "legacy_behaviour" in refused(folder)
 
 
 def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_import_says_what_it_found_and_translates_a_line(tmp_path: Path) -> None
     arguments = ["--try", "All are equal.", "--source-lang", "en", "--target-lang", "de"]
     result = CliRunner().invoke(main, ["import", str(FOLDER / "m2m_100"), str(tmp_path / "model.pt"), *arguments])
     assert result.exit_code == 0, result.output
-    assert "1 encoder and 1 decoder layers, 32 wide" in result.stderr and "100 languages" in result.stderr
+    assert "1 encoder and 1 decoder" in result.stderr and "100 languages" in result.stderr
     assert "All are equal. → " in result.stderr
 
 
@@ -318,7 +318,7 @@ def test_the_languages_of_a_tokenizer_are_those_of_its_language_codes(codes: str
     path.write_text(json.dumps(json.loads(path.read_text()) | {"language_codes": codes}))
     (tmp_path / "again").mkdir()
     if codes == "wmt20":
-        with pytest.raises(ValueError, match="language_codes 'wmt20' is not supported; supported: m2m100, wmt21"):
+        with pytest.raises(ValueError, match=r"language_codes 'wmt20' .*m2m100, wmt21"):
             huggingface.load(folder)
         return
     plain, other = imported("m2m_100", tmp_path), imported("model", tmp_path / "again", tmp_path)
@@ -354,15 +354,15 @@ def test_import_and_inspect_show_the_command_with_the_languages_that_the_model_n
 
 def test_languages_are_required_of_a_model_that_has_them_and_refused_by_others(tmp_path: Path) -> None:
     several, targets, none = (imported(name, tmp_path) for name in ("m2m_100", "marian_languages", "marian"))
-    with pytest.raises(ValueError, match="give --source-lang and --target-lang, one of af, am"):
+    with pytest.raises(ValueError, match=r"--source-lang and --target-lang, .*af, am"):
         several.translate(["right"])
-    with pytest.raises(ValueError, match="--target-lang xx: the model does not have this language; known: af, am"):
+    with pytest.raises(ValueError, match=r"--target-lang xx: .*af, am"):
         several.translate(["right"], source_lang="en", target_lang="xx")
-    with pytest.raises(ValueError, match="give --target-lang, one of deu, nld"):
+    with pytest.raises(ValueError, match=r"--target-lang, .*deu, nld"):
         targets.translate(["right"])
     with pytest.raises(ValueError, match="--source-lang has no effect"):
         targets.translate(["right"], source_lang="nld", target_lang="deu")
-    with pytest.raises(ValueError, match="--target-lang is for multilingual models"):
+    with pytest.raises(ValueError, match="--target-lang"):
         none.translate(["right"], target_lang="deu")
 
 

@@ -91,7 +91,7 @@ def test_the_export_of_an_import_has_the_weights_and_the_ids_of_the_original(
     with_bias: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint_file.save(tmp_path / "model.pt", huggingface.load(with_bias))
-    assert "final_logits_bias is not imported, because M2M100ForConditionalGeneration has no output bias" in caplog.text
+    assert "final_logits_bias is not imported" in caplog.text
     save(tmp_path / "model.pt", tmp_path / "export")
     before, after = (load_safetensors(folder / "model.safetensors") for folder in (ORIGINAL, tmp_path / "export"))
     assert before.keys() == after.keys()
@@ -132,7 +132,7 @@ def test_a_trained_output_bias_is_refused_with_the_flag_that_avoids_the_bias(id:
     contents = huggingface.load(ORIGINAL)
     contents["model"]["output_projection.bias"][id] = 0.25
     checkpoint_file.save(tmp_path / "model.pt", contents)
-    with pytest.raises(ValueError, match=r"has a trained output bias, .*train with --no-output-bias"):
+    with pytest.raises(ValueError, match=r"output bias, .*--no-output-bias"):
         save(tmp_path / "model.pt", tmp_path / "export")
     assert not (tmp_path / "export").exists()
 
@@ -154,7 +154,7 @@ def test_the_import_of_an_export_translates_alike(tmp_path: Path) -> None:
         ({"positions": "sinusoidal"}, ("en", "pl"), "--positions sinusoidal_fairseq"),
         ({"pre_norm": False}, ("en", "pl"), "--pre-norm"),
         ({"position_offset": 0}, ("en", "pl"), "--position-offset 2"),
-        ({}, ("en", "xx"), "languages that M2M100Tokenizer does not have: xx"),
+        ({}, ("en", "xx"), "does not have: xx"),
     ],
     ids=["positions", "norm", "offset", "language"],
 )

@@ -124,10 +124,7 @@ def test_added_tokens_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
     weights |= {"final_logits_bias": torch.cat([weights["final_logits_bias"], torch.zeros(1, 1).half()], 1)}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     huggingface.load(folder)
-    assert (
-        "the added tokens <name> are not imported, so text with these tokens is divided into different pieces"
-        in caplog.text
-    )
+    assert "<name> are not imported" in caplog.text
 
 
 def test_settings_of_the_search_are_told(tmp_path: Path) -> None:
@@ -137,7 +134,7 @@ def test_settings_of_the_search_are_told(tmp_path: Path) -> None:
     (tmp_path / "model.pt").unlink()
     change_settings(folder, "generation_config.json", num_beams=6, length_penalty=0.8, do_sample=False)
     said = CliRunner().invoke(main, command).stderr
-    assert "generation_config.json: search settings are not imported: num_beams 6, length_penalty 0.8" in said
+    assert "num_beams 6, length_penalty 0.8" in said
 
 
 def test_weights_may_lie_in_parts_of_a_pickle(tmp_path: Path) -> None:
@@ -193,13 +190,11 @@ def test_an_output_projection_of_its_own_is_read_under_both_names(name: str, out
 
 
 def test_weights_that_the_settings_do_not_describe_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has weights encoder_l2_.*more, which do not belong to a model with its settings"
-    ):
+    with pytest.raises(ValueError, match=r"encoder_l2_.*more"):
         detect.load(change_marian(tmp_path / "half", "enc-depth: 2", "enc-depth: 1"))
 
 
 def test_int8_weights_are_refused(tmp_path: Path) -> None:
     changes = {"encoder_l1_self_Wq": lambda weights: weights["encoder_l1_self_Wq"].astype(np.int8)}
-    with pytest.raises(ValueError, match=r"encoder_l1_self_Wq is of type torch\.int8.*Quantized models cannot"):
+    with pytest.raises(ValueError, match=r"encoder_l1_self_Wq .*torch\.int8"):
         detect.load(change_marian(tmp_path / "int8", "type: transformer", "type: transformer", **changes))

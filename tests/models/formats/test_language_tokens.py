@@ -86,8 +86,8 @@ def test_noise_leaves_the_tokens_of_languages_alone(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "give --source-language-token and --target-language-token, one of af, am, ar"),
-        (["--source-language-token", "en"], "give --target-language-token, one of af, am, ar"),
+        ([], "--source-language-token and --target-language-token"),
+        (["--source-language-token", "en"], "af, am, ar"),
         (["--source-language-token", "xx", "--target-language-token", "de"], "--source-language-token xx: the model"),
     ],
 )
@@ -108,5 +108,5 @@ def test_a_dataset_whose_valid_set_lacks_language_tokens_is_refused(tmp_path: Pa
     manifest = json.loads(path.read_bytes())
     del manifest["languages"]  # as nmtkit wrote it before the languages were in every subset
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="valid and test sets lack the language tokens; run preprocess again"):
+    with pytest.raises(ValueError, match="lack the language tokens"):
         Dataset.open(tmp_path / "data")

@@ -73,7 +73,7 @@ def test_the_ids_of_another_vocabulary_are_converted_by_their_pieces(tokenizer: 
     entries = read(tmp_path / "lex.bin", tokenizer, (tmp_path / "other.spm",))
     assert tokenizer.source_pieces(entries.sources.tolist()) == [pieces[290]] * 2
     assert tokenizer.target_pieces(entries.targets.tolist()) == [pieces[295], pieces[270]]
-    with pytest.raises(ValueError, match="lists of 300 source pieces, and the vocabulary has 330"):
+    with pytest.raises(ValueError, match=r"300 source pieces, .*330"):
         read(tmp_path / "lex.bin", tokenizer)
 
 
@@ -103,7 +103,7 @@ def test_the_best_entries_of_each_source_piece_are_kept() -> None:
     [
         (lambda data: data[:-1], "truncated or damaged"),
         (lambda data: data[:40], "truncated or damaged"),
-        (lambda data: data[:60] + b"\x01" + data[61:], "do not match their checksum"),
+        (lambda data: data[:60] + b"\x01" + data[61:], "match their checksum"),
     ],
     ids=["short", "header", "flipped"],
 )
@@ -117,8 +117,8 @@ def test_damaged_binary_files_are_refused(
 
 def test_wrong_text_files_are_named_with_their_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "lex").write_text("a b 0.5\na b\n")
-    with pytest.raises(ValueError, match="lex, line 2: expected a target piece, a source piece and a probability"):
+    with pytest.raises(ValueError, match="lex, line 2: "):
         read(tmp_path / "lex", tokenizer)
     entries = LexicalEntries(np.array([5]), np.array([6]), None, np.array([4]))
-    with pytest.raises(ValueError, match="which a binary shortlist lacks"):
+    with pytest.raises(ValueError, match="binary shortlist"):
         write_text(tmp_path / "out", entries, tokenizer)

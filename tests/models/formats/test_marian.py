@@ -80,17 +80,17 @@ def test_the_model_file_alone_is_imported_too(tmp_path: Path) -> None:
         (
             "transformer-decoder-autoreg: self-attention",
             "transformer-decoder-autoreg: state-space",
-            "autoreg state-space, .* supported: self-attention and rnn and average-attention",
+            "autoreg state-space, .*self-attention and rnn and average-attention",
         ),
         (
             "transformer-decoder-autoreg: self-attention",
             "transformer-decoder-autoreg: average-attention",
-            "has transformer-dim-aan 2048; nmtkit supports only 64, the setting of the other",
+            "transformer-dim-aan 2048; .*64",
         ),
         (
             "transformer-decoder-autoreg: self-attention",
             "transformer-aan-depth: 3\ntransformer-decoder-autoreg: average-attention",
-            "has transformer-aan-depth 3; nmtkit supports 1 and 2",
+            "transformer-aan-depth 3; .*1 and 2",
         ),
         ('transformer-preprocess: ""', "transformer-preprocess: n", "transformer-preprocess 'n'"),
         (
@@ -98,7 +98,7 @@ def test_the_model_file_alone_is_imported_too(tmp_path: Path) -> None:
             "transformer-tied-layers:\n  - 1\n  - 1",
             "has weights decoder_l2_",
         ),
-        ("transformer-tied-layers:\n  []", "transformer-tied-layers: a b", "transformer-tied-layers a b; a list of"),
+        ("transformer-tied-layers:\n  []", "transformer-tied-layers: a b", "transformer-tied-layers a b"),
         ("transformer-decoder-dim-ffn: 0", "transformer-decoder-dim-ffn: 96", "transformer-decoder-dim-ffn 96"),
         ("enc-depth: 2", "enc-depth: 3", "has no weights encoder_l3_self_Wq"),
         ("dec-depth: 2\n", "", "model.npz: dec-depth is missing"),
@@ -128,7 +128,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "spm", tmp_path, dirs_exist_ok=True)
     contents = (tmp_path / "model.npz").read_bytes()
     (tmp_path / "model.npz").write_bytes(contents[: len(contents) // 2])
-    with pytest.raises(ValueError, match=r"model\.npz is not an \.npz file of Marian, or is damaged"):
+    with pytest.raises(ValueError, match=r"model\.npz .*damaged"):
         detect.load(tmp_path)
     (tmp_path / "vocab.spm").unlink()
     (tmp_path / "model.npz").write_bytes(contents)

@@ -151,7 +151,7 @@ def test_a_model_card_stands_beside_the_weights(tmp_path: Path) -> None:
 
 def test_every_setting_that_marian_lacks_is_named_with_what_to_train_with(tmp_path: Path) -> None:
     path = save_transformer(tmp_path / "model.pt", pre_norm=True, window=3)
-    with pytest.raises(ValueError, match=r"has positions sinusoidal, pre_norm True, window 3, which Marian") as caught:
+    with pytest.raises(ValueError, match=r"positions sinusoidal, pre_norm True, window 3") as caught:
         save(path, tmp_path / "folder")
     assert "--positions sinusoidal_fairseq --no-pre-norm --window none" in str(caught.value)
     assert not (tmp_path / "folder").exists()
@@ -159,15 +159,15 @@ def test_every_setting_that_marian_lacks_is_named_with_what_to_train_with(tmp_pa
 
 @pytest.mark.parametrize(("kind", "name"), [("ssru", "an SSRU"), ("average", "average attention")])
 def test_replacements_of_self_attention_need_a_start_from_zeros(kind: str, name: str) -> None:
-    with pytest.raises(ValueError, match=rf"starts from zeros, which {name} .* train with --zero-bos"):
+    with pytest.raises(ValueError, match=rf"zeros, .*{name} .*--zero-bos"):
         to_marian(tiny_transformer(decoder_self_attention=kind))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "gates read both inputs, .* train with --average-separate-gates or --no-average-gate"),
-        ({"average_gate": False, "d_model": 16, "d_ff": 16}, "d_ff 16 and d_model 16; .* train with another --d-ff"),
+        ({}, "--average-separate-gates or --no-average-gate"),
+        ({"average_gate": False, "d_model": 16, "d_ff": 16}, "d_ff 16 and d_model 16; .*--d-ff"),
     ],
     ids=["joint gates", "square network"],
 )
@@ -180,7 +180,7 @@ def test_average_attention_that_marian_lacks_is_refused(changes: dict[str, Any],
 
 def test_normalised_embeddings_need_a_start_from_zeros() -> None:
     model = tiny_transformer(embedding_norm=True)
-    with pytest.raises(ValueError, match="starts from the embedding of bos"):
+    with pytest.raises(ValueError, match="embedding of bos"):
         to_marian(model)
     with torch.no_grad():
         model.target_embedding.tokens.weight[BOS] = 0

@@ -80,7 +80,7 @@ def test_the_transformer_gets_adapters_in_attention_and_feed_forward_networks() 
         other := tiny_transformer(tie_output=False), RANK, ALPHA, ["decoder.*.fc?"], other.output_projection
     )
     assert chosen == [f"decoder.{i}.feed_forward.fc{j}" for i in range(2) for j in (1, 2)]
-    with pytest.raises(ValueError, match=r"--adapter-layers output_\* matches no linear layer; known: encoder.0.self"):
+    with pytest.raises(ValueError, match=r"--adapter-layers output_\* .*encoder.0.self"):
         adapters.adapt(last := tiny_transformer(tie_output=False), RANK, ALPHA, ["output_*"], last.output_projection)
 
 
@@ -149,9 +149,7 @@ def test_averaging_merges_and_averages_merged_models(files: Any, tmp_path: Path)
     base.rename(base_moved)
     assert "adapters" not in checkpoint_file.read(tmp_path / "merged.pt")
     merged, _ = building.from_checkpoint(tmp_path / "merged.pt")
-    with pytest.raises(
-        FileNotFoundError, match=r"update_00000007.pt holds adapters of .*base.pt, which does not exist"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"update_00000007.pt .*base.pt, .*not exist"):
         checkpoint.load(path)
     (path.parent / "base.pt").symlink_to(base_moved)  # beside it
     loaded, _ = building.from_checkpoint(path)
@@ -179,15 +177,15 @@ def test_another_base_is_refused(files: Any, change: Callable[[dict[str, Any]], 
     checkpoint.load(path)
     change(contents)
     checkpoint_file.save(base, contents)
-    with pytest.raises(ValueError, match=r"holds adapters of a different model than .*base\.pt"):
+    with pytest.raises(ValueError, match=r"different model .*base\.pt"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"rank": "8"}, "do not have the format of nmtkit"),
-        ({"layers": ["*"], "more": 1}, "do not have the format of nmtkit"),
+        ({"rank": "8"}, "the format of nmtkit"),
+        ({"layers": ["*"], "more": 1}, "the format of nmtkit"),
     ],
 )
 def test_facts_of_adapters_are_checked(files: Any, facts: dict[str, Any], message: str) -> None:
@@ -205,5 +203,5 @@ def test_an_adapter_that_does_not_fit_is_named(files: Any, name: str) -> None:
     contents = checkpoint_file.read(path)
     del contents["model"][f"encoder.0.feed_forward.fc1.{name}"]
     checkpoint_file.save(path, contents)
-    with pytest.raises(ValueError, match=r"the adapter of encoder\.0\.feed_forward\.fc1 does not match"):
+    with pytest.raises(ValueError, match=r"encoder\.0\.feed_forward\.fc1 does not match"):
         checkpoint.load(path)

@@ -49,5 +49,6 @@ def test_without_the_kernel_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch, ca
     is_usable.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert not is_usable(torch.device("cpu"))
-    assert caplog.messages == ["cannot use the fused log-sum-exp kernel: no ptxas here"]
+    (message,) = caplog.messages
+    assert message.endswith(": no ptxas here")
     is_usable.cache_clear()

@@ -236,10 +236,7 @@ except ValueError as error:
 def test_a_torch_without_onednn_imports_the_file_and_keeps_plain_layers():
     done = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout
-        == "--precision int8 needs a torch with oneDNN or FBGEMM; the installed torch has neither, so use fp32\n"
-    )
+    assert done.stdout.startswith("--precision int8 needs") and "oneDNN or FBGEMM" in done.stdout
 
 
 # --- modules that prepacking must leave as they are -------------------------------------------------------------------

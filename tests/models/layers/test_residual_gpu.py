@@ -94,8 +94,7 @@ def test_without_triton_or_with_kernels_that_fail_the_plain_way_is_taken(
 
         monkeypatch.setattr(residual_gpu, "kernels", lambda: (Broken(), Broken()))
         assert not residual_gpu.is_usable(device) and not residual_gpu.is_usable(device)
-        assert [record.getMessage() for record in caplog.records] == [
-            "cannot use the fused kernels of the residual connection: no compiler for sm_123"
-        ]
+        (record,) = caplog.records
+        assert record.getMessage().endswith(": no compiler for sm_123")
     finally:
         residual_gpu.is_usable.cache_clear()

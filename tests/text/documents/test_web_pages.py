@@ -102,12 +102,12 @@ def test_the_encoding_is_kept_and_missing_characters_become_numbers(data, expect
 
 @pytest.mark.parametrize("name", ["zlib_codec", "utf-7", "unicode_escape", "idna", "none-such", "rot13"])
 def test_an_encoding_that_is_not_for_text_is_refused(name):
-    with pytest.raises(ValueError, match=r"page\.html: the file declares the encoding"):
+    with pytest.raises(ValueError, match=r"page\.html: .*encoding"):
         read_document(f"<meta charset={name}><p>x".encode(), "html", "page.html")
 
 
 def test_a_page_that_is_not_in_its_declared_encoding_is_refused_with_its_line():
-    with pytest.raises(ValueError, match=r"page\.html: line 2: byte 0xfc is not UTF-8"):
+    with pytest.raises(ValueError, match=r"page\.html: line 2: byte 0xfc"):
         read_document(b"<meta charset=utf-8>\n<p>Gr\xfcn", "html", "page.html")
 
 

@@ -152,17 +152,17 @@ def test_another_encoding_is_kept():
     [
         (
             '<!DOCTYPE a [<!ENTITY b "c">]><xliff version="1.2"/>',
-            "line 1: a document type is not allowed",
+            "line 1: a document type",
         ),
         ('<!DOCTYPE a SYSTEM "file:///etc/passwd"><xliff/>', "a document type"),
         ('<!DOCTYPE a [<!ENTITY % b SYSTEM "http://x/y"> %b;]><xliff/>', "a document type"),
-        ('<xliff version="1.2">&b;</xliff>', "line 1: it is not valid XML: undefined entity"),
-        ("<xliff version='1.2'>\n<file>", r"app\.xlf: line 2: it is not valid XML: no element found"),
-        ("<xliff version='1.2'>\n<file></xliff>", "line 2: it is not valid XML: mismatched tag"),
-        ("<tmx version='1.4'/>", "it is not XLIFF 1.2 or 2.x, but <tmx>"),
-        ("<a>" * 100_000, "line 1: elements are nested more than 200 levels deep"),
+        ('<xliff version="1.2">&b;</xliff>', "line 1: .*undefined entity"),
+        ("<xliff version='1.2'>\n<file>", r"app\.xlf: line 2: .*no element"),
+        ("<xliff version='1.2'>\n<file></xliff>", "line 2: .*mismatched tag"),
+        ("<tmx version='1.4'/>", "<tmx>"),
+        ("<a>" * 100_000, "line 1: .*200 levels"),
         ("", "no element found"),
-        ("<?xml version='1.0' encoding='utf-7'?><a/>", "the file declares the encoding 'utf-7'"),
+        ("<?xml version='1.0' encoding='utf-7'?><a/>", "encoding 'utf-7'"),
     ],
 )
 def test_a_file_that_is_not_xliff_is_refused_with_its_line(text, message):

@@ -127,14 +127,14 @@ class Returning(Criterion):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.tensor(1.0), r"Returning returned a Tensor of shape \[\]; it must return Loss\(sum, counts\)"),
-        (None, "Returning returned None; it must return Loss"),
+        (torch.tensor(1.0), r"returned a Tensor of shape \[\]; .*Loss\(sum, counts\)"),
+        (None, "Returning returned None; .*Loss"),
         (Loss(torch.tensor(1.0), {"own": torch.tensor(1.0)}), r"counts \['own'\] without 'nll'"),
         (
             Loss(torch.ones(3), {"nll": torch.tensor(1.0)}),
-            r"a Tensor of shape \[3\] for 'sum'; it must be a tensor without",
+            r"shape \[3\] for 'sum'",
         ),
-        (Loss(torch.tensor(1.0), {"nll": torch.ones(1)}), r"a Tensor of shape \[1\] for 'nll'"),
+        (Loss(torch.tensor(1.0), {"nll": torch.ones(1)}), r"shape \[1\] for 'nll'"),
         (Loss(torch.tensor(1.0), {"nll": 1.0}), "returned 1.0 for 'nll'"),  # type: ignore[dict-item]
     ],
 )

@@ -124,7 +124,7 @@ def test_a_missing_teacher_and_a_teacher_of_another_vocabulary_are_named(tmp_pat
     with pytest.raises(ValueError, match="kd_cross_entropy needs either --teacher"):
         criterion(tokenizer)
     other = save_tiny_transformer(tmp_path / "other.pt", tiny_tokenizer(320))
-    with pytest.raises(ValueError, match=r"other.pt has a different tokenizer .* preprocess --tokenizer-from"):
+    with pytest.raises(ValueError, match=r"other.pt .*--tokenizer-from"):
         criterion(tokenizer, teacher=(other,))
 
 
@@ -191,7 +191,7 @@ def test_an_interrupted_command_continues_and_other_settings_are_refused(
     expected = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {"00000.bin", "00001.bin", "00002.bin"} < expected.keys()
     (folder / "00001.bin").unlink()
-    with pytest.raises(ValueError, match="lacks 1 of 3 files; run nmtkit distill again"):
+    with pytest.raises(ValueError, match="lacks 1 of 3"):
         TeacherFile.open(folder, Dataset.open(dataset_folder).tokenizer.fingerprint)
     before = (folder / "00000.bin").stat().st_mtime_ns
     distill(dataset_folder, teachers, folder, "--pairs-per-file", 3)
@@ -199,7 +199,7 @@ def test_an_interrupted_command_continues_and_other_settings_are_refused(
     assert (folder / "00000.bin").stat().st_mtime_ns == before
     with pytest.raises(SystemExit):
         distill(dataset_folder, teachers[:1], folder, "--pairs-per-file", 3)
-    assert "was begun with other settings (teachers)" in " ".join(capsys.readouterr().err.split())
+    assert "other settings (teachers)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_stored_probabilities_of_other_targets_are_refused(
@@ -209,7 +209,7 @@ def test_stored_probabilities_of_other_targets_are_refused(
     loss = criterion(tokenizer, teacher_probabilities=tmp_path / "probabilities").train()
     pairs = Dataset.open(dataset_folder)["train"].batch(np.arange(3))
     other = dataclasses.replace(pairs, target_output=pairs.target_output.flip(0))
-    with pytest.raises(ValueError, match="made for other target sentences"):
+    with pytest.raises(ValueError, match="other target sentences"):
         loss(student(tokenizer), other)
     dummy = dataclasses.replace(pairs, target_output=torch.full_like(pairs.target_output, IGNORE_INDEX))
     assert float(loss(student(tokenizer), dummy).sum) == 0.0

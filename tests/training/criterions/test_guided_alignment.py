@@ -124,9 +124,9 @@ def test_training_without_alignments_is_refused_and_validation_is_not() -> None:
 
 
 def test_layers_and_heads_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match="no cross-attention in decoder layer 4; the last layer is 3"):
+    with pytest.raises(ValueError, match=r"layer 4; .*is 3"):
         criterion(alignment_layer=4)(model(), batch())
-    with pytest.raises(ValueError, match="--alignment-head is 3; the layer has 2 heads"):
+    with pytest.raises(ValueError, match=r"--alignment-head is 3; .*2 heads"):
         criterion(alignment_head=3)(model(), batch())
 
 

@@ -118,8 +118,8 @@ def test_the_command_and_python_search_with_the_language_model(folder: Path) -> 
     ("arguments", "message"),
     [
         ([], "lm_fusion needs --lm FILE"),
-        (["--lm", "{folder}/model.pt"], "is not a language model; train one"),
-        (["--lm", "{folder}/other.pt"], "has other target pieces than the translation model"),
+        (["--lm", "{folder}/model.pt"], "not a language model"),
+        (["--lm", "{folder}/other.pt"], "other target pieces than"),
         (["--lm", "{folder}/lm.pt", "--lm-weight", "-1"], "--lm-weight is -1.0"),
     ],
     ids=["missing", "translation model", "vocabulary", "weight"],
@@ -160,7 +160,7 @@ def test_shards_belong_to_the_contents_of_the_language_model(folder: Path, tmp_p
     lm, text = tmp_path / "lm.pt", tmp_path / "text"
     text.write_text("all human beings are born free\n")
     shutil.copy(folder / "model.pt", lm)
-    assert "is not a language model" in " ".join(job().stderr.split())
+    assert "not a language model" in " ".join(job().stderr.split())
     shutil.copy(folder / "lm.pt", lm)
     assert job().exit_code == 0, "the mistake above left a plan"
     assert "lm_weight" in job("0.25").stderr

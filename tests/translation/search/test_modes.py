@@ -206,8 +206,8 @@ def test_draw_shares_chance_out_by_probability(settings, expected):
     ("settings", "message"),
     [
         ({"sampling": True, "diverse_groups": 2}, "--sampling and --diverse-groups"),
-        ({"top_k": 5}, "--top-k does nothing without --sampling"),
-        ({"beam": 4, "diverse_groups": 3}, "--beam 4 is not a multiple"),
+        ({"top_k": 5}, "--top-k does nothing"),
+        ({"beam": 4, "diverse_groups": 3}, "--beam 4 is not"),
         ({"sampling": True, "top_p": 0}, "--top-p is 0"),
     ],
 )
@@ -222,7 +222,7 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
         (Constraints(required=exactly((5,))), {"sampling": True}, "--constraints and --sampling"),
         (Constraints(required=exactly((5,))), {"diverse_groups": 2}, "--constraints and --diverse-groups"),
         (Constraints(required=exactly((5,))), {"no_repeat_ngram": 2}, "--constraints and --no-repeat-ngram"),
-        (Constraints(required=exactly((5,)), avoided=((6,),)), {}, "required phrases and avoided phrases"),
+        (Constraints(required=exactly((5,)), avoided=((6,),)), {}, "required phrases and avoided"),
         (Constraints(required=exactly((5, 0))), {}, "does not know"),
         (Constraints(avoided=((),)), {}, "is empty"),
     ],
