@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -101,10 +101,12 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | No
         taken[os.path.realpath(path)] = f"that {flag} writes"
 
 
-def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
-    """Creates a new folder beside `destination`, fills the new folder and renames it to `destination`.
+@contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Yields a new folder beside `destination` to fill. At the end of the block, it gets the name `destination`.
 
-    Raises ValueError if `destination` exists and is not an empty folder, and OSError if the disk is full.
+    If the block raises an error, the folder is removed. Raises ValueError if `destination` exists and is not an empty
+    folder, and OSError if the disk is full.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists already; remove it or choose another name")
@@ -112,7 +114,7 @@ def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:
         fresh.chmod(0o755)
-        fill(fresh)
+        yield fresh
         fresh.replace(destination)
     except Exception as error:
         if reason := _disk_full(error):

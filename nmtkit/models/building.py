@@ -62,7 +62,11 @@ def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
     Raises ValueError if the weights do not match the architecture, or if the architecture is not registered; the
     message names the plug-ins to load.
     """
-    contents = checkpoint.load(path)
+    return from_contents(checkpoint.load(path), path)
+
+
+def from_contents(contents: checkpoint_file.Checkpoint, path: Path) -> tuple[Architecture, Tokenizer]:
+    """Returns the model and the tokenizer like `from_checkpoint`, from the contents of the file `path`."""
     tokenizer = tokenizer_of(contents, path)
     name = contents["architecture"]
     if name not in ARCHITECTURES and contents["plugins"]:

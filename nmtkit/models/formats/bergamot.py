@@ -19,19 +19,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nmtkit.config.files import write_folder
+from nmtkit.config.files import new_folder
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.formats import lexical_shortlist
-from nmtkit.models.formats.expressible import check_expressible
 from nmtkit.models.formats.lexical_shortlist import LexicalEntries
-from nmtkit.models.formats.marian import NORM_EPS, POSITIONS, SETTINGS, layer_names
+from nmtkit.models.formats.marian import NORM_EPS, POSITIONS, SETTINGS
 from nmtkit.models.formats.marian_export import as_yaml, check_tokenizer, settings_of, to_marian
+from nmtkit.models.formats.names import MARIAN
+from nmtkit.models.formats.writing import SIZES, check_expressible, write_files
 
-SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
-SAME |= {"output_bias", "attention_bias", "share_embeddings", "tie_output", "zero_bos"}
+SAME = SIZES | {"share_embeddings", "tie_output", "zero_bos"}
 ALLOWED: dict[str, tuple[Any, ...]] = {"decoder_self_attention": ("ssru",), "activation": ("relu",)}
 ALLOWED |= {"positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 
@@ -54,7 +54,7 @@ def save(source: Path, destination: Path, pairs: Sequence[tuple[str, str]]) -> N
     if not pairs:
         raise ValueError("the scales of an int8 model come from sentences; give a file with at least one line")
     contents = checkpoint.load(source)
-    model, tokenizer = building.from_checkpoint(source)
+    model, tokenizer = building.from_contents(contents, source)
     transformer = check_expressible(model, source, "Bergamot", SAME, ALLOWED)
     check_tokenizer(tokenizer, source)
     shared = transformer.source_embedding.tokens is transformer.target_embedding.tokens
@@ -73,14 +73,9 @@ def save(source: Path, destination: Path, pairs: Sequence[tuple[str, str]]) -> N
     scales = input_scales(transformer, tokenizer, pairs)
     settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
     data = model_file({**items_of(weights, scales), SETTINGS: (INT8, (len(settings),), settings)})
-
-    def fill(folder: Path) -> None:
-        (folder / MODEL).write_bytes(data)
-        (folder / VOCABULARY).write_bytes(tokenizer.source_model)
+    with new_folder(destination) as folder:
+        write_files(folder, {MODEL: data, VOCABULARY: tokenizer.source_model, "config.yml": CONFIG})
         lexical_shortlist.write_binary(folder / SHORTLIST, shortlist_of(contents, tokenizer), tokenizer)
-        (folder / "config.yml").write_text(CONFIG, encoding="utf-8")
-
-    write_folder(destination, fill)
 
 
 CONFIG = f"""\
@@ -120,7 +115,7 @@ def shortlist_of(contents: Mapping[str, Any], tokenizer: Tokenizer) -> LexicalEn
 def products(model: Transformer) -> dict[str, list[str]]:
     """Returns the names of Marian's matrices for each linear layer. One layer of nmtkit may hold several matrices."""
     modules = dict(model.named_modules())
-    weights = {ours.removesuffix(".weight"): theirs for ours, theirs in layer_names(model.config)}
+    weights = {ours.removesuffix(".weight"): theirs for ours, theirs in MARIAN.of(model.config).items()}
     layers = {name: theirs for name, theirs in weights.items() if isinstance(modules.get(name), nn.Linear)}
     return layers | {"output_projection": [OUTPUT]}
 

@@ -1,21 +1,21 @@
 """Exports a Transformer as a model of CTranslate2, an inference engine in C++. Needs the package ctranslate2."""
 
 import importlib.util
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
-from nmtkit.config.files import write_folder
+from nmtkit.config.files import new_folder
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
 from nmtkit.models import building
-from nmtkit.models.architectures.transformer import CrossAttention, Embedding, SelfAttention, Transformer
-from nmtkit.models.formats.expressible import check_expressible
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.formats.names import CTRANSLATE2, split
+from nmtkit.models.formats.writing import SIZES, check_expressible
 from nmtkit.models.layers.feed_forward import GATED
 
 # settings of which CTranslate2 supports every value
-SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
-SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
+SAME = SIZES | {"positions", "pre_norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
 POSITIONS = 4096  # number of positions in the exported table of sinusoids
 
@@ -34,12 +34,9 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
     source_pieces = tokenizer.source_pieces(range(tokenizer.source_size))
     spec = specification(transformer, source_pieces, tokenizer.target_pieces(range(tokenizer.target_size)))
     spec.optimize(quantization=None if quantization == "float32" else quantization)
-
-    def fill(folder: Path) -> None:
+    with new_folder(destination) as folder:
         spec.save(str(folder))
         tokenizer.save(folder)
-
-    write_folder(destination, fill)
 
 
 def require() -> None:
@@ -72,60 +69,20 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     spec.config.decoder_start_token = spec.config.bos_token
     spec.register_source_vocabulary(source_pieces)
     spec.register_target_vocabulary(target_pieces)
-    _fill(spec, model)
+    names = CTRANSLATE2
+    if config.activation in GATED:
+        names = replace(names, rows={**names.rows, "feed_forward.fc1": "ffn.linear_0 ffn.linear_0_noact"})
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tensors = split(state, names.of(config))
+    embeddings = {"encoder.embeddings.0": model.source_embedding, "decoder.embeddings": model.target_embedding}
+    for name, embedding in embeddings.items():
+        tensors[f"{name}.weight"] = embedding.tokens.weight
+        positions = embedding.table(POSITIONS if embedding.positions is None else 1)
+        tensors[f"{name.partition('.')[0]}.position_encodings.encodings"] = positions
+    tensors |= {f"decoder.projection.{name}": tensor for name, tensor in model.output_projection.named_parameters()}
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        layer = reduce(lambda part, key: part[int(key)] if key.isdigit() else getattr(part, key), path, spec)
+        setattr(layer, last, tensor.detach().numpy())
     spec.validate()
     return spec
-
-
-def _fill(spec: Any, model: Transformer) -> None:
-    """Copies the weights into CTranslate2's specification of a Transformer."""
-    _embedding(spec.encoder.embeddings[0], spec.encoder, model.source_embedding)
-    _embedding(spec.decoder.embeddings, spec.decoder, model.target_embedding)
-    if model.config.pre_norm:
-        _norm(spec.encoder.layer_norm, model.encoder_norm)
-        _norm(spec.decoder.layer_norm, model.decoder_norm)
-    for ours, theirs in zip(model.encoder, spec.encoder.layer, strict=True):
-        _attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
-        _feed_forward(theirs.ffn, ours.feed_forward, ours.feed_forward_norm)
-    for layer, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
-        assert isinstance(layer.self_attention, SelfAttention) and layer.feed_forward is not None
-        _attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
-        assert layer.cross_attention is not None
-        _attention(theirs.attention, layer.cross_attention, layer.cross_attention_norm)
-        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_norm)
-    _linear(spec.decoder.projection, model.output_projection)
-
-
-def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
-    tokens.weight = ours.tokens.weight.detach().numpy()
-    if ours.config.embedding_norm:
-        _norm(side.layernorm_embedding, ours.norm)
-    side.position_encodings.encodings = ours.table(POSITIONS if ours.positions is None else 1).detach().numpy()
-
-
-def _attention(theirs: Any, ours: SelfAttention | CrossAttention, norm: nn.LayerNorm) -> None:
-    inputs = [ours.qkv_proj] if isinstance(ours, SelfAttention) else [ours.q_proj, ours.kv_proj]
-    for target, linear in zip(theirs.linear, [*inputs, ours.out_proj], strict=True):
-        _linear(target, linear)
-    _norm(theirs.layer_norm, norm)
-
-
-def _feed_forward(theirs: Any, ours: Any, norm: nn.LayerNorm) -> None:
-    if ours.gated:
-        parts = zip(ours.fc1.weight.detach().chunk(2), ours.fc1.bias.detach().chunk(2), strict=True)
-        for target, (weight, bias) in zip((theirs.linear_0, theirs.linear_0_noact), parts, strict=True):
-            target.weight, target.bias = weight.numpy(), bias.numpy()
-    else:
-        _linear(theirs.linear_0, ours.fc1)
-    _linear(theirs.linear_1, ours.fc2)
-    _norm(theirs.layer_norm, norm)
-
-
-def _linear(theirs: Any, ours: Any) -> None:
-    theirs.weight = ours.weight.detach().numpy()
-    if ours.bias is not None:
-        theirs.bias = ours.bias.detach().numpy()
-
-
-def _norm(theirs: Any, ours: Any) -> None:
-    theirs.gamma, theirs.beta = ours.weight.detach().numpy(), ours.bias.detach().numpy()

@@ -19,8 +19,8 @@ from nmtkit.data.tokenizers.spm_model import pieces_of
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.models.formats import pickles
+from nmtkit.models.formats.names import FAIRSEQ
 from nmtkit.models.formats.reading import Settings, naming, read_bytes, read_text
-from nmtkit.models.formats.transformer_names import stacks
 from nmtkit.models.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of, unused
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
@@ -119,17 +119,11 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
     for side in ("encoder", "decoder"):  # newer checkpoints have separate parts for the encoder and the decoder
         if isinstance(arguments.get(side), dict):
             arguments |= {f"{side}_{name}": value for name, value in arguments.pop(side).items()}
-    arch, task = arguments.get("arch"), arguments.get("task") or TASKS[0]
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        raise ValueError(
-            f"{path} has the architecture {arch}, which is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
-    if task not in TASKS:
-        raise ValueError(
-            f"{path} was trained for the task {task}, which is not supported; supported: {' and '.join(TASKS)}"
-        )
     stored = {name: value for name, value in arguments.items() if value is not None}
-    return Settings(DEFAULTS | ARCHITECTURES[arch] | stored | {"task": task}, path)
+    stored["task"] = stored.get("task") or TASKS[0]
+    settings = Settings(stored, path)
+    settings.one_of("task", TASKS)
+    return Settings(DEFAULTS | ARCHITECTURES[settings.one_of("arch", ARCHITECTURES)] | stored, path)
 
 
 def config_of(settings: Settings, joint: bool) -> TransformerConfig:
@@ -138,9 +132,6 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
     for name in OFF:
         if settings.values.get(name):
             raise ValueError(f"{path} has {name} {settings.values[name]}, which nmtkit's Transformer does not support")
-    activation = settings.text("activation_fn")
-    if activation not in ("relu", "gelu"):
-        raise ValueError(f"{path} has activation_fn {activation}; supported are relu and gelu")
     width, inner = settings.integer("encoder_embed_dim"), settings.integer("encoder_ffn_embed_dim")
     learned = settings.same_flag("encoder_learned_pos", "decoder_learned_pos")
     shared = settings.flag("share_all_embeddings", False)
@@ -156,7 +147,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
         "d_ff": settings.same("encoder_ffn_embed_dim", "decoder_ffn_embed_dim", default=inner),
         "heads": settings.same("encoder_attention_heads", "decoder_attention_heads"),
         "pre_norm": settings.same_flag("encoder_normalize_before", "decoder_normalize_before"),
-        "activation": activation,
+        "activation": settings.one_of("activation_fn", ("relu", "gelu")),
         "attention_bias": True,
         "output_bias": True,  # the bias hides entries that the original model does not have
         "positions": "learned" if learned else "sinusoidal_fairseq",
@@ -300,7 +291,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
         "output_projection.weight": weights.rows(target.rows, embeddings[1 if config.tie_output else 2]),
         "output_projection.bias": weights.output_bias(None, target.rows, target.hidden, HIDDEN),
     }
-    tensors |= stacks(weights, config)
+    tensors |= weights.layers(FAIRSEQ.of(config)) | weights.learned_positions(config)
     weights.check_all_taken()
     return tensors
 

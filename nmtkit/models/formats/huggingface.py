@@ -19,11 +19,12 @@ from nmtkit.data.tokenizers.spm_model import pieces_of
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.models.formats import pickles
+from nmtkit.models.formats.names import TRANSFORMERS
 from nmtkit.models.formats.reading import Settings, naming, read_json
+from nmtkit.models.formats.safetensors import load_safetensors
 from nmtkit.models.formats.tokenizer_json import sentencepiece_model
-from nmtkit.models.formats.transformer_names import stacks
 from nmtkit.models.formats.vocabulary import HIDDEN, SPECIAL, Table, is_language, read_model, table_of, tokenizer_of
-from nmtkit.models.formats.weights import Weights, load_safetensors, transformer_checkpoint
+from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
 TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
@@ -62,9 +63,7 @@ def load(folder: Path) -> Checkpoint:
     settings = Settings(
         read_json(folder / CONFIG_FILE, "a folder of transformers contains this file"), folder / CONFIG_FILE
     )
-    kind = settings.value("model_type")
-    if not isinstance(kind, str) or kind not in LOADERS:
-        raise ValueError(f"{settings.path}: model type {kind!r} is not supported; supported: {', '.join(LOADERS)}")
+    kind = settings.one_of("model_type", LOADERS)
     config = config_of(settings, kind)
     weights = Weights(read_weights(folder), folder)
     if not config.output_bias:
@@ -84,11 +83,7 @@ def load(folder: Path) -> Checkpoint:
 def config_of(settings: Settings, kind: str) -> TransformerConfig:
     """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     defaults = DEFAULTS[kind]
-    activation = settings.text("activation_function", defaults["activation_function"])
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{settings.path}: activation_function {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
-        )
+    activation = settings.one_of("activation_function", ACTIVATIONS, defaults["activation_function"])
     changes = {
         "encoder_layers": settings.integer("encoder_layers"),
         "decoder_layers": settings.integer("decoder_layers"),
@@ -179,7 +174,8 @@ LANGUAGE_CODES = {"m2m100": M2M_100, "wmt21": "en ha is ja cs ru zh de"}
 
 def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
     """Reads one SentencePiece model. The ids come from vocab.json (M2M-100), or follow the numbering of fairseq."""
-    about = read_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else {}
+    path = folder / TOKENIZER_FILE
+    about = read_json(path) if path.exists() else {}
     if settings.value("model_type") == "mbart" and MBART_50 not in (
         settings.values.get("tokenizer_class"),
         str(about.get("tokenizer_class")).removesuffix("Fast"),
@@ -190,7 +186,7 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
         )
     if about.get("legacy_behaviour"):
         raise ValueError(
-            f"{folder / TOKENIZER_FILE}: legacy_behaviour (a language token after the source) is not supported. NLLB "
+            f"{path}: legacy_behaviour (a language token after the source) is not supported. NLLB "
             "was trained with the token before the source; set legacy_behaviour to false unless this model was "
             "trained with the token after the source"
         )
@@ -206,14 +202,10 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
     added = added_tokens(folder, set(by_id.values()), size)
     known = set(by_id.values())
     by_id |= added
-    listed = about.get("language_codes")
-    if listed not in (None, *LANGUAGE_CODES):
-        supported = ", ".join(LANGUAGE_CODES)
-        raise ValueError(
-            f"{folder / TOKENIZER_FILE}: language_codes {listed!r} is not supported; supported: {supported}"
-        )
-    if listed is not None and "__en__" not in by_id.values():
-        by_id |= dict(enumerate((f"__{code}__" for code in LANGUAGE_CODES[listed].split()), size))
+    if about.get("language_codes") is not None:
+        codes = LANGUAGE_CODES[Settings(about, path).one_of("language_codes", LANGUAGE_CODES)].split()
+        if "__en__" not in by_id.values():
+            by_id |= dict(enumerate((f"__{code}__" for code in codes), size))
     eos = settings.integer("eos_token_id", 2)
     start = settings.integer("decoder_start_token_id", eos)
     path = folder / (VOCAB_FILE if (folder / VOCAB_FILE).exists() else SPM_FILE)
@@ -319,7 +311,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
     }
     if config.output_bias:
         tensors["output_projection.bias"] = weights.output_bias("final_logits_bias", target.rows, target.hidden, HIDDEN)
-    tensors |= stacks(weights, config, "model.")
+    tensors |= weights.layers(TRANSFORMERS.of(config)) | weights.learned_positions(config, "model.")
     weights.check_all_taken(IGNORED)
     return tensors
 

@@ -1,122 +1,275 @@
-"""Exports a Transformer as a folder for Hugging Face's transformers: MarianMTModel with MarianTokenizer.
+"""Exports a Transformer as a folder for Hugging Face's transformers.
 
-A model of several languages becomes an M2M-100 model instead (`huggingface_m2m_export.py`).
+A model of one direction becomes a MarianMTModel with a MarianTokenizer. In the position encoding of MarianMTModel, all
+sines come before all cosines. In nmtkit's default encoding, sines and cosines alternate. The export therefore permutes
+the rows and columns of all weights that read or write the residual stream, so that the function stays the same.
 
-In the position encoding of MarianMTModel, all sines come before all cosines. In nmtkit's default encoding, sines and
-cosines alternate. The export therefore permutes the rows and columns of all weights that read or write the residual
-stream. Both models then compute the same function.
+A model of several languages becomes an M2M100ForConditionalGeneration. The tokenizer of M2M-100 has a fixed list of 100
+languages. The language tokens follow the pieces, in the order of this list. The export has an embedding for each
+language token. Tokens that the model does not have, such as the tokens of other languages, get copies of the embedding
+of <s>, because a trained model never predicts <s>.
+
+M2M-100 has no output bias. The output bias of an imported model only hides ids of nmtkit: <s>, if the decoder of the
+original starts from </s>, and pieces that the original does not have. The export leaves out these ids, so the export of
+an import has the same weights as the original.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nmtkit.config.files import write_folder
+from nmtkit.config.files import new_folder
 from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
-from nmtkit.models.formats import huggingface_m2m_export
-from nmtkit.models.formats.expressible import check_expressible
-from nmtkit.models.formats.huggingface import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE
-from nmtkit.models.formats.huggingface_tensors import common_settings, layer_tensors, write_json
-from nmtkit.models.formats.model_card import model_card
-from nmtkit.models.formats.weights import check_safetensors, save_safetensors
+from nmtkit.models.formats.huggingface import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    M2M_100,
+    SPM_FILE,
+    TOKENIZER_FILE,
+    VOCAB_FILE,
+)
+from nmtkit.models.formats.names import TRANSFORMERS, split
+from nmtkit.models.formats.safetensors import check_safetensors, save_safetensors
+from nmtkit.models.formats.vocabulary import HIDDEN, is_unused, unused
+from nmtkit.models.formats.writing import SIZES, add_biases, check_expressible, model_card, write_files
 
-# MarianMTModel supports every value of the settings in SAME. ALLOWED maps further settings to their supported values.
-SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
-SAME |= {"share_embeddings", "output_bias", "attention_bias"}
-ALLOWED = {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")}
-USAGE = [
-    "```python",
-    "from transformers import MarianMTModel, MarianTokenizer",
-    "",
-    "tokenizer, model = (kind.from_pretrained(FOLDER) for kind in (MarianTokenizer, MarianMTModel))",
-    'output = model.generate(**tokenizer(["A dog runs."], return_tensors="pt"))',
-    "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
-    "```",
-]
+MARIAN, M2M = "MarianMTModel", "M2M100ForConditionalGeneration"
+# Settings of which a program supports every value, and the supported values of further settings.
+SAME = {MARIAN: SIZES | {"scale_embeddings", "share_embeddings"}, M2M: SIZES | {"scale_embeddings"}}
+ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
+    MARIAN: {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")},
+    M2M: {
+        "activation": ("relu", "gelu", "swish"),
+        "positions": ("sinusoidal_fairseq",),
+        "pre_norm": (True,),
+        "position_offset": (2,),  # M2M-100 counts positions from the id of the padding plus 1
+    },
+}
+USAGE = {
+    MARIAN: """\
+```python
+from transformers import MarianMTModel, MarianTokenizer
+
+tokenizer, model = (kind.from_pretrained(FOLDER) for kind in (MarianTokenizer, MarianMTModel))
+output = model.generate(**tokenizer(["A dog runs."], return_tensors="pt"))
+print(tokenizer.batch_decode(output, skip_special_tokens=True))
+```
+""",
+    M2M: """\
+```python
+from transformers import M2M100ForConditionalGeneration, M2M100Tokenizer
+
+tokenizer = M2M100Tokenizer.from_pretrained(FOLDER, src_lang="SOURCE")
+model = M2M100ForConditionalGeneration.from_pretrained(FOLDER)
+inputs = tokenizer(["…"], return_tensors="pt")
+output = model.generate(**inputs, forced_bos_token_id=tokenizer.get_lang_id("TARGET"))
+print(tokenizer.batch_decode(output, skip_special_tokens=True))
+```
+""",
+}
+# ids of special tokens in the export; the decoder of a MarianMTModel starts from <s>, which is also the padding
+MARIAN_IDS = {"pad_token_id": BOS, "decoder_start_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS}
+START, PAD, END, UNKNOWN = 0, 1, 2, 3  # ids of M2M-100; START is <s>, from which the decoder of nmtkit starts
+M2M_IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+NAMES = {"<s>": START, "<pad>": PAD, "</s>": END, "<unk>": UNKNOWN}
+WRITES = ("norm", "out_proj", "fc2")  # layers whose output is in the residual stream; all other layers read from it
 
 
 def save(source: Path, destination: Path) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that transformers loads.
 
-    Raises ValueError if MarianMTModel does not support an option of the architecture. The message names the option.
-    Raises ImportError if the package safetensors is missing.
+    Raises ValueError if transformers does not support an option of the architecture or a language. The message names
+    the reason. Raises ImportError if the package safetensors is missing.
     """
     check_safetensors()
     contents = checkpoint.load(source)
-    model, tokenizer = building.from_checkpoint(source)
-    if tokenizer.languages and not tokenizer.has_target_languages_only:
-        huggingface_m2m_export.save(contents, model, tokenizer, source, destination)
-        return
-    transformer = check_expressible(model, source, "MarianMTModel", SAME, ALLOWED)
-    settings = settings_of(transformer.config, tokenizer)
-    weights = to_transformers(transformer, tokenizer)
-
-    def fill(folder: Path) -> None:
+    model, tokenizer = building.from_contents(contents, source)
+    program = M2M if tokenizer.languages and not tokenizer.has_target_languages_only else MARIAN
+    if program == M2M:
+        check_languages(tokenizer, source)
+    transformer = check_expressible(model, source, program, SAME[program], ALLOWED[program])
+    if program == M2M:
+        hidden = hidden_ids(transformer, tokenizer, source)
+        rows = rows_of(tokenizer, hidden)
+        weights, files = m2m_weights(transformer, rows), m2m_files(transformer.config, tokenizer, hidden, len(rows))
+    else:
+        weights, files = marian_weights(transformer, tokenizer), marian_files(transformer.config, tokenizer)
+    first, second = (*tokenizer.languages, "de", "de")[:2]
+    usage = USAGE[program].replace("SOURCE", first).replace("TARGET", second)
+    kind = files[CONFIG_FILE]["model_type"]
+    files["README.md"] = model_card(contents, transformer.config, usage, kind, "transformers")
+    weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
+    with new_folder(destination) as folder:
         save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})
-        write_json(folder / CONFIG_FILE, settings)
-        write_json(folder / GENERATION_FILE, generation_settings())
-        save_tokenizer(tokenizer, folder, settings["share_encoder_decoder_embeddings"])
-        card = model_card(contents, transformer.config, ["library_name: transformers"], USAGE)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-
-    write_folder(destination, fill)
+        write_files(folder, files)
 
 
-def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the contents of config.json. The decoder starts from <s>, which is also the padding token."""
-    return {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
-        "vocab_size": tokenizer.source_size,
-        "decoder_vocab_size": tokenizer.target_size,
-        "share_encoder_decoder_embeddings": tokenizer.joint and config.share_embeddings,
-        **common_settings(config),
-        "normalize_before": False,
-        "static_position_embeddings": True,
-        **special_ids(),
+def json_files(
+    program: str,
+    kind: str,
+    config: TransformerConfig,
+    sizes: Mapping[str, Any],
+    forbidden: list[int],
+    ids: dict[str, int],
+) -> dict[str, Any]:
+    """Returns config.json, and generation_config.json for a search like nmtkit's, but without a length penalty.
+
+    `sizes` are further entries of config.json, `forbidden` tokens that a translation never contains, and `ids` the ids
+    of special tokens.
+    """
+    sides: dict[str, int] = {}
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
+    settings = {
+        "architectures": [program],
+        "model_type": kind,
+        **sizes,
+        "tie_word_embeddings": True,
+        "d_model": config.d_model,
+        **sides,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": config.scale_embeddings,
+        "is_encoder_decoder": True,
+        "dtype": "float32",
     }
+    if program == MARIAN:
+        settings |= {"normalize_before": False, "static_position_embeddings": True}
+    search = {"num_beams": 4, "max_length": 512, "bad_words_ids": [[id] for id in forbidden]}
+    return {CONFIG_FILE: settings | ids, GENERATION_FILE: search | ids}
 
 
-def special_ids() -> dict[str, int]:
-    return {"pad_token_id": BOS, "decoder_start_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS}
+# --- MarianMTModel --------------------------------------------------------------------------------------------------
 
 
-def generation_settings() -> dict[str, Any]:
-    """Returns the generation settings for a search like nmtkit's default search, but without a length penalty."""
-    return {"num_beams": 4, "max_length": 512, "bad_words_ids": [[BOS], [UNK]], **special_ids()}
-
-
-def to_transformers(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Returns the weights under the names of transformers."""
-    config, state = model.config, {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    axes = torch.arange(config.d_model)
-    if config.positions == "sinusoidal":
-        axes = torch.cat([axes[::2], axes[1::2]])
-    source, target = (state[f"{side}_embedding.tokens.weight"][:, axes] for side in ("source", "target"))
-    if tokenizer.joint and config.share_embeddings:
+def marian_weights(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Returns the weights under the names of transformers, with the dimensions in the order of MarianMTModel."""
+    add_biases(model)
+    state, axes = model.state_dict(), torch.arange(model.config.d_model)
+    if model.config.positions == "sinusoidal":
+        axes = torch.cat([axes[::2], axes[1::2]])  # the old index of each new dimension
+        for name, tensor in state.items():
+            if name.rpartition(".")[0].endswith(WRITES):
+                state[name] = tensor[axes]
+            elif name.endswith(".weight"):
+                state[name] = tensor[:, axes]
+    source, target = (state[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
+    if tokenizer.joint and model.config.share_embeddings:
         tensors = {"model.shared.weight": target}
     else:
         tensors = {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
     bias = state.get("output_projection.bias", torch.zeros(len(target)))
-    tensors["final_logits_bias"] = bias[None]
-    tensors |= layer_tensors(state, config, axes)
-    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    return tensors | {"final_logits_bias": bias[None]} | split(state, TRANSFORMERS.of(model.config))
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, shared: bool) -> None:
-    (folder / "source.spm").write_bytes(tokenizer.source_model)
-    (folder / "target.spm").write_bytes(tokenizer.target_model)
+def marian_files(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the settings and the tokenizer of the export by file name."""
     source = tokenizer.source_pieces(range(tokenizer.source_size))
     target = tokenizer.target_pieces(range(tokenizer.target_size))
-    tables = {"vocab.json": source} if shared else {"vocab.json": source, "target_vocab.json": target}
-    for name, pieces in tables.items():
-        write_json(folder / name, {piece.lstrip(FOREIGN): id for id, piece in enumerate(pieces)})
-    tokens = {"unk_token": source[UNK], "eos_token": source[EOS], "pad_token": source[BOS]}
+    shared = tokenizer.joint and config.share_embeddings
+    tables = {VOCAB_FILE: source} if shared else {VOCAB_FILE: source, "target_vocab.json": target}
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": shared}
     about = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared, "model_max_length": 512}
-    write_json(folder / TOKENIZER_FILE, about | tokens)
+    return {
+        **json_files(MARIAN, "marian", config, sizes, [BOS, UNK], MARIAN_IDS),
+        "source.spm": tokenizer.source_model,
+        "target.spm": tokenizer.target_model,
+        **{name: {piece.lstrip(FOREIGN): id for id, piece in enumerate(table)} for name, table in tables.items()},
+        TOKENIZER_FILE: about | {"unk_token": source[UNK], "eos_token": source[EOS], "pad_token": source[BOS]},
+    }
+
+
+# --- M2M100ForConditionalGeneration ---------------------------------------------------------------------------------
+
+
+def check_languages(tokenizer: Tokenizer, source: Path) -> None:
+    """Raises ValueError unless the tokenizer is joint, has tokens such as __de__, and has only languages of M2M-100."""
+    tokens = tokenizer.source_pieces(list(tokenizer.languages.values()))
+    advice = "give --format safetensors"
+    if not tokenizer.one_model or any(not token.startswith("__") for token in tokens):
+        raise ValueError(
+            f"{source} has language tokens such as {tokens[0]}, but {M2M} needs one tokenizer with tokens such as "
+            f"__de__ (preprocess --language-tokens both); or {advice}"
+        )
+    missing = sorted(set(tokenizer.languages) - set(M2M_100.split()))
+    if missing:
+        raise ValueError(f"{source} has languages that M2M100Tokenizer does not have: {', '.join(missing)}; {advice}")
+
+
+def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[int]:
+    """Returns the ids that the output bias hides. Raises ValueError if the export would have other probabilities.
+
+    A hidden id can be left out if the bias of the other ids is 0, and if the id has the embedding of an other id: </s>
+    for the first token of the decoder, and <unk> for pieces.
+    """
+    bias = model.state_dict().get("output_projection.bias")
+    if bias is None:
+        return set()
+    rows, hidden = model.target_embedding.tokens.weight, bias <= HIDDEN / 2
+    ids = set(hidden.nonzero().flatten().tolist())
+    copies = all(torch.equal(rows[id], rows[EOS if id == BOS else UNK]) for id in ids)
+    if bias[~hidden].any() or not copies or (BOS in ids and unused(START) not in piece_ids(tokenizer)):
+        raise ValueError(
+            f"{source} has a trained output bias, which {M2M} does not support; train with --no-output-bias, or "
+            "give --format safetensors"
+        )
+    return ids
+
+
+def piece_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the ids of the pieces by text, in order, without <unk>, bos, eos and language tokens.
+
+    Some entries of an imported model stand for no piece. They have names such as <unused 7>.
+    """
+    ids = range(3, tokenizer.source_size - len(tokenizer.languages))
+    return dict(zip(tokenizer.source_pieces(ids), ids, strict=True))
+
+
+def ordinary_pieces(tokenizer: Tokenizer, hidden: Collection[int]) -> dict[str, int]:
+    """Returns the ids of the pieces that are in the table of M2M-100, by text, in order."""
+    ids = piece_ids(tokenizer)
+    return {piece: id for piece, id in ids.items() if piece not in NAMES and not is_unused(piece) and id not in hidden}
+
+
+def rows_of(tokenizer: Tokenizer, hidden: Collection[int]) -> list[int]:
+    """Returns, for each id of the export, the index of its row in nmtkit's embeddings."""
+    ids = piece_ids(tokenizer)
+    rest = {piece: id for piece, id in ids.items() if is_unused(piece)}
+    start = rest.pop(unused(START)) if BOS in hidden else BOS
+    languages = (tokenizer.languages.get(code, start) for code in M2M_100.split())
+    pieces = ordinary_pieces(tokenizer, hidden).values()
+    return [start, ids.get("<pad>", start), EOS, UNK, *pieces, *languages, *rest.values()]
+
+
+def m2m_weights(model: Transformer, rows: list[int]) -> dict[str, Tensor]:
+    """Returns the weights under the names of transformers. `rows` is the result of `rows_of`."""
+    add_biases(model)
+    state = model.state_dict()
+    embeddings = state["target_embedding.tokens.weight"][rows].float()
+    return {"model.shared.weight": embeddings} | split(state, TRANSFORMERS.of(model.config))
+
+
+def m2m_files(config: TransformerConfig, tokenizer: Tokenizer, hidden: Collection[int], size: int) -> dict[str, Any]:
+    """Returns the settings and the tokenizer of an export with `size` ids by file name."""
+    pieces = ordinary_pieces(tokenizer, hidden)
+    sizes = {"vocab_size": size, "encoder_layerdrop": config.encoder_layerdrop}
+    sizes |= {"decoder_layerdrop": config.decoder_layerdrop}
+    ids = M2M_IDS | {"decoder_start_token_id": END if BOS in hidden else START}
+    about: dict[str, Any] = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "m2m100"}
+    about |= {"num_madeup_words": size - len(NAMES) - len(pieces) - len(M2M_100.split())}
+    return {
+        **json_files(M2M, "m2m_100", config, sizes, [START, PAD, UNKNOWN], ids),
+        SPM_FILE: tokenizer.source_model,
+        VOCAB_FILE: NAMES | {piece: id for id, piece in enumerate(pieces, len(NAMES))},
+        TOKENIZER_FILE: about | {"src_lang": next(iter(tokenizer.languages)), "model_max_length": config.max_positions},
+    }

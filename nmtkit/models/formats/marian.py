@@ -24,6 +24,7 @@ from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.tokenizers.spm_model import UNKNOWN, pieces_of
 from nmtkit.data.tokenizers.tokenizer import BOS
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
+from nmtkit.models.formats.names import MARIAN
 from nmtkit.models.formats.reading import Settings, read_text
 from nmtkit.models.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
@@ -90,9 +91,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
                 f"{path} has {name} {' '.join(words)}, which nmtkit's Transformer does not support; supported: "
                 f"{' and '.join(value for value in allowed if value) or 'none'}"
             )
-    activation = settings.text("transformer-ffn-activation")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{path} has transformer-ffn-activation {activation}; supported: {', '.join(ACTIVATIONS)}")
+    activation = settings.one_of("transformer-ffn-activation", ACTIVATIONS)
     inner = settings.integer("transformer-dim-ffn")
     if settings.integer("transformer-decoder-dim-ffn", 0) not in (0, inner):
         raise ValueError(
@@ -100,9 +99,8 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
             "supports only one width for encoder and decoder"
         )
     kind = SELF_ATTENTION[settings.text("transformer-decoder-autoreg", "self-attention")]
-    cell = settings.text("dec-cell", "gru")
-    if kind == "ssru" and cell != "ssru":
-        raise ValueError(f"{path} has dec-cell {cell}; nmtkit's Transformer supports only ssru")
+    if kind == "ssru":
+        settings.one_of("dec-cell", ("ssru",), "gru")
     tied = settings.flag("tied-embeddings-all")
     changes = {
         "decoder_self_attention": kind,
@@ -226,64 +224,9 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
         matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
         tensors["output_projection.weight"] = weights.select(matrix, target.rows, output)
     tensors["output_projection.bias"] = weights.output_bias(f"{output}_b", target.rows, target.hidden, HIDDEN)
-    for ours, theirs in layer_names(config):
-        parts = [weights.take(name) for name in theirs]
-        tensors[ours] = torch.cat([part.flatten() if len(part) == 1 else part.T for part in parts])
+    tensors |= weights.layers(MARIAN.of(config), lambda part: part.flatten() if len(part) == 1 else part.T)
     weights.check_all_taken(re.escape(SETTINGS))
     return tensors
-
-
-def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
-    """Maps the name of each weight of the layers in nmtkit to the names of its parts in Marian."""
-    names: list[tuple[str, list[str]]] = []
-
-    def linear(ours: str, prefix: str, parts: str) -> None:
-        names.append((f"{ours}.weight", [f"{prefix}_W{part}" for part in parts]))
-        names.append((f"{ours}.bias", [f"{prefix}_b{part}" for part in parts]))
-
-    def norm(ours: str, theirs: str, suffix: str = "") -> None:
-        names.append((f"{ours}.weight", [f"{theirs}_ln_scale{suffix}"]))
-        names.append((f"{ours}.bias", [f"{theirs}_ln_bias{suffix}"]))
-
-    for stack, side, depth in (
-        ("encoder", "source", config.encoder_layers),
-        ("decoder", "target", config.decoder_layers),
-    ):
-        if config.embedding_norm:
-            norm(f"{side}_embedding.norm", f"{stack}_emb", "_pre")
-        for index in range(depth):
-            ties = config.decoder_tied_layers if stack == "decoder" else ()
-            ours, theirs = f"{stack}.{index}", f"{stack}_l{ties[index] if ties else index + 1}"
-            if stack == "decoder" and config.decoder_self_attention == "ssru":
-                cell = f"{ours}.self_attention"
-                names.append((f"{cell}.proj.weight", [f"{theirs}_rnn_W"]))
-                names.append((f"{cell}.forget_proj.weight", [f"{theirs}_rnn_Wf"]))
-                names.append((f"{cell}.forget_{'norm' if config.ssru_norm else 'proj'}.bias", [f"{theirs}_rnn_bf"]))
-                if config.ssru_norm:
-                    names.append((f"{cell}.norm.weight", [f"{theirs}_rnn_gamma"]))
-                    names.append((f"{cell}.forget_norm.weight", [f"{theirs}_rnn_gammaf"]))
-                norm(f"{ours}.self_attention_norm", f"{theirs}_rnn_ffn")
-            elif stack == "decoder" and config.decoder_self_attention == "average":
-                if config.average_ffn:
-                    linear(f"{ours}.self_attention.feed_forward.fc1", f"{theirs}_aan", "1")
-                    linear(f"{ours}.self_attention.feed_forward.fc2", f"{theirs}_aan", "2")
-                if config.average_gate:
-                    linear(f"{ours}.self_attention.input_gate", f"{theirs}_aan", "i")
-                    linear(f"{ours}.self_attention.average_gate", f"{theirs}_aan", "f")
-                norm(f"{ours}.self_attention_norm", f"{theirs}_aan_ffn")
-            else:
-                linear(f"{ours}.self_attention.qkv_proj", f"{theirs}_self", "qkv")
-                linear(f"{ours}.self_attention.out_proj", f"{theirs}_self", "o")
-                norm(f"{ours}.self_attention_norm", f"{theirs}_self_Wo")
-            if stack == "decoder":
-                linear(f"{ours}.cross_attention.q_proj", f"{theirs}_context", "q")
-                linear(f"{ours}.cross_attention.kv_proj", f"{theirs}_context", "kv")
-                linear(f"{ours}.cross_attention.out_proj", f"{theirs}_context", "o")
-                norm(f"{ours}.cross_attention_norm", f"{theirs}_context_Wo")
-            linear(f"{ours}.feed_forward.fc1", f"{theirs}_ffn", "1")
-            linear(f"{ours}.feed_forward.fc2", f"{theirs}_ffn", "2")
-            norm(f"{ours}.feed_forward_norm", f"{theirs}_ffn_ffn")
-    return names
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -17,31 +17,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmtkit.config.files import write_folder
+from nmtkit.config.files import new_folder
 from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures.transformer import DecoderLayer, Embedding, EncoderLayer, SelfAttention, Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
-from nmtkit.models.formats.expressible import check_expressible
-from nmtkit.models.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS, layer_names
-from nmtkit.models.formats.model_card import model_card
-from nmtkit.models.layers.fixed_state import SSRU
+from nmtkit.models.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS
+from nmtkit.models.formats.names import MARIAN, split
+from nmtkit.models.formats.writing import SIZES, add_biases, check_expressible, model_card, write_files
 
 # Marian supports every value of the settings in SAME. ALLOWED maps further settings to the values that Marian supports.
-SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
-SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
-SAME |= {"zero_bos", "ssru_norm", "decoder_tied_layers", "average_ffn", "average_gate", "average_separate_gates"}
+SAME = SIZES | {"share_embeddings", "tie_output", "embedding_norm", "zero_bos", "ssru_norm", "decoder_tied_layers"}
+SAME |= {"average_ffn", "average_gate", "average_separate_gates"}
 # Marian adds 1e-6 to the variance in norms. For a model with 1e-5, log probabilities differ by about 1e-5 (relative).
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 ALLOWED |= {"decoder_self_attention": tuple(SELF_ATTENTION.values())}
 MODEL = "model.npz"
-USAGE = [
-    "```sh",
-    "pip install pymarian",
-    "pymarian decode -c decoder.yml --cpu-threads 2 < text > translations    # or marian-decoder of a build of Marian",
-    "```",
-]
+USAGE = """\
+```sh
+pip install pymarian
+pymarian decode -c decoder.yml --cpu-threads 2 < text > translations    # or marian-decoder of a build of Marian
+```
+"""
 
 
 def save(source: Path, destination: Path) -> None:
@@ -50,22 +48,17 @@ def save(source: Path, destination: Path) -> None:
     Raises ValueError if Marian does not support the architecture or the tokenizer. The message names the reason.
     """
     contents = checkpoint.load(source)
-    model, tokenizer = building.from_checkpoint(source)
+    model, tokenizer = building.from_contents(contents, source)
     transformer = check_expressible(model, source, "Marian", SAME, ALLOWED)
     check_average_attention(transformer.config, source)
     check_tokenizer(tokenizer, source)
     weights = {name: tensor.contiguous().numpy() for name, tensor in to_marian(transformer).items()}
     settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
-
-    def fill(folder: Path) -> None:
+    card = model_card(contents, transformer.config, USAGE)
+    with new_folder(destination) as folder:
         np.savez(folder / MODEL, **weights, **{SETTINGS: np.frombuffer(settings, np.int8)})  # type: ignore[arg-type]
-        for name, contents_of_file in vocabularies(tokenizer).items():
-            (folder / name).write_bytes(contents_of_file)
-        (folder / "decoder.yml").write_text(as_yaml(decoder_settings(tokenizer)), encoding="utf-8")
-        card = model_card(contents, transformer.config, [], USAGE)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-
-    write_folder(destination, fill)
+        write_files(folder, vocabularies(tokenizer))
+        write_files(folder, {"decoder.yml": as_yaml(decoder_settings(tokenizer)), "README.md": card})
 
 
 def check_average_attention(config: TransformerConfig, source: Path) -> None:
@@ -174,10 +167,8 @@ def to_marian(model: Transformer) -> dict[str, Tensor]:
     if not config.tie_output:
         tensors["decoder_ff_logit_out_W"] = state["output_projection.weight"].T
     tensors["decoder_ff_logit_out_b"] = state.get("output_projection.bias", torch.zeros(len(target)))[None]
-    for ours, theirs in layer_names(config):
-        tensor = state[ours]
-        parts = tensor.chunk(len(theirs))
-        tensors |= {name: part.T if part.dim() == 2 else part[None] for name, part in zip(theirs, parts, strict=True)}
+    for name, part in split(state, MARIAN.of(config)).items():
+        tensors[name] = part.T if part.dim() == 2 else part[None]
     return tensors
 
 
@@ -209,12 +200,3 @@ def shift_bos_to_zero(model: Transformer) -> None:
             assert isinstance(attention, SelfAttention)
             attention.qkv_proj.bias.add_(attention.qkv_proj.weight @ entering)
             attention.out_proj.bias.add_(entering)
-
-
-def add_biases(model: Transformer) -> None:
-    """Gives a bias of zeros to each linear layer without a bias, except the output projection and SSRUs."""
-    ssrus = [module for module in model.modules() if isinstance(module, SSRU)]
-    without = {model.output_projection, *(part for ssru in ssrus for part in (ssru.proj, ssru.forget_proj))}
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear) and module.bias is None and module not in without:
-            module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

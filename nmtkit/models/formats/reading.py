@@ -1,7 +1,7 @@
 """Reads model files of other toolkits. Every error is a ValueError or OSError that names the file and the entry."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,14 @@ class Settings:
         value = self.value(name, default)
         if not isinstance(value, str):
             raise self.wrong(name, "text")
+        return value
+
+    def one_of(self, name: str, supported: Collection[str], default: str | None = None) -> str:
+        """Returns a text that must be in `supported`."""
+        value = self.value(name, default)
+        if not isinstance(value, str) or value not in supported:
+            shown = f"{name} {str(value)[:60]!r}"
+            raise ValueError(f"{self.path}: {shown} is not supported; supported: {', '.join(supported)}")
         return value
 
     def same_flag(self, *names: str) -> bool:

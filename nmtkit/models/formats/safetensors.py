@@ -4,16 +4,17 @@ Needs the package safetensors.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from nmtkit.config.files import write_folder
+from nmtkit.config.files import new_folder
 from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.formats.reading import naming, read_json
-from nmtkit.models.formats.weights import check_safetensors, load_safetensors, save_safetensors
 
 CONFIG_FILE, WEIGHTS_FILE, SHORTLIST_FILE = "nmtkit.json", "model.safetensors", "shortlist.safetensors"
 FACTS = ("architecture", "config", "plugins", "update", "run")  # entries of a checkpoint in nmtkit.json
@@ -27,7 +28,7 @@ def save(source: Path, destination: Path) -> None:
     """
     check_safetensors()
     contents = checkpoint.load(source)
-    weights: dict[str, torch.Tensor] = {}
+    weights: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     for name, original in checkpoint.tied_to(contents["model"]).items():
         if original == name:
@@ -36,15 +37,13 @@ def save(source: Path, destination: Path) -> None:
             shared[name] = original
     facts = {key: contents[key] for key in FACTS if key in contents}
 
-    def fill(folder: Path) -> None:
+    with new_folder(destination) as folder:
         save_safetensors(weights, folder / WEIGHTS_FILE)
         if "shortlist" in contents:
             save_safetensors(contents["shortlist"], folder / SHORTLIST_FILE)
         text = json.dumps({"nmtkit": checkpoint_file.FORMAT, **facts, "shared": shared}, indent=2, ensure_ascii=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         building.tokenizer_of(contents, source).save(folder)
-
-    write_folder(destination, fill)
 
 
 def load(source: Path) -> checkpoint_file.Checkpoint:
@@ -65,3 +64,37 @@ def load(source: Path) -> checkpoint_file.Checkpoint:
         contents["shortlist"] = load_safetensors(source / SHORTLIST_FILE)
     checkpoint_file.check_contents({"nmtkit": facts.get("nmtkit"), **contents}, source / CONFIG_FILE)
     return contents
+
+
+def _package() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    return safetensors
+
+
+def check_safetensors() -> None:
+    """Raises ImportError with the install command if the package safetensors is missing."""
+    _package()
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Returns all tensors of a file by name. Raises ValueError naming a damaged file."""
+    package = _package()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        loaded: dict[str, Tensor] = package.torch.load_file(path)
+    except (package.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
+    return loaded
+
+
+def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes tensors to a file. Raises OSError with the file name if writing fails, for example on a full disk."""
+    package = _package()
+    try:
+        package.torch.save_file(dict(weights), path, metadata=metadata)
+    except package.SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error

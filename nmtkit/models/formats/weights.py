@@ -1,9 +1,8 @@
 """Collects the weights of an imported model and makes a checkpoint of these weights."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,14 +85,26 @@ class Weights:
                 f"{self.path} has weights {rest[0]}{more}, which do not belong to a model with its settings"
             )
 
-    def stack(self, tensors: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
-        """Adds the concatenated weights and biases of the layers `theirs` to `tensors`, under the name `ours`."""
-        for kind in ("weight", "bias"):
-            tensors[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
+    def layers(
+        self, names: Mapping[str, Sequence[str]], convert: Callable[[Tensor], Tensor] = torch.Tensor.float
+    ) -> dict[str, Tensor]:
+        """Returns the parameters of nmtkit's layers. `names` is the result of `LayerNames.of`.
 
-    def joined(self, names: Sequence[str]) -> Tensor:
-        """Returns the concatenation of the tensors `names` along the first dimension."""
-        parts = [self.take(name) for name in names]
+        `convert` changes a tensor of the file before the tensors of a parameter are concatenated.
+        """
+        return {ours: self.joined(theirs, convert) for ours, theirs in names.items()}
+
+    def learned_positions(self, config: TransformerConfig, prefix: str = "") -> dict[str, Tensor]:
+        """Returns learned positions. The first rows of the file, up to the padding id, are unused and left out."""
+        tensors: dict[str, Tensor] = {}
+        for side, stack in (("source", "encoder"), ("target", "decoder")) if config.positions == "learned" else ():
+            table = self.matrix(f"{prefix}{stack}.embed_positions.weight")
+            tensors[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
+        return tensors
+
+    def joined(self, names: Sequence[str], convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns the concatenation of the converted tensors `names` along the first dimension."""
+        parts = [convert(self.take(name)) for name in names]
         if len({part.shape[1:] for part in parts}) > 1:
             shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
             raise ValueError(f"{self.path} has weights whose shapes do not match: {shapes}")
@@ -119,40 +130,3 @@ def transformer_checkpoint(
         model = build(ARCHITECTURE, config, vocabulary_of(tokenizer))
     load_weights(model, weights, f"{path}: the weights do not match the settings")
     return to_checkpoint(model.eval(), ARCHITECTURE, config, tokenizer, [], 0)
-
-
-# --- safetensors ----------------------------------------------------------------------------------------------------
-
-
-def _package() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
-    return safetensors
-
-
-def check_safetensors() -> None:
-    """Raises ImportError with the install command if the package safetensors is missing."""
-    _package()
-
-
-def load_safetensors(path: Path) -> dict[str, Tensor]:
-    """Returns all tensors of a file by name. Raises ValueError naming a damaged file."""
-    package = _package()
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        loaded: dict[str, Tensor] = package.torch.load_file(path)
-    except (package.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
-    return loaded
-
-
-def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors to a file. Raises OSError with the file name if writing fails, for example on a full disk."""
-    package = _package()
-    try:
-        package.torch.save_file(dict(weights), path, metadata=metadata)
-    except package.SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from error

@@ -23,7 +23,7 @@ from nmtkit.config import changed_flags
 from nmtkit.data.tokenizers.tokenizer import EOS, Encoded
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.transformer import ROW_WISE, Embedding, SelfAttention, Transformer
-from nmtkit.models.formats.expressible import check_expressible
+from nmtkit.models.formats.writing import check_expressible
 from nmtkit.models.layers import int8, is_unmodified
 from nmtkit.models.layers.feed_forward import FeedForward
 from nmtkit.models.layers.fixed_state import SSRU

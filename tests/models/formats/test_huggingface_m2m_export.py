@@ -12,7 +12,7 @@ import nmtkit
 from nmtkit.data import checkpoint_file
 from nmtkit.models.formats import huggingface
 from nmtkit.models.formats.huggingface_export import save
-from nmtkit.models.formats.weights import load_safetensors, save_safetensors
+from nmtkit.models.formats.safetensors import load_safetensors, save_safetensors
 
 pytest.importorskip("safetensors")
 

@@ -75,8 +75,8 @@ def test_the_model_file_alone_is_imported_too(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("type: transformer", "type: s2s", "has type s2s"),
-        ("transformer-ffn-activation: relu", "transformer-ffn-activation: tanh", "transformer-ffn-activation tanh"),
-        ("transformer-decoder-autoreg: self-attention", "transformer-decoder-autoreg: rnn", "has dec-cell gru"),
+        ("transformer-ffn-activation: relu", "transformer-ffn-activation: tanh", "transformer-ffn-activation 'tanh'"),
+        ("transformer-decoder-autoreg: self-attention", "transformer-decoder-autoreg: rnn", "dec-cell 'gru'"),
         (
             "transformer-decoder-autoreg: self-attention",
             "transformer-decoder-autoreg: state-space",

@@ -1,0 +1,116 @@
+"""The common part of the exports: checks that a program can reproduce a model, and writes files and a model card."""
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit.config import flag_of
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.layers.fixed_state import SSRU
+
+# Settings of which all programs support every value.
+SIZES = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
+SIZES |= {"attention_bias", "output_bias"}
+# Settings that affect only training.
+TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
+TRAINING |= {"gradient_checkpointing"}
+
+
+def check_expressible(
+    model: Architecture,
+    source: Path,
+    program: str,
+    same: Collection[str],
+    allowed: Mapping[str, Sequence[Any]],
+    otherwise: str = "give --format safetensors",
+) -> Transformer:
+    """Returns `model`, the model of the checkpoint `source`. Raises ValueError if `program` cannot reproduce `model`.
+
+    The program supports every value of the settings in `same`. `allowed` maps further settings to the values that the
+    program supports. All other settings must have their default values. Subclasses of Transformer are rejected, because
+    their computation can differ. `otherwise` is advice for a model that the program does not support.
+    """
+    if type(model) is not Transformer or type(model.config) is not TransformerConfig:
+        raise ValueError(
+            f"{source} is a {type(model).__name__}, which {program} does not support: use a Transformer, or {otherwise}"
+        )
+    if not model.reads_source:
+        raise ValueError(
+            f"{source} is a language model, which {program} does not support: use a model with an encoder, or "
+            f"{otherwise}"
+        )
+    config = model.config
+    width = config.d_model // config.heads  # default width of a head
+    refused, wanted = [], []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        values = allowed.get(field.name, (field.default,))
+        if field.name in same or field.name in TRAINING or value in values:
+            continue
+        if not (field.name in ("d_key", "d_value") and value == width):
+            refused.append(f"{field.name} {value}")
+            wanted.append(as_flag(field, values))
+    if refused:
+        raise ValueError(
+            f"{source} has {', '.join(refused)}, which {program} does not support; train with {' '.join(wanted)}, or "
+            f"{otherwise}"
+        )
+    return model
+
+
+def as_flag(field: dataclasses.Field[Any], values: Sequence[Any]) -> str:
+    """Returns the flag of `train` for a setting, followed by the permitted values."""
+    flag = flag_of(field)
+    if isinstance(field.default, bool):
+        return flag if values[0] else f"--no-{flag[2:]}"
+    return f"{flag} {'|'.join('none' if value is None else str(value) for value in values)}"
+
+
+def add_biases(model: Transformer) -> None:
+    """Gives a bias of zeros to each linear layer without a bias, except the output projection and SSRUs."""
+    ssrus = [module for module in model.modules() if isinstance(module, SSRU)]
+    without = {model.output_projection, *(part for ssru in ssrus for part in (ssru.proj, ssru.forget_proj))}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.bias is None and module not in without:
+            module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))
+    model.config = dataclasses.replace(model.config, attention_bias=True)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes | str | Mapping[str, Any]]) -> None:
+    """Writes files by name: bytes, text in UTF-8, or an object as JSON."""
+    for name, contents in files.items():
+        if isinstance(contents, Mapping):
+            contents = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_bytes(contents.encode() if isinstance(contents, str) else contents)
+
+
+def model_card(
+    contents: Checkpoint, config: TransformerConfig, usage: str, program: str = "marian", library: str | None = None
+) -> str:
+    """Returns the text of README.md for a checkpoint: usage, training and scores.
+
+    `usage` is a Markdown code block that translates with the model. `program` and `library` are for the Hugging Face
+    Hub: a tag, and the library that reads the model.
+    """
+    run = contents.get("run", {})
+    scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}
+    shape = f"{config.encoder_layers} encoder and {config.decoder_layers} decoder layers, "
+    shape += f"{config.d_model} wide, {config.heads} heads"
+    facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
+    facts |= {"Average of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
+    facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
+    metadata = [f"library_name: {library}"] if library else []
+    lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
+    lines += ["# A translation model", "", "Trained with nmtkit. Normalise text to Unicode form NFC.", "", usage]
+    lines += ["## Training", "", *(f"- {name}: {value}" for name, value in facts.items())]
+    if scores:
+        lines += ["", "## Scores", "", "Validation at this update:", "", "| score | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
+    return "\n".join(lines) + "\n"
