@@ -55,7 +55,9 @@ def nmtkit_system(stack: ExitStack, path: Path, precision: Any, lines: list[str]
     translator = Translator.load(path, precision=precision)
     steps: dict[str, int] = {"min_len": STEPS - 1, "max_len_a": 0, "max_len_b": STEPS - 1} if forced else {}
     options = SearchOptions(beam=BEAM, lenpen=0, **steps)
-    decoder = stack.enter_context(worker_processes(translator, options, CORES))
+    decoder = stack.enter_context(
+        worker_processes(translator, options, CORES, partial(Translator.load, path, precision=precision))
+    )
     requests, pipeline = [Request(line) for line in lines], translator.pipeline(options)
     return lambda: [result.text for result in translator.run([requests], pipeline, decoder, CORES)]
 

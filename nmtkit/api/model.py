@@ -14,11 +14,11 @@ from nmtkit.api.settings import PathLike, check_length, check_text, configs, pai
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.packed import Batch, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.hidden_states import decoder_states
 from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TranslatorOptions
-from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.requests import Request, Translation

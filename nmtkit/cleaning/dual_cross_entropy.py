@@ -14,12 +14,12 @@ import numpy.typing as npt
 from nmtkit.config.files import atomic_write
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
+from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
 from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.run import train_job
 from nmtkit.translation.likelihood import likelihoods
-from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.translator import Translator
 
 COMPONENTS = {"architecture": "transformer_tiny", "lr-scheduler": "polynomial"}

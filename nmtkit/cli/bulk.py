@@ -71,6 +71,7 @@ def translate_shards(
         cluster = RayCluster(workers, bulk.actor_cpus, bulk.actor_gpus)
     else:
         from nmtkit.jobs.shard_workers import run_locally
+        from nmtkit.jobs.workers import Shared
 
         loaded = job.load()
     inputs = {"input" if len(files) == 1 else f"input {number}": path for number, path in enumerate(files, 1)}
@@ -101,7 +102,7 @@ def translate_shards(
         start = lambda plan, shards: cluster.run(job.load_with_threads, plan, shards)  # noqa: E731
     else:
         loaded.job = job
-        start = lambda plan, shards: run_locally(lambda: loaded, plan, shards, workers)  # noqa: E731
+        start = lambda plan, shards: run_locally(Shared(loaded, job.load), plan, shards, workers)  # noqa: E731
     run_shards(bulk, plan, start)
     counts: Counter[str] = Counter()
     for shard in plan.shards:
@@ -167,6 +168,7 @@ def clean_shards(
         start = lambda plan, shards: cluster.run(job.load, plan, shards)  # noqa: E731
     else:
         from nmtkit.jobs.shard_workers import run_locally
+        from nmtkit.jobs.workers import Shared
 
         if scorer is not None and workers > 1:
             import torch
@@ -175,7 +177,7 @@ def clean_shards(
 
         def start(plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
             loaded = job.load()
-            return run_locally(lambda: loaded, plan, shards, workers)
+            return run_locally(Shared(loaded, job.load), plan, shards, workers)
 
     run_shards(bulk, plan, start)
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import standard_input
@@ -21,6 +22,7 @@ from nmtkit.cli.generate_output import counted, write_output
 
 if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Dataset
+    from nmtkit.translation.options import DeviceOptions, TranslatorOptions
     from nmtkit.translation.pipeline import Pipeline
     from nmtkit.translation.requests import Request, Translation
     from nmtkit.translation.search.segments import BatchDecoder
@@ -33,7 +35,7 @@ def generate(job: GenerateJob) -> None:
         import torch
 
         from nmtkit.jobs import openmp
-        from nmtkit.translation.parallel import process_group, rank_device
+        from nmtkit.jobs.distributed import process_group, rank_device
 
     config = job.config
     device = rank_device(job.devices.named_device, config.workers)
@@ -74,6 +76,25 @@ def generate_shards(job: GenerateJob, device: str) -> None:
         warn_of_several_sentences(counts["several sentences"], counts["lines"], "lines")
 
 
+def load_translator(
+    paths: Sequence[Path],
+    device: str,
+    devices: "DeviceOptions",
+    workers: int,
+    options: "TranslatorOptions",
+    processors: Mapping[str, Any] | None = None,
+) -> "Translator":
+    """Loads the models of a job, with the settings `processors` of its logits processors."""
+    from nmtkit.models.building import check_translation_models
+    from nmtkit.translation.translator import Translator
+
+    settings = dataclasses.asdict(options)
+    translator = Translator.load(paths, device, devices.precision, devices.engine, workers, **settings)
+    check_translation_models(paths, translator.models)
+    translator.processor_configs = dict(processors or {})
+    return translator
+
+
 class Generation:
     """Translates the text of a job with `ranks` processes of torchrun, or with the workers of this process.
 
@@ -99,13 +120,7 @@ class Generation:
             )
 
     def load(self, paths: Sequence[Path]) -> "Translator":
-        from nmtkit.models.building import check_translation_models
-        from nmtkit.translation.translator import Translator
-
-        devices, settings, workers = self.job.devices, dataclasses.asdict(self.job.options), self.config.workers
-        translator = Translator.load(paths, self.device, devices.precision, devices.engine, workers, **settings)
-        check_translation_models(paths, translator.models)
-        return translator
+        return load_translator(paths, self.device, self.job.devices, self.config.workers, self.job.options)
 
     def translations(self) -> Iterator["Translation"] | None:
         """Returns the translations in order. Ranks other than 0 translate for rank 0, and then return None."""
@@ -201,6 +216,9 @@ class Generation:
         """Returns a decoder with the --workers processes, if the job has them."""
         from nmtkit.translation.parallel import worker_processes
 
-        if not self.job.has_own_processes:
+        job, count = self.job, self.config.workers
+        if not job.has_own_processes:
             return None
-        return self.stack.enter_context(worker_processes(translator, pipeline.search, self.config.workers))
+        paths, processors = translator.paths, translator.processor_configs
+        load = partial(load_translator, paths, self.device, job.devices, count, job.options, processors)
+        return self.stack.enter_context(worker_processes(translator, pipeline.search, count, load))

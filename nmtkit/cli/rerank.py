@@ -131,12 +131,12 @@ def checked_languages(config: RerankConfig, backward: Path) -> tuple[None, None]
 
 
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
+    from nmtkit.jobs.distributed import rank_device
     from nmtkit.models.building import check_language_model
     from nmtkit.scoring.metrics import Settings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
     from nmtkit.translation.likelihood import is_language_model
     from nmtkit.translation.options import DeviceOptions
-    from nmtkit.translation.parallel import rank_device
     from nmtkit.translation.reranking import BACKWARD, LM, Weights, add_features, read_nbest, tune
     from nmtkit.translation.translator import Translator
 

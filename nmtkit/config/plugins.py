@@ -20,6 +20,7 @@ PACKAGE = str(Path(__file__).parent) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
 _roots: list[str] = []  # files of plug-ins, or for packages, their folders with a final slash
+_names: list[str] = []  # names that `load_plugin` has loaded
 _digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
 
 
@@ -47,9 +48,16 @@ def load_plugin(name: str) -> None:
         _import_file(name, module_name)
     else:
         _import(name, f"plug-in {name}")
+    if name not in _names:
+        _names.append(name)
     digest = _source_digest(module_name)
     if _digests.setdefault(module_name, digest) != digest:
         log.warning("plug-in %s has changed since this process loaded it; restart to use the new version", name)
+
+
+def loaded_plugins() -> list[str]:
+    """Returns the names of the plug-ins that `load_plugin` has loaded in this process, for spawned processes."""
+    return list(_names)
 
 
 def _import_file(name: str, module_name: str) -> None:

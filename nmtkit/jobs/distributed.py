@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GRACE_SECONDS = 5.0  # time for other processes to print their errors and end, after one process has failed
+GROUP_TIMEOUT_MINUTES = 30  # a rank of `generate` without a heartbeat for this long counts as hanging
 LONG_OPERATION_SECONDS = 3600.0  # time limit of a long operation, which sends no heartbeats
 TOLD_SECONDS = 2.0  # time until all watchdogs have noticed the failure of a process
 
@@ -44,6 +45,26 @@ def rank() -> int:
 def local_rank() -> int:
     """Returns the index of this process on its machine, which is also the index of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def rank_device(device: str, workers: int) -> str:
+    """Returns the device of this process. Under torchrun each process has its own GPU.
+
+    Raises ValueError if there is no GPU for this process.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
+    if not launched():
+        return device
+    if workers > 1:
+        raise ValueError("--workers and torchrun cannot be combined: torchrun has started the processes")
+    if device != "cuda":
+        return device
+    rank, gpus = local_rank(), torch.cuda.device_count()
+    if rank >= gpus:
+        raise ValueError(f"process {rank} of this machine has no GPU of its own: start {gpus} processes, one per GPU")
+    torch.cuda.set_device(rank)
+    return f"cuda:{rank}"
 
 
 def world_size() -> int:
@@ -78,6 +99,19 @@ def destroy_process_group() -> None:
         if _watchdog:
             _watchdog.close()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[int]:
+    """Joins the processes of torchrun, if any, and yields the size of the group. An error ends all processes."""
+    # the ranks exchange only text, so NCCL is not needed
+    init_process_group(torch.device("cpu"), GROUP_TIMEOUT_MINUTES)
+    try:
+        yield world_size()
+    except BaseException as error:
+        abort(f"rank {rank()}: {error}")
+        raise
+    destroy_process_group()
 
 
 # --- signs of life ----------------------------------------------------------------------------------------------------

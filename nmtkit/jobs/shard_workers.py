@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from nmtkit.jobs.shard_plan import Plan, Shard
@@ -42,6 +43,6 @@ def run_locally(
     factory: Callable[[], ShardWorker], plan: Plan, shards: Sequence[Shard], workers: int
 ) -> Iterator[tuple[Shard, dict[str, Any]]]:
     """Processes shards in `workers` processes. Yields each finished shard with its record."""
-    with Workers(workers, lambda: ShardWriter(factory, plan), tasks_ahead=1) as pool:
+    with Workers(workers, partial(ShardWriter, factory, plan), tasks_ahead=1) as pool:
         for _, result in pool.imap_unordered((ShardWriter.write, shard) for shard in shards):
             yield result

@@ -1,82 +1,176 @@
-"""Worker processes that execute small tasks. With a single worker, this process executes the tasks itself.
+"""One scheduler for work in other processes: `preprocess`, `clean`, shards, `generate --workers`, torchrun and `serve`.
 
-Every worker has its own object. A task is a method of this object with arguments: `(Worker.encode, block, files)`.
-Tasks and results pass through pipes, so tasks and results must be small. The text and the ids of a training set pass
-through files. Each worker executes its tasks in order. If the system can fork, processes are forked and share memory,
-such as weights and plug-ins. Create the workers before this process starts other threads.
+A `Scheduler` knows the workers and their unfinished tasks. It offers work to the worker with the fewest tasks, and
+receives results. Messages pass through a `Channel`, which has two implementations: sockets of processes on this machine
+(`processes.py`), and the store of torchrun for ranks on any machine (`ranks.py`). `Workers` is the scheduler of a
+command. `nmtkit serve` has the same scheduler in its event loop, and chooses there which lines come next.
+
+Tasks in: a task is a method of the worker's object with arguments, `(Encoder.encode, block, files)`. Tasks are taken
+from an iterable only when a worker needs them. A worker has at most `tasks_ahead` tasks, and at most `RESULTS_AHEAD`
+tasks for each worker are under way, waiting results included.
+Results out: in the order of the tasks (`imap`), or as they arrive (`imap_unordered`, `share`).
+An exception of a task is raised by the scheduler's process, with the traceback of the worker as a note.
+A dead worker ends the work with ChildProcessError, which names the signal. `nmtkit serve` starts a new worker instead.
+A hanging worker is stopped after `timeout` seconds without an answer, and then counts as dead. Time counts only while
+the scheduler waits, so a suspended command continues.
+A full pipe: the scheduler never waits while it sends; it keeps the rest of a message and reads results meanwhile. A
+worker waits until the scheduler reads. So messages may have any size.
 """
 
-import contextlib
-import multiprocessing
-import multiprocessing.process
 import pickle
-import signal
+import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from nmtkit.config.plugins import PluginError, plugin_message
 
-Task = tuple[Any, ...]  # method of the worker object, and its arguments
+T = TypeVar("T")
+
+Task = tuple[Any, ...]  # method of the worker's object, and its arguments
 TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
 RESULTS_AHEAD = 4  # maximum number of sent tasks, per worker, whose results have not been yielded
+END_SECONDS = 5.0  # time for a worker to end after it has closed its channel
+CHECK_SECONDS = 1.0  # time between two checks for hanging workers
+
+
+class Channel(Protocol):
+    """One end of a connection between a scheduler and a worker. Messages arrive completely and in order."""
+
+    def send(self, message: Any) -> None:
+        """Sends a message that is not None. If the other end is closed, the message is lost."""
+
+    def receive(self, wait: bool) -> Any:
+        """Returns the next message, or None if `wait` is false and no message has arrived.
+
+        Raises EOFError if the other end is closed and all its messages have been received.
+        """
+
+    def close(self) -> None:
+        """Closes this end. The other end then raises EOFError."""
+
+
+@dataclass(eq=False)
+class RemoteWorker:
+    """A worker as the scheduler sees it. `stop` waits some seconds for its end, else ends it, and says how it ended."""
+
+    name: str  # for messages, such as "worker process 2"
+    channel: Any  # a Channel; Any, because each transport uses more methods of its own channels
+    stop: Callable[[float], str]  # for example, stop(5.0) returns SIGKILL
+    tasks: dict[int, Any] = field(default_factory=dict)  # number -> unfinished task, oldest first
+    quiet: float = 0.0  # seconds that the scheduler has waited since the last answer
+
+
+class Scheduler:
+    """Gives tasks to workers and receives their results. The callers choose the tasks."""
+
+    def __init__(self) -> None:
+        self.workers: list[Any] = []  # RemoteWorkers
+        self.sent = 0
+
+    @property
+    def busy(self) -> bool:
+        return any(worker.tasks for worker in self.workers)
+
+    def dispatch(self, next_task: Callable[[Any], tuple[Any, Any] | None]) -> None:
+        """Sends tasks to the workers with the fewest tasks, until `next_task` has no task for any worker.
+
+        `next_task` takes a worker. It returns a task as the scheduler keeps it and as the worker receives it, or None.
+        """
+        willing = list(self.workers)
+        while willing:
+            worker = min(willing, key=lambda worker: len(worker.tasks))
+            task = next_task(worker)
+            if task is None:
+                willing.remove(worker)
+            else:
+                self.send(worker, *task)
+
+    def send(self, worker: Any, task: Any, message: Any) -> None:
+        if not worker.tasks:
+            worker.quiet = 0.0
+        worker.tasks[self.sent] = task
+        worker.channel.send((self.sent, message))
+        self.sent += 1
+
+    def receive(self, worker: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the tasks that a worker has finished, with their results. A failed task has an exception as result.
+
+        Raises the error of a message without a number. If the worker has ended, removes the worker and raises
+        ChildProcessError; its unfinished tasks stay in `worker.tasks`.
+        """
+        try:
+            while (answer := worker.channel.receive(wait=False)) is not None:
+                number, result = answer
+                worker.quiet = 0.0
+                if number is None:
+                    raise result
+                yield worker.tasks.pop(number), result
+        except EOFError:
+            self.workers.remove(worker)
+            worker.channel.close()
+            how = worker.stop(END_SECONDS)
+            raise ChildProcessError(
+                f"{worker.name} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
+            ) from None
+
+
+class Transport(Protocol):
+    """Starts workers, waits for their messages, and ends the workers."""
+
+    workers: list[RemoteWorker]
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a message may have arrived, at most `seconds`."""
+
+    def close(self) -> None:
+        """Ends the workers."""
 
 
 class Workers:
-    """`count` workers whose objects are made by `factory`. If the system cannot fork, `factory` must be picklable.
+    """`count` workers with objects made by `factory`, as a context manager. A single worker is this process itself.
 
-    An error of a task is raised in this process. If a worker is killed, this process raises ChildProcessError. A worker
-    has up to `tasks_ahead` tasks at the same time; 1 distributes long tasks most evenly.
+    Create several workers before this process starts other threads. Without fork, `factory` must be picklable. A worker
+    has up to `tasks_ahead` tasks at the same time; 1 distributes long tasks most evenly. A worker that sends no result
+    for `timeout` seconds is stopped. With `transport`, its workers are used; `factory` is then None.
     """
 
-    def __init__(self, count: int, factory: Callable[[], Any], tasks_ahead: int = TASKS_AHEAD) -> None:
-        self.count = count
-        self._tasks_ahead = tasks_ahead
-        self._object = factory() if count == 1 else None
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._connections: list[Connection[Any, Any]] = []
-        if count > 1:
-            method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-            context: Any = multiprocessing.get_context(method)
-            for _ in range(count):
-                our_end, worker_end = context.Pipe()
-                others = [*self._connections, our_end]
-                process = context.Process(target=_serve, args=(worker_end, factory, others), daemon=True)
-                process.start()
-                worker_end.close()
-                self._processes.append(process)
-                self._connections.append(our_end)
+    def __init__(
+        self,
+        count: int,
+        factory: Callable[[], Any] | None,
+        tasks_ahead: int = TASKS_AHEAD,
+        timeout: float | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        from nmtkit.jobs.processes import Processes
+
+        if factory is not None:
+            transport = ThisProcess(factory()) if count == 1 else Processes(count, factory)
+        assert transport is not None
+        self.count, self.timeout, self.transport = count, timeout, transport
+        self.tasks_ahead = 1 if count == 1 else tasks_ahead
+        self.scheduler = Scheduler()
+        self.scheduler.workers += transport.workers
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.terminate()
-            process.join()
+        self.transport.close()
 
     def send(self, worker: int, task: Task) -> None:
         """Sends a task whose result is dropped. If the task fails, `imap` or `broadcast` raises its error."""
-        if self.count == 1:
-            _execute(self._object, task)
-        else:
-            self._send(worker, False, task)
+        self.transport.workers[worker].channel.send((None, task))
 
     def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
         """Yields the worker and the result of every task, in order. Takes tasks only when workers need them.
 
         Raises the error of the earliest failed task. An error of `tasks` itself is raised after all earlier results.
         """
-        if self.count == 1:
-            for task in tasks:
-                yield 0, _execute(self._object, task)
-            return
         for _, worker, result in self._results(tasks, ordered=True):
-            yield worker, result
+            yield self.transport.workers.index(worker), result
 
     def imap_unordered(self, tasks: Iterable[Task | None]) -> Iterator[tuple[int, Any]]:
         """Yields the number and the result of every task, in the order in which results arrive.
@@ -84,20 +178,35 @@ class Workers:
         `tasks` may yield None if no task is available at the moment. This method then yields the results that are
         ready. The None counts as a task with the result None.
         """
-        if self.count == 1:
-            for number, task in enumerate(tasks):
-                yield number, None if task is None else _execute(self._object, task)
-            return
         for number, _, result in self._results(tasks, ordered=False):
             yield number, result
 
-    def _results(self, tasks: Iterable[Task | None], ordered: bool) -> Iterator[tuple[int, int, Any]]:
+    def _results(self, tasks: Iterable[Task | None], ordered: bool) -> Iterator[tuple[int, Any, Any]]:
         """Yields the number, the worker and the result of every task."""
         coming = enumerate(tasks)
-        pending: list[deque[int]] = [deque() for _ in range(self.count)]  # unfinished tasks of each worker
-        results: dict[int, tuple[int, Any]] = {}
-        sent = yielded = 0
-        more = True
+        results: dict[int, tuple[Any, Any]] = {}
+        taken = yielded = 0
+        more, paused = True, False
+
+        def next_task(worker: Any) -> tuple[int, Task] | None:
+            nonlocal more, paused, taken
+            ahead = taken - yielded >= RESULTS_AHEAD * self.count
+            if not more or paused or ahead or len(worker.tasks) >= self.tasks_ahead:
+                return None
+            try:
+                number, task = next(coming)
+            except StopIteration:
+                more = False
+                return None
+            except (ValueError, OSError) as error:  # raised by `tasks` itself
+                more, results[taken] = False, (worker, error)
+                return None
+            taken += 1
+            if task is None:
+                paused, results[number] = True, (worker, None)
+                return None
+            return number, task
+
         while True:
             while yielded in results if ordered else results:
                 number = yielded if ordered else next(iter(results))
@@ -106,89 +215,151 @@ class Workers:
                     raise result
                 yielded += 1
                 yield number, worker, result
-            worker = min(range(self.count), key=lambda index: len(pending[index]))
-            timeout: float | None = None
-            if more and len(pending[worker]) < self._tasks_ahead and sent - yielded < RESULTS_AHEAD * self.count:
-                try:
-                    number, task = next(coming)
-                except StopIteration:
-                    more = False
-                    continue
-                except (ValueError, OSError) as error:  # raised by `tasks` itself
-                    more, results[sent] = False, (worker, error)
-                    continue
-                sent += 1
-                if task is not None:
-                    pending[worker].append(number)
-                    self._send(worker, True, task)
-                    continue
-                results[number], timeout = (worker, None), 0
-            elif not any(pending):
+            paused = False
+            self.scheduler.dispatch(next_task)
+            if not (more or results or self.scheduler.busy):
                 return
-            for connection in wait(self._connections, timeout):
-                worker, result = self._receive(connection)
-                results[pending[worker].popleft()] = worker, result
+            ready = yielded in results if ordered else bool(results)
+            for worker, number, result in self._received(wait=not ready):
+                results[number] = worker, result
                 more = more and not isinstance(result, Exception)
+
+    def share(
+        self, tasks: Iterable[T], executor: Callable[[Iterable[T]], Iterator[tuple[int, Any]]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields the number and the result of every task as results arrive. This process executes tasks, too.
+
+        `executor` takes tasks when it has room for them, and yields the number of each of its tasks with the result. An
+        empty task stays here, because it only asks for the results that are ready.
+        """
+        own: list[int] = []  # numbers of the tasks of this process
+        finished = 0
+
+        def own_tasks() -> Iterator[T]:
+            for number, task in enumerate(tasks):
+                worker = min(self.scheduler.workers, key=lambda worker: len(worker.tasks))
+                if task and len(worker.tasks) < len(own) - finished + TASKS_AHEAD:
+                    self.scheduler.send(worker, number, task)
+                else:
+                    own.append(number)
+                    yield task
+
+        for index, result in executor(own_tasks()):
+            finished += 1
+            yield own[index], result
+            for _, number, other in self._received(wait=False):
+                yield number, other
+        while self.scheduler.busy:
+            for _, number, other in self._received(wait=True):
+                yield number, other
 
     def broadcast(self, task: Task) -> list[Any]:
         """Lets every worker execute `task` after its other tasks. Returns the results in order of workers."""
-        if self.count == 1:
-            return [_execute(self._object, task)]
-        for worker in range(self.count):
-            self._send(worker, True, task)
+        for worker in self.transport.workers:
+            self.scheduler.send(worker, None, task)
         results: dict[int, Any] = {}
-        while len(results) < self.count:
-            results.update(self._receive(connection) for connection in wait(self._connections))
+        while self.scheduler.busy:
+            results.update((id(worker), result) for worker, _, result in self._received(wait=True))
         for result in results.values():
             if isinstance(result, Exception):
                 raise result
-        return [results[worker] for worker in range(self.count)]
+        return [results[id(worker)] for worker in self.transport.workers]
 
-    def _send(self, worker: int, wanted: bool, task: Task) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` reports that the worker has ended
-            self._connections[worker].send((wanted, task))
+    def _received(self, wait: bool) -> list[tuple[Any, Any, Any]]:
+        """Returns the worker, the task and the result of each answer. With `wait`, waits for at least one answer.
 
-    def _receive(self, connection: Any) -> tuple[int, Any]:
-        """Returns a worker and its next result. Raises the error of a task of `send`."""
-        worker = self._connections.index(connection)
-        try:
-            wanted, result = connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._processes[worker].join()
-            code = self._processes[worker].exitcode or 0
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ChildProcessError(
-                f"worker process {worker + 1} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
-            ) from None
-        if not wanted:
-            raise result
-        return worker, result
-
-
-def _execute(worker: Any, task: Task) -> Any:
-    method, *arguments = task
-    return method(worker, *arguments)
-
-
-def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent
-    for other in others:  # these copies of the parent's connections would keep the pipes open after the parent's exit
-        other.close()
-    worker = factory()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # ends when the parent has ended
+        Raises the error of a task of `send`. Raises ChildProcessError for a worker that has ended, and for a hanging
+        worker, which it stops.
+        """
         while True:
-            wanted, task = connection.recv()
+            start = time.monotonic()
+            self.transport.wait(CHECK_SECONDS if wait else 0.0)
+            waited = min(time.monotonic() - start, CHECK_SECONDS)  # longer means that this process was suspended
+            for worker in self.scheduler.workers:
+                worker.quiet += waited
+            answers = [
+                (worker, *answer)
+                for worker in list(self.scheduler.workers)
+                for answer in self.scheduler.receive(worker)
+            ]
+            if answers or not wait:
+                return answers
+            for worker in self.scheduler.workers:
+                if self.timeout is not None and worker.tasks and worker.quiet > self.timeout:
+                    worker.stop(0)
+                    raise ChildProcessError(f"{worker.name} hangs: it sent no result for {self.timeout:g} seconds")
+
+
+class ThisProcess:
+    """The transport of a single worker, which is this process: a task is executed when it is sent."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+        self.workers = [RemoteWorker("this process", self, lambda seconds: "")]
+        self.answers: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.answers += [] if (answer := answer_to(self.worker, message, here=True)) is None else [answer]
+
+    def receive(self, wait: bool) -> Any:
+        return self.answers.pop(0) if self.answers else None
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Shared(Generic[T]):
+    """A factory that gives forked workers the object `value` of this process.
+
+    Forked workers share its memory. A spawned worker has no access to it, and calls `make`, which must be picklable.
+    """
+
+    def __init__(self, value: T, make: Callable[[], T]) -> None:
+        self.value: T | None = value
+        self.make = make
+
+    def __call__(self) -> T:
+        return self.make() if self.value is None else self.value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": None, "make": self.make}
+
+
+# --- in a worker ------------------------------------------------------------------------------------------------------
+
+
+def execute_tasks(channel: Channel, worker: Any) -> None:
+    """Executes tasks with the object `worker`, in order, until the scheduler closes the channel."""
+    while True:
+        try:
+            message = channel.receive(wait=True)
+        except EOFError:
+            return
+        answer = answer_to(worker, message)
+        if answer is not None:
             try:
-                result = _execute(worker, task)
-            except Exception as error:
-                connection.send((wanted, _portable(error)))
-            else:
-                if wanted:
-                    connection.send((wanted, result))
+                channel.send(answer)
+            except Exception as error:  # the result cannot be pickled
+                channel.send((answer[0], portable(error)))
 
 
-def _portable(error: Exception) -> Exception:
+def answer_to(worker: Any, message: tuple[int | None, Task], here: bool = False) -> tuple[int | None, Any] | None:
+    """Executes a task. Returns the number of the task and the result or the error, or None if nobody wants the result.
+
+    `here` means that the answer stays in this process.
+    """
+    number, (method, *arguments) = message
+    try:
+        result = method(worker, *arguments)
+        return None if number is None else (number, result)
+    except Exception as error:
+        return number, error if here else portable(error)
+
+
+def portable(error: Exception) -> Exception:
     """Returns an error that can be sent to another process: `error` with its traceback as a note, or a substitute."""
     message = plugin_message(error)
     if message is not None:

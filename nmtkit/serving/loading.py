@@ -14,6 +14,7 @@ from nmtkit.config import changed_flags, derive
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
 from nmtkit.models.building import check_translation_models, directions_of, languages_of, tokenizer_of
 from nmtkit.serving.config import CPU_MAX_TOKENS
@@ -21,7 +22,6 @@ from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
 from nmtkit.translation.engines import ctranslate2
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
-from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator, ctranslate2_engine

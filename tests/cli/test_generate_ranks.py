@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nmtkit.cli import main
 from nmtkit.data.dataset.binarized import Dataset
-from nmtkit.translation.parallel import rank_device
+from nmtkit.jobs.distributed import rank_device
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -75,13 +76,17 @@ def test_batches_do_not_change_translations(checkpoint_path, max_tokens):
         assert translation.hypotheses[0].score == pytest.approx(expected[index].hypotheses[0].score, abs=1e-5)
 
 
+def two_workers(translator, options, path):
+    return worker_processes(translator, options, 2, partial(Translator.load, path))
+
+
 def test_two_workers_equal_one_process(checkpoint_path):
     lines = ["a dog " * (n % 7) + "runs ." for n in range(60)] + ODD_LINES
     translator = Translator.load(checkpoint_path, max_tokens=40)
     options = SearchOptions(nbest=2, **SHORT)
     pipeline = translator.pipeline(options)
     windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
-    with worker_processes(translator, options, 2) as decode:
+    with two_workers(translator, options, checkpoint_path) as decode:
         found = list(translator.run([[], *windows, []], pipeline, decode))
     for translation, other in zip(found, translator.stream(lines, pipeline), strict=True):
         assert (translation.id, translation.source, translation.text) == (other.id, other.source, other.text)
@@ -92,7 +97,10 @@ def test_two_workers_equal_one_process(checkpoint_path):
 def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_path):
     translator, options = Translator.load(checkpoint_path, max_tokens=40), SearchOptions(**SHORT)
     others = set(multiprocessing.active_children())
-    with worker_processes(translator, options, 2) as decode, pytest.raises(ChildProcessError, match="SIGKILL"):
+    with (
+        two_workers(translator, options, checkpoint_path) as decode,
+        pytest.raises(ChildProcessError, match="SIGKILL"),
+    ):
         worker, _ = set(multiprocessing.active_children()) - others
         os.kill(worker.pid, signal.SIGKILL)
         list(translator.run([[Request("a dog runs .")] * 200], translator.pipeline(options), decode))
@@ -100,7 +108,10 @@ def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_path):
 
 def test_what_a_worker_raises_reaches_the_caller(checkpoint_path):
     translator, options = Translator.load(checkpoint_path), SearchOptions(**SHORT)
-    with worker_processes(translator, options, 2) as decode, pytest.raises(IndexError):
+    with (
+        two_workers(translator, options, checkpoint_path) as decode,
+        pytest.raises(IndexError),
+    ):
         list(translator.run([[Request("?", [10_000, 2])]], translator.pipeline(options), decode))
 
 

@@ -1,0 +1,147 @@
+"""Worker processes of this machine: messages over socket pairs, and the start and end of the processes.
+
+Messages are pickles, because both ends run this program for the same user. Text of clients of `nmtkit serve` is inside
+these messages as `str`; nothing that a client sends is unpickled.
+
+If the system can fork, the workers are forked from this process. A fork takes 10 ms and shares all memory, such as
+weights and plug-ins. A spawned worker imports its modules again (0.3 s of a core for `clean`, 2 s with torch) and loads
+its own copy of a model. So fork is the faster choice, but nothing needs fork.
+"""
+
+import functools
+import multiprocessing
+import pickle
+import selectors
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from nmtkit.config.plugins import load_plugins, loaded_plugins
+from nmtkit.jobs.workers import RemoteWorker, execute_tasks
+
+LENGTH = struct.Struct("!Q")  # precedes each message: the number of its bytes
+CHUNK = 1 << 18  # maximum bytes of one call of `send` or `recv`
+
+
+class SocketChannel:
+    """A channel over a socket. If `buffers`, as in a scheduler, `send` keeps what the socket does not take at once.
+
+    `wait_for` sends the rest. Without `buffers`, as in a worker, `send` waits.
+    """
+
+    def __init__(self, connection: socket.socket, buffers: bool) -> None:
+        self.connection, self.buffers = connection, buffers
+        self.outgoing, self.incoming = bytearray(), bytearray()
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def send(self, message: Any) -> None:
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self.outgoing += LENGTH.pack(len(body)) + body
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what `send` has kept, as far as the socket takes it."""
+        self.connection.settimeout(0 if self.buffers else None)
+        try:
+            while self.outgoing:
+                del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:  # the other end is closed; `receive` reports this
+            self.outgoing.clear()
+
+    def receive(self, wait: bool) -> Any:
+        while (message := self._first_message()) is None:
+            self.connection.settimeout(None if wait else 0)
+            try:
+                data = self.connection.recv(CHUNK)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise EOFError
+            self.incoming += data
+        return message
+
+    def _first_message(self) -> Any:
+        if len(self.incoming) < LENGTH.size:
+            return None
+        end = LENGTH.size + LENGTH.unpack_from(self.incoming)[0]
+        if len(self.incoming) < end:
+            return None
+        message = pickle.loads(self.incoming[LENGTH.size : end])
+        del self.incoming[:end]
+        return message
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def wait_for(channels: Iterable[SocketChannel], seconds: float | None) -> None:
+    """Waits until a message arrives, at most `seconds`. Sends the rest of messages meanwhile."""
+    with selectors.DefaultSelector() as selector:
+        for channel in channels:
+            writes = selectors.EVENT_WRITE if channel.outgoing else 0
+            selector.register(channel, selectors.EVENT_READ | writes, channel)
+        for key, events in selector.select(seconds):
+            if events & selectors.EVENT_WRITE:
+                key.data.flush()
+
+
+class Processes:
+    """The transport of worker processes on this machine. Each process makes its object with `factory`."""
+
+    def __init__(self, count: int, factory: Callable[[], Any]) -> None:
+        self.workers: list[RemoteWorker] = []
+        forks = "fork" in multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
+        for number in range(1, count + 1):
+            ours, theirs = socket.socketpair()
+            if forks:
+                # A forked worker has copies of our ends, which would keep connections open after the end of this
+                # process.
+                copies = [ours, *(worker.channel.connection for worker in self.workers)]
+                process = context.Process(target=_run, args=(theirs, factory, copies), daemon=True)
+            else:
+                arguments = theirs, pickle.dumps(factory), loaded_plugins()
+                process = context.Process(target=_run_spawned, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            channel = SocketChannel(ours, buffers=True)
+            self.workers.append(RemoteWorker(f"worker process {number}", channel, functools.partial(_stop, process)))
+
+    def wait(self, seconds: float) -> None:
+        wait_for([worker.channel for worker in self.workers], seconds)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.channel.close()
+            worker.stop(0)
+
+
+def _stop(process: Any, seconds: float) -> str:
+    """Ends a process that does not end by itself within `seconds`. Returns the signal or the exit code of its end."""
+    process.join(seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    code = process.exitcode
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _run(connection: socket.socket, factory: Callable[[], Any], copies: Sequence[socket.socket] = ()) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent
+    for copy in copies:
+        copy.close()
+    execute_tasks(SocketChannel(connection, buffers=False), factory())
+
+
+def _run_spawned(connection: socket.socket, factory: bytes, plugins: Sequence[str]) -> None:
+    load_plugins(plugins)  # before `factory` is unpickled, because it may refer to them
+    _run(connection, pickle.loads(factory))

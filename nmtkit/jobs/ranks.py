@@ -1,0 +1,81 @@
+"""The ranks of torchrun as workers of rank 0: messages through a store of torch, because ranks span machines.
+
+The processes of a run trust each other: torch's collectives of objects exchange pickles, too. The watchdog of
+`distributed.py` ends all ranks if one rank fails or hangs.
+"""
+
+import os
+import pickle
+import time
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented
+
+from nmtkit.jobs import distributed
+from nmtkit.jobs.workers import RemoteWorker
+
+POLL = 0.005  # seconds between two checks for a message
+
+
+class StoreChannel:
+    """A channel between rank 0 and the rank `rank`. The store holds a message under `to RANK 0`, `from RANK 0`, …"""
+
+    def __init__(self, store: Any, rank: int, at_rank_zero: bool) -> None:
+        self.store = store
+        self.outgoing, self.incoming = (
+            (f"to {rank}", f"from {rank}") if at_rank_zero else (f"from {rank}", f"to {rank}")
+        )
+        self.sent = self.received = 0
+
+    def send(self, message: Any) -> None:
+        self.store.set(f"{self.outgoing} {self.sent}", pickle.dumps(message))
+        self.sent += 1
+
+    def receive(self, wait: bool) -> Any:
+        key = f"{self.incoming} {self.received}"
+        while not self.store.check([key]):
+            if not wait:
+                return None
+            poll(POLL)
+        message = pickle.loads(self.store.get(key))
+        if message is None:
+            raise EOFError
+        self.store.delete_key(key)
+        self.received += 1
+        return message
+
+    def close(self) -> None:
+        self.send(None)
+
+
+def poll(seconds: float) -> None:
+    """Sleeps for some milliseconds, and tells the watchdog that this process is alive."""
+    distributed.heartbeat()
+    time.sleep(min(POLL, seconds))
+
+
+class Ranks:
+    """The transport of rank 0 to the ranks from 1 to `count`."""
+
+    def __init__(self, store: Any, count: int) -> None:
+        self.workers = [
+            RemoteWorker(f"rank {rank}", StoreChannel(store, rank, at_rank_zero=True), lambda seconds: "")
+            for rank in range(1, count + 1)
+        ]
+
+    def wait(self, seconds: float) -> None:
+        poll(seconds)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.channel.close()
+
+
+def open_store() -> Any:
+    """Returns a store that all ranks share. Every rank must call this function."""
+    first = distributed.is_rank_zero()
+    port = 0 if first else distributed.broadcast(None)
+    store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=first, wait_for_workers=False)
+    if first:
+        distributed.broadcast(store.port)
+    return store
