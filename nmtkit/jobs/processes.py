@@ -19,16 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nmtkit.config.plugins import load_plugins, loaded_plugins
-from nmtkit.jobs.workers import RemoteWorker, execute_tasks
+from nmtkit.jobs.scheduler import RemoteWorker, execute_tasks
 
 LENGTH = struct.Struct("!Q")  # precedes each message: the number of its bytes
 CHUNK = 1 << 18  # maximum bytes of one call of `send` or `recv`
 
 
 class SocketChannel:
-    """A channel over a socket. If `buffers`, as in a scheduler, `send` keeps what the socket does not take at once.
+    """A channel over a socket.
 
-    `wait_for` sends the rest. Without `buffers`, as in a worker, `send` waits.
+    A scheduler must not wait for a busy worker: with `buffers`, `send` keeps the bytes that the socket does not take at
+    once, and `wait_for` sends them later. A worker has no `buffers`, and waits until the scheduler reads.
     """
 
     def __init__(self, connection: socket.socket, buffers: bool) -> None:
@@ -44,7 +45,7 @@ class SocketChannel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what `send` has kept, as far as the socket takes it."""
+        """Sends the bytes that `send` has kept, as many as the socket takes."""
         self.connection.settimeout(0 if self.buffers else None)
         try:
             while self.outgoing:

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented
 
 from nmtkit.jobs import distributed
-from nmtkit.jobs.workers import RemoteWorker
+from nmtkit.jobs.scheduler import RemoteWorker
 
 POLL = 0.005  # seconds between two checks for a message
 

@@ -1,131 +1,17 @@
-"""One scheduler for work in other processes: `preprocess`, `clean`, shards, `generate --workers`, torchrun and `serve`.
+"""The workers of a command: the blocking loop of the scheduler, which `scheduler.py` describes."""
 
-A `Scheduler` knows the workers and their unfinished tasks. It offers work to the worker with the fewest tasks, and
-receives results. Messages pass through a `Channel`, which has two implementations: sockets of processes on this machine
-(`processes.py`), and the store of torchrun for ranks on any machine (`ranks.py`). `Workers` is the scheduler of a
-command. `nmtkit serve` has the same scheduler in its event loop, and chooses there which lines come next.
-
-Tasks in: a task is a method of the worker's object with arguments, `(Encoder.encode, block, files)`. Tasks are taken
-from an iterable only when a worker needs them. A worker has at most `tasks_ahead` tasks, and at most `RESULTS_AHEAD`
-tasks for each worker are under way, waiting results included.
-Results out: in the order of the tasks (`imap`), or as they arrive (`imap_unordered`, `share`).
-An exception of a task is raised by the scheduler's process, with the traceback of the worker as a note.
-A dead worker ends the work with ChildProcessError, which names the signal. `nmtkit serve` starts a new worker instead.
-A hanging worker is stopped after `timeout` seconds without an answer, and then counts as dead. Time counts only while
-the scheduler waits, so a suspended command continues.
-A full pipe: the scheduler never waits while it sends; it keeps the rest of a message and reads results meanwhile. A
-worker waits until the scheduler reads. So messages may have any size.
-"""
-
-import pickle
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from nmtkit.config.plugins import PluginError, plugin_message
+from nmtkit.jobs.processes import Processes
+from nmtkit.jobs.scheduler import RemoteWorker, Scheduler, Task, Transport, answer_to
 
 T = TypeVar("T")
 
-Task = tuple[Any, ...]  # method of the worker's object, and its arguments
 TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
 RESULTS_AHEAD = 4  # maximum number of sent tasks, per worker, whose results have not been yielded
-END_SECONDS = 5.0  # time for a worker to end after it has closed its channel
 CHECK_SECONDS = 1.0  # time between two checks for hanging workers
-
-
-class Channel(Protocol):
-    """One end of a connection between a scheduler and a worker. Messages arrive completely and in order."""
-
-    def send(self, message: Any) -> None:
-        """Sends a message that is not None. If the other end is closed, the message is lost."""
-
-    def receive(self, wait: bool) -> Any:
-        """Returns the next message, or None if `wait` is false and no message has arrived.
-
-        Raises EOFError if the other end is closed and all its messages have been received.
-        """
-
-    def close(self) -> None:
-        """Closes this end. The other end then raises EOFError."""
-
-
-@dataclass(eq=False)
-class RemoteWorker:
-    """A worker as the scheduler sees it. `stop` waits some seconds for its end, else ends it, and says how it ended."""
-
-    name: str  # for messages, such as "worker process 2"
-    channel: Any  # a Channel; Any, because each transport uses more methods of its own channels
-    stop: Callable[[float], str]  # for example, stop(5.0) returns SIGKILL
-    tasks: dict[int, Any] = field(default_factory=dict)  # number -> unfinished task, oldest first
-    quiet: float = 0.0  # seconds that the scheduler has waited since the last answer
-
-
-class Scheduler:
-    """Gives tasks to workers and receives their results. The callers choose the tasks."""
-
-    def __init__(self) -> None:
-        self.workers: list[Any] = []  # RemoteWorkers
-        self.sent = 0
-
-    @property
-    def busy(self) -> bool:
-        return any(worker.tasks for worker in self.workers)
-
-    def dispatch(self, next_task: Callable[[Any], tuple[Any, Any] | None]) -> None:
-        """Sends tasks to the workers with the fewest tasks, until `next_task` has no task for any worker.
-
-        `next_task` takes a worker. It returns a task as the scheduler keeps it and as the worker receives it, or None.
-        """
-        willing = list(self.workers)
-        while willing:
-            worker = min(willing, key=lambda worker: len(worker.tasks))
-            task = next_task(worker)
-            if task is None:
-                willing.remove(worker)
-            else:
-                self.send(worker, *task)
-
-    def send(self, worker: Any, task: Any, message: Any) -> None:
-        if not worker.tasks:
-            worker.quiet = 0.0
-        worker.tasks[self.sent] = task
-        worker.channel.send((self.sent, message))
-        self.sent += 1
-
-    def receive(self, worker: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields the tasks that a worker has finished, with their results. A failed task has an exception as result.
-
-        Raises the error of a message without a number. If the worker has ended, removes the worker and raises
-        ChildProcessError; its unfinished tasks stay in `worker.tasks`.
-        """
-        try:
-            while (answer := worker.channel.receive(wait=False)) is not None:
-                number, result = answer
-                worker.quiet = 0.0
-                if number is None:
-                    raise result
-                yield worker.tasks.pop(number), result
-        except EOFError:
-            self.workers.remove(worker)
-            worker.channel.close()
-            how = worker.stop(END_SECONDS)
-            raise ChildProcessError(
-                f"{worker.name} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
-            ) from None
-
-
-class Transport(Protocol):
-    """Starts workers, waits for their messages, and ends the workers."""
-
-    workers: list[RemoteWorker]
-
-    def wait(self, seconds: float) -> None:
-        """Waits until a message may have arrived, at most `seconds`."""
-
-    def close(self) -> None:
-        """Ends the workers."""
 
 
 class Workers:
@@ -144,8 +30,6 @@ class Workers:
         timeout: float | None = None,
         transport: Transport | None = None,
     ) -> None:
-        from nmtkit.jobs.processes import Processes
-
         if factory is not None:
             transport = ThisProcess(factory()) if count == 1 else Processes(count, factory)
         assert transport is not None
@@ -326,47 +210,3 @@ class Shared(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"value": None, "make": self.make}
-
-
-# --- in a worker ------------------------------------------------------------------------------------------------------
-
-
-def execute_tasks(channel: Channel, worker: Any) -> None:
-    """Executes tasks with the object `worker`, in order, until the scheduler closes the channel."""
-    while True:
-        try:
-            message = channel.receive(wait=True)
-        except EOFError:
-            return
-        answer = answer_to(worker, message)
-        if answer is not None:
-            try:
-                channel.send(answer)
-            except Exception as error:  # the result cannot be pickled
-                channel.send((answer[0], portable(error)))
-
-
-def answer_to(worker: Any, message: tuple[int | None, Task], here: bool = False) -> tuple[int | None, Any] | None:
-    """Executes a task. Returns the number of the task and the result or the error, or None if nobody wants the result.
-
-    `here` means that the answer stays in this process.
-    """
-    number, (method, *arguments) = message
-    try:
-        result = method(worker, *arguments)
-        return None if number is None else (number, result)
-    except Exception as error:
-        return number, error if here else portable(error)
-
-
-def portable(error: Exception) -> Exception:
-    """Returns an error that can be sent to another process: `error` with its traceback as a note, or a substitute."""
-    message = plugin_message(error)
-    if message is not None:
-        return PluginError(message)
-    error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # unpickling can fail if the constructor takes different arguments
-        return RuntimeError("".join(traceback.format_exception(error)))
-    return error

@@ -7,7 +7,8 @@ import torch
 
 from nmtkit.jobs import distributed
 from nmtkit.jobs.ranks import POLL, Ranks, StoreChannel, open_store, poll
-from nmtkit.jobs.workers import Channel, Shared, Workers
+from nmtkit.jobs.scheduler import Channel
+from nmtkit.jobs.workers import Shared, Workers
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, SegmentBatch
 from nmtkit.translation.translator import Translator

@@ -12,7 +12,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from nmtkit.config import plugins
 from nmtkit.jobs.ranks import Ranks, StoreChannel
-from nmtkit.jobs.workers import RESULTS_AHEAD, Shared, Task, Workers, execute_tasks
+from nmtkit.jobs.scheduler import Task, execute_tasks
+from nmtkit.jobs.workers import RESULTS_AHEAD, Shared, Workers
 
 
 def squares(numbers: Iterable[int]) -> Iterator[Task]:

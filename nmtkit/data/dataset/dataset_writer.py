@@ -41,7 +41,8 @@ from nmtkit.data.dataset.storage import (
 from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizers.spm_model import model_facts
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
-from nmtkit.jobs.workers import Task, Workers
+from nmtkit.jobs.scheduler import Task
+from nmtkit.jobs.workers import Workers
 
 MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 
