@@ -170,7 +170,7 @@ def test_killed_workers_and_drivers_change_no_byte(folder: Path, tmp_path: Path)
     shards = tmp_path / "shards"
     flags = ("--input", tmp_path / "text", *SHORT)
     words = ["generate", "--path", folder / "model.pt", "--device", "cpu", *flags, "--output-dir", shards]
-    command = [sys.executable, "-m", "nmtkit", *map(str, words), "--shard-lines", "250", "--workers", "2"]
+    command = [sys.executable, "-m", "nmtkit", *map(str, words), "--shard-lines", "50", "--workers", "2"]
     for victim in ("worker", "driver"):
         before = len(list(shards.glob("*.done")))
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:

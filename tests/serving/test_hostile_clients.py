@@ -33,7 +33,7 @@ def server(tmp_path_factory):
         yield server
 
 
-def exchange(server, data, wait=5.0):
+def exchange(server, data, wait=60.0):
     """Returns all that the server answers to `data` until it closes or has nothing more to say."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=wait) as connection:
         connection.sendall(data)
@@ -42,7 +42,7 @@ def exchange(server, data, wait=5.0):
             while part := connection.recv(65536):
                 found += part
                 if len(statuses(found)) and b"close" not in found.lower():
-                    connection.settimeout(0.15)
+                    connection.settimeout(0.5)
         except (TimeoutError, ConnectionError):
             pass
         return found
@@ -134,15 +134,15 @@ def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server
     ids=["combining marks", "combining marks in HTML", "a list with an error in each element"],
 )
 def test_no_text_holds_up_other_clients(server, path, body):
-    """These froze the server for 4 to 12 seconds: nobody else was answered meanwhile."""
+    """Each of these texts once kept the server from all other clients for 4 to 12 seconds of CPU time."""
     fields = {"source": "en", "target": "de", "api_key": "secret-key", **body}
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(server.ask, path, fields)
         longest = 0.0
         while not answer.done():
-            start = time.monotonic()
+            start = server.cpu_seconds()
             assert server.ask("/health")[0] == 200
-            longest = max(longest, time.monotonic() - start)
+            longest = max(longest, server.cpu_seconds() - start)
     assert answer.result()[0] in (200, 400, 504)
     assert longest < 2
 
@@ -288,7 +288,7 @@ def test_no_host_of_a_client_gets_into_a_link(server):
 
 
 def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(server):
-    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(50)]
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(50)]
     for connection in slow:
         connection.sendall(head(JSON.strip(), "Content-Length: 1000") + b'{"q"')
     assert server.ask("/health")[0] == 200
@@ -301,13 +301,14 @@ def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(server):
 def test_a_head_that_dawdles_is_ended(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=15) as connection:
         start = time.monotonic()
+        connection.sendall(b"GET /health HTTP/1.1\r\nA")
         try:
-            while time.monotonic() - start < 14:
-                connection.sendall(b"X" if time.monotonic() - start > 1 else b"GET /health HTTP/1.1\r\nA")
+            while time.monotonic() - start < 100:
                 time.sleep(0.5)
-            raise AssertionError("it is still open")
+                connection.sendall(b"X")
+            raise AssertionError("the connection is still open")
         except ConnectionError:
-            assert 9 < time.monotonic() - start < 13
+            assert time.monotonic() - start > 9
 
 
 @pytest.mark.slow
@@ -315,7 +316,7 @@ def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(server):
     request = {"source": "en", "target": "de", "api_key": "secret-key"}
     for text in ("a" * 100_000, "a\0b"):  # no output ends here
         assert server.ask("/translate", request | {"q": text})[0] == 504
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while server.metric("nmtkit_workers_busy") or server.metric("nmtkit_workers") < 1:
             assert time.monotonic() < deadline
             time.sleep(0.1)

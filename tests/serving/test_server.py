@@ -387,7 +387,7 @@ def test_sighup_loads_a_changed_model_and_sigterm_finishes_what_is_running(tmp_p
         assert found == texts[1]
         with ThreadPoolExecutor(1) as threads:
             running = threads.submit(server.translate, LINES * 10)
-            while not server.metric("nmtkit_workers_busy"):
+            while not server.metric("nmtkit_workers_busy") and not running.done():
                 pass
             assert server.stop() == 0
             assert len(running.result()) == len(LINES) * 10

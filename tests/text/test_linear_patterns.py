@@ -33,6 +33,7 @@ def patterns() -> dict[str, re.Pattern]:
 
 
 def seconds(pattern: re.Pattern, text: str, anchored: bool) -> float:
+    """Returns the CPU time of all matches. Interrupts only make it longer, so tests compare the shortest of several."""
     subject = text.encode() if isinstance(pattern.pattern, bytes) else text
     start = time.process_time()
     if anchored:
@@ -51,4 +52,5 @@ def test_no_pattern_takes_quadratic_time(name):
         for unit in UNITS:
             short, long = (prefix + unit * (length // len(unit)) for length in (1_000, 8_000))
             if (slow := seconds(pattern, long, anchored)) > 0.02:  # most texts take a millisecond
+                slow = min(slow, *(seconds(pattern, long, anchored) for _ in range(2)))
                 assert slow < 24 * (seconds(pattern, short, anchored) + 0.005), (prefix, unit)
