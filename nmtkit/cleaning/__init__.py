@@ -1,1 +1,1 @@
-"""Corpora: parallel text in files of several formats, read and written as pairs of lines."""
+"""`nmtkit clean`: filters of pairs, their scores, the decision which pairs to keep, and the report."""

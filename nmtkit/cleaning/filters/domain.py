@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nmtkit.cleaning.bigrams import BigramTable, bigrams_of
-from nmtkit.cleaning.filters import FILTERS, MIN_SAMPLE, Filter, FilterContext
-from nmtkit.cleaning.texts import Scores, TextBlock
-from nmtkit.cleaning.word_ids import Vocabulary, stems_of
+from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.filters.text_block import Scores, TextBlock
+from nmtkit.cleaning.filters.word_statistics import BigramTable, StemVocabulary, bigrams_of, stems_of
 from nmtkit.config import Config, option
 from nmtkit.data.corpora.pairs import pairs
 
@@ -35,7 +34,7 @@ class Domain(Filter):
     def __init__(self, config: DomainConfig, context: FilterContext) -> None:
         super().__init__(config, context)
         self.lowest = config.min_domain
-        self._vocabularies: list[Vocabulary] = []
+        self._vocabularies: list[StemVocabulary] = []
         self._tables: list[list[BigramTable]] = []  # [sides, corpus and domain]
 
     def fit(self, sample: TextBlock) -> None:
@@ -53,7 +52,7 @@ class Domain(Filter):
             )
         texts = [stems_of(each.rows(np.linspace(0, len(each) - 1, size).astype(np.int64))) for each in (sample, domain)]
         for side in (0, 1):
-            vocabulary = Vocabulary([line for text in texts for line in text[side]])
+            vocabulary = StemVocabulary([line for text in texts for line in text[side]])
             ids = (vocabulary.encode(text[side]) for text in texts)
             self._vocabularies.append(vocabulary)
             self._tables.append(

@@ -5,16 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.filters import FILTERS, MIN_SAMPLE, Filter, FilterContext
-from nmtkit.cleaning.logistic_regression import logistic_regression
-from nmtkit.cleaning.noise import Error, noise
-from nmtkit.cleaning.texts import Scores, TextBlock
-from nmtkit.cleaning.word_ids import WordIds, fit_vocabularies, stems, word_ids
+from nmtkit.cleaning.filters.calibration import Error, logistic_regression, noise
+from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock
+from nmtkit.cleaning.filters.word_statistics import WordIds, fit_vocabularies, stems, word_ids
 from nmtkit.config import Config, option
 from nmtkit.text.ibm_model1 import FLOOR, LexicalTable, word_probabilities
 
-Floats = npt.NDArray[np.float64]
-Lengths = npt.NDArray[np.int64]
 CALIBRATION = 10_000  # approximate number of pairs for the logistic regression
 NOISE: tuple[Error, ...] = ("misaligned", "replaced", "appended", "joined")  # errors that word tables can detect
 # Limits of the evidence of a word, as a natural logarithm: for halves of a line, and for the whole line. The second
@@ -75,7 +72,7 @@ class Alignment(Filter):
         labels = (np.arange(len(features)) < len(good)).astype(np.float64)
         self._weights = logistic_regression((features - self._mean) / self._scale, labels)
 
-    def _features(self, source: WordIds, target: WordIds) -> Floats:
+    def _features(self, source: WordIds, target: WordIds) -> npt.NDArray[np.float64]:
         columns = [np.log1p(source.lengths), np.log1p(target.lengths)]
         for tables, first, second in zip(self._tables, (source, target), (target, source), strict=True):
             probabilities = word_probabilities(tables, first, second)
@@ -94,7 +91,7 @@ class Alignment(Filter):
         return scores.astype(np.float32)
 
 
-def line_features(probabilities: Floats, source_lengths: Lengths, lengths: Lengths) -> Floats:
+def line_features(probabilities: npt.NDArray[np.float64], source_lengths: Counts, lengths: Counts) -> npt.NDArray[np.float64]:
     """Returns three features of each line from the probabilities of its words: [3, lines].
 
     `probabilities` [2, words] has the mean probability of each word given each source word and NULL, and the

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.bigrams import BigramTable, bigrams_of
-from nmtkit.cleaning.filters import FILTERS, MIN_SAMPLE, Filter, FilterContext
-from nmtkit.cleaning.texts import Scores, TextBlock
-from nmtkit.cleaning.word_ids import WordIds, fit_vocabularies, word_ids
+from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
+from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock
+from nmtkit.cleaning.filters.word_statistics import BigramTable, WordIds, bigrams_of, fit_vocabularies, word_ids
 from nmtkit.config import Config, option
 
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,7 @@ class WordOrder(Filter):
             scores, counts = self._side_scores(index, side)
             self._sample_means[index] = float(scores[counts >= self.min_bigrams].mean())
 
-    def _side_scores(self, index: int, side: WordIds) -> tuple[Floats, Integers]:
+    def _side_scores(self, index: int, side: WordIds) -> tuple[npt.NDArray[np.float64], Counts]:
         """Returns the score and the number of bigrams of each line of side `index`, which is 0 for the source."""
         bigrams, row = bigrams_of(side, self._vocabularies[index].size)
         counts = np.bincount(row, minlength=len(side.lengths))

@@ -1,4 +1,4 @@
-"""Words of lines as integers, for the filters that learn statistics of words from the sample.
+"""Words of lines as integers, and a language model of bigrams, for the filters that learn from the words of the sample.
 
 A sample has few inflected forms of a word, so the first 6 characters represent a word ("stem").
 """
@@ -9,24 +9,24 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.filters import FilterContext
-from nmtkit.cleaning.texts import TextBlock
+from nmtkit.cleaning.filters.interface import FilterContext
+from nmtkit.cleaning.filters.text_block import Counts, TextBlock
 
-Integers = npt.NDArray[np.int64]
 # A word, a number, or a character of a language without spaces between words.
 _WORD = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f]|[^\W\d_]+|\d+")
 STEM = 6  # characters
 # Minimum number of occurrences of a stem in the sample, about 5 in each half. Rarer stems align by chance.
 MIN_COUNT = 10
+DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams
 
 
 class WordIds(NamedTuple):
     """Ids of the words of all lines, concatenated, and the number of words of each line. Rare words have the id 0."""
 
-    ids: Integers
-    lengths: Integers
+    ids: Counts
+    lengths: Counts
 
-    def rows(self, rows: Integers) -> "WordIds":
+    def rows(self, rows: Counts) -> "WordIds":
         """Returns the lines with the indices `rows`, in this order."""
         starts = np.cumsum(self.lengths) - self.lengths
         lengths = self.lengths[rows]
@@ -34,7 +34,7 @@ class WordIds(NamedTuple):
         index = np.repeat(starts[rows] - first, lengths) + np.arange(int(lengths.sum()))
         return WordIds(self.ids[index], lengths)
 
-    def known(self) -> Integers:
+    def known(self) -> Counts:
         """Returns the number of words of each line that are not rare."""
         row = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return np.bincount(row[self.ids > 0], minlength=len(self.lengths))
@@ -48,7 +48,7 @@ def stems(line: str) -> list[str]:
     return [word[:STEM] for word in _WORD.findall(line.casefold())]
 
 
-class Vocabulary:
+class StemVocabulary:
     """Gives ids from 1 to the stems that occur at least 10 times in `lines`. All other stems have the id 0.
 
     `size` is the largest id plus 1.
@@ -81,19 +81,19 @@ def stems_of(block: TextBlock) -> list[list[list[str]]]:
     return lines
 
 
-def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[Vocabulary]:
+def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[StemVocabulary]:
     """Returns the source vocabulary and the target vocabulary of a run of `clean`.
 
     The first filter that calls the function makes the vocabularies from its sample and stores them in `context.shared`.
     Later filters get the same vocabularies.
     """
     if "vocabularies" not in context.shared:
-        context.shared["vocabularies"] = [Vocabulary(lines) for lines in stems_of(sample)]
-    made: list[Vocabulary] = context.shared["vocabularies"]
+        context.shared["vocabularies"] = [StemVocabulary(lines) for lines in stems_of(sample)]
+    made: list[StemVocabulary] = context.shared["vocabularies"]
     return made
 
 
-def word_ids(block: TextBlock, vocabularies: list[Vocabulary]) -> list[WordIds]:
+def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[WordIds]:
     """Returns the word ids of the source lines and of the target lines of a block.
 
     `vocabularies` is the result of `fit_vocabularies`. The ids are stored in `block.shared`, so that the filters
@@ -104,3 +104,57 @@ def word_ids(block: TextBlock, vocabularies: list[Vocabulary]) -> list[WordIds]:
         block.shared["word ids"] = [vocabulary.encode(lines) for vocabulary, lines in sides]
     ids: list[WordIds] = block.shared["word ids"]
     return ids
+
+
+class BigramTable:
+    """Probabilities of a word after another word, from the counts of `bigrams` [2, bigrams], two word ids below `size`.
+
+    Seen bigrams give a part of their counts to unseen bigrams (absolute discounting, Ney et al. 1994).
+    """
+
+    def __init__(self, bigrams: Counts, size: int) -> None:
+        first, second = bigrams
+        self._size, self._total = size, bigrams.shape[1]
+        self._keys, self._counts = np.unique(first * size + second, return_counts=True)
+        self._first, self._second = (np.bincount(words, minlength=size) for words in bigrams)
+        self._followers = np.bincount(self._keys // size, minlength=size)
+
+    def log_ratios(self, bigrams: Counts) -> npt.NDArray[np.float64]:
+        """Returns log(p(second | first) / p(second)) for each bigram, in nats."""
+        first, second = bigrams
+        keys = first * self._size + second
+        entries = np.searchsorted(self._keys, keys)
+        known = np.append(self._keys, -1)[entries] == keys
+        counts = np.where(known, np.append(self._counts, 0)[entries], 0)
+        occurrences = np.maximum(self._first[first], 1)
+        unigrams = self._unigrams(second)
+        unseen = np.where(self._first[first] > 0, DISCOUNT * self._followers[first] / occurrences, 1)
+        ratios: npt.NDArray[np.float64] = np.log(np.maximum(counts - DISCOUNT, 0) / occurrences / unigrams + unseen)
+        return ratios
+
+    def log_probabilities(self, bigrams: Counts) -> npt.NDArray[np.float64]:
+        """Returns log(p(second | first)) for each bigram, in nats."""
+        log_probabilities: npt.NDArray[np.float64] = self.log_ratios(bigrams) + np.log(self._unigrams(bigrams[1]))
+        return log_probabilities
+
+    def _unigrams(self, words: Counts) -> npt.NDArray[np.float64]:
+        """Returns p(word), with 0.5 added to each count."""
+        probabilities: npt.NDArray[np.float64] = (self._second[words] + 0.5) / (self._total + 0.5 * self._size)
+        return probabilities
+
+
+def bigrams_of(side: WordIds, boundary: int) -> tuple[Counts, Counts]:
+    """Returns the bigrams [2, bigrams] of all lines and the index of the line of each bigram [bigrams].
+
+    The id `boundary` stands before and after each line. Bigrams with a word of the id 0 (a rare word) are left out.
+    """
+    starts = np.cumsum(side.lengths) - side.lengths
+    padded = np.insert(side.ids, np.concatenate((starts, starts + side.lengths)), boundary)
+    row = np.repeat(np.arange(len(side.lengths)), side.lengths + 2)
+    ends = np.cumsum(side.lengths + 2) - 1
+    inside = np.ones(len(padded), np.bool_)
+    inside[ends] = False
+    first = np.flatnonzero(inside)
+    bigrams = np.stack((padded[first], padded[first + 1]))
+    known = (bigrams > 0).all(0)
+    return bigrams[:, known], row[first][known]

@@ -2,35 +2,22 @@
 
 import re
 import unicodedata
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext
-from nmtkit.cleaning.scripts import script_counts
-from nmtkit.cleaning.texts import (
-    BLANK,
-    CURRENCY,
-    CURRENCY_SIGNS,
-    DIGIT,
-    LETTER,
-    SEPARATOR,
-    UPPER,
-    Counts,
-    Mask,
-    Scores,
-    Side,
-    TextBlock,
-)
-from nmtkit.cleaning.words import pair_words
+from nmtkit.cleaning.filters.interface import FILTERS, Filter, FilterContext
+from nmtkit.cleaning.filters.text_block import Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
 from nmtkit.data.corpora.dropping import contained
 from nmtkit.data.corpora.pairs import pairs
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
-_CURRENCY_CODE = re.compile(rf"(?:{'|'.join(_CURRENCIES)})\b")
+_CURRENCY = re.compile(rf"[$€£¥₹₽₩₺₴₪฿]|(?:{'|'.join(_CURRENCIES)})\b")
+_DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
 # A literal string of each pattern, and the pattern. The text is case-folded.
 _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
@@ -38,24 +25,22 @@ _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
     ("javascript:", "javascript:"), ("function", r"function\s*\(\w*\)\s*\{"), ("©", "©"),
     ("(c)", r"\(c\)\s*(?:19|20)\d\d"), ("all rights reserved", r"all rights reserved\b"),
 )]  # fmt: skip
+_SEPARATORS = "|»›·•"  # between the items of a menu
 _MENU = re.compile(r"[^|»›·•]{2,30}(?: [|»›·•] [^|»›·•]{2,30}){3,}")
-# Random odd numbers. They give a different hash to each sequence of three words.
-_SECOND, _THIRD = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def _triples(codes: npt.NDArray[np.uint32], positions: Counts) -> Counts:
-    """Returns a number for the three characters at each position, which is different for different characters."""
-    first, second, third = (codes[positions + offset].astype(np.int64) for offset in range(3))
-    return (first << 42) | (second << 21) | third
+class YesNoFilter(Filter):
+    """Gives the score 1 to a pair that `matches`, and 0 to all other pairs. Drops pairs with the score 1."""
 
+    highest = 0.5
 
-_CURRENCY_TRIPLES = [_triples(Side([code]).codes, np.zeros(1, np.int64))[0] for code in _CURRENCIES]
+    @abstractmethod
+    def matches(self, source: str, target: str) -> bool:
+        """Returns whether the pair is bad."""
 
-
-def _marked(rows: list[int], size: int) -> Scores:
-    scores = np.zeros(size, np.float32)
-    scores[rows] = 1
-    return scores
+    def score(self, block: TextBlock) -> Scores:
+        source, target = (side.lines for side in block.sides)
+        return np.fromiter(map(self.matches, source, target), np.float32, len(block))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +64,8 @@ class Empty(Filter):
         self.lowest = config.min_characters
 
     def score(self, block: TextBlock) -> Scores:
-        sides = [side.sums(side.kinds & BLANK == 0) for side in block.sides]
-        words = [side.sums(side.kinds & LETTER) for side in block.sides]
+        sides = [side.characters - side.sums((side.codes == ord(" ")) | (side.codes == 0xA0)) for side in block.sides]
+        words = [side.sums(side.is_letter) for side in block.sides]
         lost = (np.minimum(*words) == 0) & (np.maximum(*words) >= 5)
         return np.where(lost, 0, np.minimum(*sides)).astype(np.float32)
 
@@ -184,16 +169,15 @@ class Copy(Filter):
         self.highest = config.max_copied
 
     def score(self, block: TextBlock) -> Scores:
-        pairs = pair_words(block)
-        distinct = [words.distinct for words in pairs.sides]
-        lower = [words.distinct_lower for words in pairs.sides]
-        counts = (pairs.common > 2) & (2 * pairs.common >= np.minimum(*distinct))
-        counts &= np.minimum(pairs.common_lower, np.minimum(*lower)) > 2
-        scores = np.where(counts, pairs.common_lower / np.maximum(1, np.maximum(*lower)), 0).astype(np.float32)
+        scores = np.zeros(len(block), np.float32)
+        for row, (source, target, common) in enumerate(block.distinct_words):
+            if len(common) > 2 and 2 * len(common) >= min(len(source), len(target)):
+                lower, *others = (sum(map(str.islower, words)) for words in (common, source, target))
+                if lower > 2:
+                    scores[row] = lower / max(others)
         equal = block.sides[0].keys == block.sides[1].keys
         for row in np.flatnonzero(equal).tolist():
-            line = block.sides[0].lines[row]
-            words = line.split()
+            line, words = block.sides[0].lines[row], block.sides[0].words[row]
             if len(words) > 3:
                 with_case = [word for word in words if word.lower() != word.upper()]
                 if 3 * sum(map(str.islower, with_case)) > len(with_case) or not with_case:
@@ -203,56 +187,8 @@ class Copy(Filter):
         return scores
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptConfig(Config):
-    min_script: float = option(
-        0.5, "drop pairs if less than this share of the letters of a side is in the usual scripts of this side", min=0,
-        max=1,
-    )  # fmt: skip
-
-
-@FILTERS.register("script", ScriptConfig())
-class Script(Filter):
-    """The share of the letters of a side in the usual scripts of this side. The smaller share of both sides counts.
-
-    A script is usual if it has at least 5 % of the letters of this side in the sample. The share of a line with fewer
-    than 8 letters is 1, because names and units are often in another script.
-    """
-
-    unit = "share of letters"
-
-    def __init__(self, config: ScriptConfig, context: FilterContext) -> None:
-        super().__init__(config, context)
-        self.lowest = config.min_script
-        self._usual: list[Mask] = []
-
-    def fit(self, sample: TextBlock) -> None:
-        for side in sample.sides:
-            totals = script_counts(side).sum(0)
-            self._usual.append(totals >= 0.05 * max(1, totals.sum()))
-
-    def score(self, block: TextBlock) -> Scores:
-        shares = np.ones(len(block), np.float32)
-        for side, usual in zip(block.sides, self._usual, strict=True):
-            counts = script_counts(side)
-            letters = counts.sum(1)
-            share = counts[:, usual].sum(1) / np.maximum(letters, 1)
-            shares = np.where(letters < 8, shares, np.minimum(shares, share))
-        return shares.astype(np.float32)
-
-
-def _contradict(first: frozenset[str], second: frozenset[str]) -> bool:
-    """Returns whether each set has an element that the other set lacks."""
-    return bool(first - second) and bool(second - first)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumbersConfig(Config):
-    pass
-
-
-@FILTERS.register("numbers", NumbersConfig())
-class Numbers(Filter):
+@FILTERS.register("numbers", Config())
+class Numbers(YesNoFilter):
     """1 if each side has a number that the other side lacks, otherwise 0.
 
     Therefore, a side may have a word in place of a number. Separators, leading zeros and trailing zeros do not count,
@@ -260,27 +196,16 @@ class Numbers(Filter):
     equal.
     """
 
-    highest = 0.5
-
-    def score(self, block: TextBlock) -> Scores:
-        rows = []
-        for row in np.flatnonzero(block.sides[0].has(DIGIT) & block.sides[1].has(DIGIT)).tolist():
-            numbers = [_NUMBER.findall(side.lines[row]) for side in block.sides]
-            if numbers[0] == numbers[1]:
-                continue
-            first, second = (set(map(_digits, each)) for each in numbers)
-            if self._differ(first, second, block, row):
-                rows.append(row)
-        return _marked(rows, len(block))
-
-    @staticmethod
-    def _differ(first: set[str], second: set[str], block: TextBlock, row: int) -> bool:
-        if not _contradict(frozenset(first), frozenset(second)):
+    def matches(self, source: str, target: str) -> bool:
+        if not (_DIGIT.search(source) and _DIGIT.search(target)):
             return False
-        runs = [re.findall(r"\d+", unicodedata.normalize("NFKC", side.lines[row])) for side in block.sides]
+        first, second = (set(map(_digits, _NUMBER.findall(line))) for line in (source, target))
+        left, right = first - second, second - first
+        if not (left and right):
+            return False
+        runs = [re.findall(r"\d+", unicodedata.normalize("NFKC", line)) for line in (source, target)]
         if sorted(runs[0]) == sorted(runs[1]) or "".join(runs[0]) == "".join(runs[1]):
             return False
-        left, right = first - second, second - first
         return not all(any(_alike(a, b) for b in right) for a in left)
 
 
@@ -301,57 +226,31 @@ def _alike(first: str, second: str) -> bool:
     return values[1] <= 24 and values[1] - values[0] == 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class UrlsConfig(Config):
-    pass
-
-
-@FILTERS.register("urls", UrlsConfig())
-class Urls(Filter):
+@FILTERS.register("urls", Config())
+class Urls(YesNoFilter):
     """1 if both sides have web or e-mail addresses and no host or address is the same, otherwise 0."""
 
-    highest = 0.5
-
-    def score(self, block: TextBlock) -> Scores:
-        first, second = (side.rows_with("//", "www.", "@") for side in block.sides)
-        rows = []
-        for row in sorted(set(first) & set(second)):
-            hosts = [set(map(_host, _URL.findall(side.lines[row]))) for side in block.sides]
-            if all(hosts) and not hosts[0] & hosts[1]:
-                rows.append(row)
-        return _marked(rows, len(block))
+    def matches(self, source: str, target: str) -> bool:
+        first = _hosts(source)
+        second = _hosts(target) if first else first
+        return bool(second) and first.isdisjoint(second)
 
 
-def _host(address: str) -> str:
-    return re.sub(r"^(?:https?://)?(?:www\.)?", "", address.lower()).rstrip(".-")
+def _hosts(line: str) -> set[str]:
+    """Returns the hosts of the web addresses of a line, and the e-mail addresses."""
+    if not ("//" in line or "www." in line or "@" in line):
+        return set()
+    addresses = map(str.lower, _URL.findall(line))
+    return {re.sub(r"^(?:https?://)?(?:www\.)?", "", address).rstrip(".-") for address in addresses}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurrenciesConfig(Config):
-    pass
-
-
-@FILTERS.register("currencies", CurrenciesConfig())
-class Currencies(Filter):
+@FILTERS.register("currencies", Config())
+class Currencies(YesNoFilter):
     """1 if both sides have currencies and no currency is the same, otherwise 0."""
 
-    highest = 0.5
-
-    def score(self, block: TextBlock) -> Scores:
-        first, second = (self._currencies(side) for side in block.sides)
-        return _marked([row for row in first.keys() & second.keys() if not first[row] & second[row]], len(block))
-
-    @staticmethod
-    def _currencies(side: Side) -> dict[int, set[str]]:
-        result: dict[int, set[str]] = {}
-        for row in np.flatnonzero(side.has(CURRENCY)).tolist():
-            result[row] = {sign for sign in CURRENCY_SIGNS if sign in side.lines[row]}
-        upper = side.kinds & UPPER != 0
-        first = np.flatnonzero(upper[:-2] & upper[1:-1] & upper[2:])  # positions of three upper-case letters
-        for row in np.unique(side.rows_of(first[np.isin(_triples(side.codes, first), _CURRENCY_TRIPLES)])).tolist():
-            for code in _CURRENCY_CODE.findall(side.lines[row]):
-                result.setdefault(row, set()).add(_CURRENCIES[code])
-        return result
+    def matches(self, source: str, target: str) -> bool:
+        first, second = ({_CURRENCIES.get(each, each) for each in _CURRENCY.findall(line)} for line in (source, target))
+        return bool(first and second) and first.isdisjoint(second)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,45 +276,31 @@ class Repetition(Filter):
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
-        for words in pair_words(block).sides:
-            long = (words.total >= 8) & (words.distinct < 0.8 * words.total)
-            rows, hashes = words.rows, words.hashes
-            first = np.flatnonzero(long[rows[:-2]] & (rows[:-2] == rows[2:]))  # words that begin a sequence
-            sequences = hashes[first] + hashes[first + 1] * _SECOND + hashes[first + 2] * _THIRD
-            distinct = np.bincount(rows[first[np.unique(sequences, return_index=True)[1]]], minlength=len(block))
-            shares = 1 - distinct / np.maximum(words.total - 2, 1)
-            scores = np.maximum(scores, np.where(long, shares, 0)).astype(np.float32)
+        for index, side in enumerate(block.sides):
+            for row, (words, pair) in enumerate(zip(side.words, block.distinct_words, strict=True)):
+                if len(words) >= 8 and len(pair[index]) < 0.8 * len(words):
+                    sequences = len(words) - 2
+                    distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
+                    scores[row] = max(scores[row], 1 - distinct / sequences)
         return scores
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoilerplateConfig(Config):
-    pass
-
-
-@FILTERS.register("boilerplate", BoilerplateConfig())
-class Boilerplate(Filter):
+@FILTERS.register("boilerplate", Config())
+class Boilerplate(YesNoFilter):
     """1 if a side has HTML tags of page layout, JavaScript, a copyright notice or a menu of at least four items."""
 
-    highest = 0.5
-
-    def score(self, block: TextBlock) -> Scores:
-        rows: list[int] = []
-        for side in block.sides:
-            folded = side.folded
-            for literal, pattern in _BOILERPLATE:
-                rows += [row for row in folded.rows_with(literal) if pattern.search(folded.lines[row])]
-            many = np.flatnonzero(side.sums(side.kinds & SEPARATOR) >= 3 * SEPARATOR)
-            rows += [row for row in many.tolist() if _MENU.search(side.lines[row])]
-        return _marked(rows, len(block))
+    def matches(self, source: str, target: str) -> bool:
+        return _is_boilerplate(source) or _is_boilerplate(target)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverlapConfig(Config):
-    pass
+def _is_boilerplate(line: str) -> bool:
+    folded = line.casefold()
+    if any(literal in folded and pattern.search(folded) for literal, pattern in _BOILERPLATE):
+        return True
+    return sum(map(line.count, _SEPARATORS)) >= 3 and _MENU.search(line) is not None
 
 
-@FILTERS.register("overlap", OverlapConfig())
+@FILTERS.register("overlap", Config())
 class Overlap(Filter):
     """1 if a corpus of --exclude has the source of the pair as a source, or the target as a target, otherwise 0.
 
@@ -425,13 +310,13 @@ class Overlap(Filter):
 
     highest = 0.5
 
-    def __init__(self, config: OverlapConfig, context: FilterContext) -> None:
+    def __init__(self, config: Config, context: FilterContext) -> None:
         super().__init__(config, context)
-        keys: list[list[np.ndarray]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
+        keys: list[list[npt.NDArray[np.uint64]]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
         for corpus in context.exclude:
             for part in pairs(corpus):
                 for index, lines in enumerate((part.sources, part.targets)):
-                    keys[index].append(Side(lines).keys)
+                    keys[index].append(TextSide(lines).keys)
         self._keys = [np.unique(np.concatenate(part)) for part in keys]
 
     def score(self, block: TextBlock) -> Scores:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from nmtkit.cleaning.texts import Mask, Scores, TextBlock
+from nmtkit.cleaning.filters.text_block import Scores, TextBlock
 from nmtkit.config.registry import Registry
 from nmtkit.data.corpora.corpus import Corpus
 
@@ -37,7 +38,7 @@ class Limits:
     def __init__(self, lowest: float = -np.inf, highest: float = np.inf, unit: str = "") -> None:
         self.lowest, self.highest, self.unit = lowest, highest, unit
 
-    def drops(self, scores: Scores) -> Mask:
+    def drops(self, scores: Scores) -> npt.NDArray[np.bool_]:
         return (scores < self.lowest) | (scores > self.highest)
 
 

@@ -1,8 +1,15 @@
-"""Noise: wrong targets with errors that are typical of crawled text, as bad examples for a logistic regression."""
+"""Turns scores of a pair into the probability that the pair is good.
+
+A logistic regression separates good pairs from wrong pairs. `noise` makes the wrong pairs: targets with errors that are
+typical of crawled text.
+"""
 
 from collections.abc import Sequence
 from random import Random
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 Error = Literal["misaligned", "truncated", "reordered", "replaced", "appended", "joined"]
 ERRORS: tuple[Error, ...] = (
@@ -49,3 +56,26 @@ def noise(targets: Sequence[str], seed: int, errors: Sequence[Error] = ERRORS) -
                 wrong = [*words[:half], *other[len(other) // 2 :]]
         result.append(glue.join(wrong))
     return result
+
+
+def logistic_regression(
+    features: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], ridge: float = 1.0, iterations: int = 25
+) -> npt.NDArray[np.float64]:
+    """Returns the intercept and the weights [1 + features] that maximise the likelihood minus a ridge penalty.
+
+    `features` [examples, features] should have the same scale. `labels` [examples] are 1 or 0. Newton's method makes at
+    most `iterations` steps. The penalty is `ridge` / 2 times the sum of the squared weights, without the intercept.
+    """
+    inputs = np.column_stack((np.ones(len(features)), features))
+    weights = np.zeros(inputs.shape[1])
+    penalty = np.full(len(weights), ridge)
+    penalty[0] = 1e-6
+    for _ in range(iterations):
+        predicted = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
+        gradient = inputs.T @ (labels - predicted) - penalty * weights
+        hessian = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs + np.diag(penalty)
+        step = np.linalg.solve(hessian, gradient)
+        weights += step
+        if np.abs(step).max() < 1e-8:
+            break
+    return weights
