@@ -8,8 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext
-    from nmtkit.cleaning.texts import Scores, TextBlock
+    from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, Scores, TextBlock
     from nmtkit.config import Config, option
     from nmtkit.config.registry import Registry
     from nmtkit.contracts import (
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 MODULES = {  # module -> the names above that it defines
-    "cleaning.filters": "FILTERS Filter FilterContext",
-    "cleaning.texts": "Scores TextBlock",
+    "cleaning.filters": "FILTERS Filter FilterContext Scores TextBlock",
     "config": "Config option",
     "config.registry": "Registry",
     "contracts": "ContractError check_architecture check_callback check_criterion check_logits_processor check_metric "

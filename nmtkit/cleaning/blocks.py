@@ -9,11 +9,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.filters import Filter
+from nmtkit.cleaning.filters.interface import Filter
+from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores, TextBlock
 from nmtkit.cleaning.mending import Mender
 from nmtkit.cleaning.scores import checksums
-from nmtkit.cleaning.texts import Keys, Scores, TextBlock
 from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.dropping import Hashes
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Scored:
     """The mended text, the scores and the keys of all pairs, in the order of the text."""
 
     blocks: list[StoredBlock]
-    scores: npt.NDArray[np.float32]  # [pairs, scores]
-    keys: Keys  # [pairs, 2]
+    scores: ScoreMatrix
+    keys: Hashes  # [pairs, 2]
     mended: dict[str, int]  # kind of change -> number of mended lines
 
 
@@ -48,7 +49,7 @@ class ScratchTable:
         self._scores, self._keys = ((scratch / name).open("wb+") for name in ("scores", "keys"))
         self._width = 0
 
-    def append(self, scores: npt.NDArray[np.float32], keys: Keys) -> None:
+    def append(self, scores: ScoreMatrix, keys: Hashes) -> None:
         """Appends the scores [pairs, scores] and the keys [pairs, 2] of a block."""
         self._width = scores.shape[1]
         self._scores.write(np.ascontiguousarray(scores).tobytes())
@@ -68,14 +69,14 @@ def _mapped(file: BinaryIO, dtype: Any, columns: int) -> npt.NDArray[Any]:
     return np.memmap(file, dtype, "r").reshape(-1, columns)
 
 
-class Worker:
+class BlockScorer:
     """Mends and scores blocks of pairs in files. Each worker process has one object of this class."""
 
     def __init__(self, filters: Sequence[Filter], mends: bool) -> None:
         self._filters = filters
         self._mender = Mender() if mends else None
 
-    def score(self, path: Path) -> tuple[npt.NDArray[np.float32], Keys, npt.NDArray[np.uint32]]:
+    def score(self, path: Path) -> tuple[ScoreMatrix, Hashes, npt.NDArray[np.uint32]]:
         """Mends the block in a file.
 
         Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the checksums of the pairs.
@@ -87,7 +88,7 @@ class Worker:
             pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
         return matrix, keys, checksums(block.sources, block.targets)
 
-    def score_pairs(self, block: Pairs) -> tuple[Pairs, npt.NDArray[np.float32], Keys]:
+    def score_pairs(self, block: Pairs) -> tuple[Pairs, ScoreMatrix, Hashes]:
         """Returns the mended block, its scores [pairs, filters], and the keys of the two sides [pairs, 2]."""
         if self._mender is not None:
             block = Pairs(self._mender(block.sources), self._mender(block.targets), block.extras, block.first)
@@ -106,7 +107,7 @@ def checked_scores(each: Filter, texts: TextBlock) -> Scores:
     return scores
 
 
-def score_block(filters: Sequence[Filter], texts: TextBlock) -> npt.NDArray[np.float32]:
+def score_block(filters: Sequence[Filter], texts: TextBlock) -> ScoreMatrix:
     """Returns the scores of all filters: [pairs, filters]."""
     scores = [checked_scores(each, texts) for each in filters]
     return np.column_stack(scores).astype(np.float32) if scores else np.empty((len(texts), 0), np.float32)

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock, checked_scores, score_block
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport, Decision
-from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, Limits
-from nmtkit.cleaning.late_scores import LateScorer, PairScorer, late_columns
+from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, TextBlock
+from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.mending import Mender
-from nmtkit.cleaning.scored_blocks import Scored, ScratchTable, StoredBlock, Worker, checked_scores, score_block
+from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
 from nmtkit.cleaning.scores import ScoreReader, ScoreWriter
-from nmtkit.cleaning.texts import TextBlock
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.corpora.writer import CorpusWriter
@@ -88,7 +88,7 @@ def write_outputs(
     """Decides which pairs to keep, and writes the outputs that `config` names.
 
     `score` returns the scores of all pairs. Its arguments are a folder for scratch files and the names of all scores.
-    If the scores are not read from a file, `late_scores` then adds the model scores and the probabilities.
+    If the scores are not read from a file, `LateScorer` then adds the model scores and the probabilities.
     """
     assert config.output is not None
     languages = config.source_lang, config.target_lang
@@ -98,12 +98,12 @@ def write_outputs(
         scores = stack.enter_context(ScoreWriter(config.scores)) if config.scores else None
         scratch = Path(tempfile.mkdtemp(prefix=".clean.", dir=writer.paths[0].parent))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        late = late_columns(scorer, config.from_scores is not None, config.min_model, config.probability_limit())
-        limits: dict[str, Limits] = {**filters, **late.limits}
+        late = late_limits(scorer, config.from_scores is not None, config.min_model, config.probability_limit())
+        limits: dict[str, Limits] = {**filters, **late}
         scored = score(scratch, list(limits))
-        if late.limits and config.from_scores is None:
+        if late and config.from_scores is None:
             each = list(filters.values())
-            late_scorer = LateScorer(each, partial(score_block, each), late, config.seed)
+            late_scorer = LateScorer(each, partial(score_block, each), scorer, late, config.seed)
             scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late", on_progress)
         return Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
 
@@ -181,12 +181,12 @@ def score_corpora(
         active = list(filters.values())
         fit(filters, sample.pairs(), config.mend)
     table, mended, done = ScratchTable(scratch), Counter[str](), 0
-    with Workers(config.worker_count(), partial(Worker, active, config.mend)) as workers:
-        for _, (scores, keys, sums) in workers.imap((Worker.score, block.path) for block in blocks):
+    with Workers(config.worker_count(), partial(BlockScorer, active, config.mend)) as workers:
+        for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block.path) for block in blocks):
             table.append(scores if earlier is None else earlier.next(sums), keys)
             done += len(keys)
             on_progress(done)
-        for counts in workers.broadcast((Worker.mended,)):
+        for counts in workers.broadcast((BlockScorer.mended,)):
             mended.update(counts)
     if earlier is not None:
         earlier.finish()

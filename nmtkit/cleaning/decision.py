@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.cleaning.blocks import Scored
 from nmtkit.cleaning.config import CleanConfig
-from nmtkit.cleaning.filters import Limits
-from nmtkit.cleaning.late_scores import MODEL, PROBABILITY
-from nmtkit.cleaning.scored_blocks import Scored
+from nmtkit.cleaning.filters.interface import Limits
+from nmtkit.cleaning.filters.text_block import TextSide
+from nmtkit.cleaning.probability import MODEL, PROBABILITY
 from nmtkit.cleaning.scores import ScoreWriter, checksums
 from nmtkit.cleaning.similarity import SimilarTexts
-from nmtkit.cleaning.texts import Mask, Side
 from nmtkit.data.corpora.corpus import Corpus, Pairs
-from nmtkit.data.corpora.dropping import find_duplicates, first_reasons, partition
+from nmtkit.data.corpora.dropping import Mask, RowNumbers, find_duplicates, first_reasons, partition
 from nmtkit.data.corpora.writer import CorpusWriter
 
 log = logging.getLogger("nmtkit")
@@ -129,7 +129,7 @@ class Decision:
         if self._config.duplicate_similarity is not None:
             self._drop_similar(self._config.duplicate_similarity)
 
-    def _drop(self, duplicates: npt.NDArray[np.int64]) -> None:
+    def _drop(self, duplicates: RowNumbers) -> None:
         self._first[duplicates] = len(self._filters)
         self.reports[-1].dropped += len(duplicates)
         self.reports[-1].matching += len(duplicates)
@@ -147,14 +147,14 @@ class Decision:
             block = stored.read()
             pairs = block.select((self._first[row : row + len(block)] < 0).tolist())
             names = {"pair": ("sources", "targets"), "source": ("sources",)}.get(self._config.duplicates, ("targets",))
-            sides = [Side(getattr(pairs, name)).normalized for name in names]
+            sides = [TextSide(getattr(pairs, name)).normalized for name in names]
             texts.add(["\t".join(lines) for lines in zip(*sides, strict=True)])
             row += len(block)
         quality = self._quality(kept)
         order = np.arange(len(kept)) if quality is None else np.argsort(-quality, kind="stable")
         self._drop(kept[texts.find(order)])
 
-    def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
+    def _quality(self, rows: RowNumbers) -> npt.NDArray[np.float32] | None:
         """Returns the score of each pair of `rows` that decides which of several similar pairs stays: the highest.
 
         The score is the first of `QUALITY` that the run has. Returns None if the run has none of these scores. The

@@ -6,23 +6,18 @@ sources with wrong targets, which `noise` makes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.cleaning.filters import Limits
-from nmtkit.cleaning.logistic_regression import logistic_regression
-from nmtkit.cleaning.noise import noise
-from nmtkit.cleaning.scored_blocks import StoredBlock
-from nmtkit.cleaning.texts import Scores, TextBlock
+from nmtkit.cleaning.blocks import StoredBlock
+from nmtkit.cleaning.filters.calibration import logistic_regression, noise
+from nmtkit.cleaning.filters.interface import Limits
+from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores, TextBlock
 from nmtkit.data.corpora.corpus import Pairs
-
-Matrix = npt.NDArray[np.float32]  # [pairs, scores]
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
+from nmtkit.data.corpora.dropping import Mask, RowNumbers
 
 MODEL, PROBABILITY = "model", "probability"
 MODEL_UNIT = "exp(-dual cross-entropy)"
@@ -42,22 +37,19 @@ class PairScorer(Protocol):
         """Returns the score of each pair. A higher score is better, and 1 is the maximum."""
 
 
-@dataclass(frozen=True)
-class LateColumns:
-    """The late scores of a run: the scorer of the column `model`, if any, and the limits of all columns by name."""
+def late_limits(
+    scorer: PairScorer | None, read: bool, min_model: float, min_probability: float | None
+) -> dict[str, Limits]:
+    """Returns the limits of the late scores that the settings need, by the names of the scores.
 
-    scorer: PairScorer | None
-    limits: dict[str, Limits]
-
-
-def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_probability: float | None) -> LateColumns:
-    """Returns the late columns that the settings need. `read` is true if the scores are read from a file."""
+    `read` is true if the scores are read from a file.
+    """
     limits = {}
     if scorer is not None or (read and min_model > 0):
         limits[MODEL] = Limits(min_model, unit=MODEL_UNIT)
     if scorer is not None or min_probability is not None:
         limits[PROBABILITY] = Limits(min_probability or 0, unit="probability")
-    return LateColumns(scorer, limits)
+    return limits
 
 
 class PairProbability:
@@ -71,16 +63,16 @@ class PairProbability:
     def __init__(self, limits: Sequence[Limits]) -> None:
         self._limits = limits
 
-    def fit(self, good: Matrix, bad: Matrix) -> None:
+    def fit(self, good: ScoreMatrix, bad: ScoreMatrix) -> None:
         features = self._features(np.concatenate((good, bad)))
         self._mean, self._scale = features.mean(0), features.std(0) + 1e-6
         self._weights = logistic_regression(self._scaled(features), np.repeat((1.0, 0.0), (len(good), len(bad))))
 
-    def score(self, scores: Matrix) -> Scores:
+    def score(self, scores: ScoreMatrix) -> Scores:
         logits = self._scaled(self._features(scores)) @ self._weights[1:] + self._weights[0]
         return (1 / (1 + np.exp(-np.clip(logits, -30, 30)))).astype(np.float32)
 
-    def _features(self, scores: Matrix) -> Floats:
+    def _features(self, scores: ScoreMatrix) -> npt.NDArray[np.float64]:
         columns = []
         for column, limits in zip(scores.T.astype(np.float64), self._limits, strict=True):
             if limits.unit == "probability":
@@ -92,41 +84,46 @@ class PairProbability:
             columns.append(column)
         return np.column_stack(columns)
 
-    def _scaled(self, features: Floats) -> Floats:
+    def _scaled(self, features: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.clip((features - self._mean) / self._scale, -6, 6)
 
 
-def _log_odds(probabilities: Floats) -> Floats:
+def _log_odds(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     clipped = np.clip(probabilities, 1e-4, 1 - 1e-4)
     return np.log(clipped / (1 - clipped))
 
 
-def dropped_rows(limits: Sequence[Limits], scores: Matrix) -> npt.NDArray[np.bool_]:
+def dropped_rows(limits: Sequence[Limits], scores: ScoreMatrix) -> Mask:
     """Returns whether each pair has a score beyond one of the `limits`. `scores` has a column for each limit."""
     masks = [each.drops(column) for each, column in zip(limits, scores.T, strict=True)]
     return np.any(masks, 0) if masks else np.zeros(len(scores), np.bool_)
 
 
 class LateScorer:
-    """Adds the late columns `columns` to the scores of the filters. `limits` has the limits of each filter.
+    """Adds the late scores `late` to the scores of the filters. `limits` has the limits of each filter.
 
     `score_block` returns the scores of all filters for a block. The probability of a pair depends on the score of the
-    models and on the scores of the filters with `in_probability`. If no filter has `in_probability`, all scores count.
+    models, which `scorer` computes, and on the scores of the filters with `in_probability`. If no filter has
+    `in_probability`, all scores count.
     """
 
     def __init__(
-        self, limits: Sequence[Limits], score_block: Callable[[TextBlock], Matrix], columns: LateColumns, seed: int
+        self,
+        limits: Sequence[Limits],
+        score_block: Callable[[TextBlock], ScoreMatrix],
+        scorer: PairScorer | None,
+        late: dict[str, Limits],
+        seed: int,
     ) -> None:
-        self._limits, self._score_block, self._seed = limits, score_block, seed
-        self._scorer = columns.scorer
-        self._names = list(columns.limits)
+        self._limits, self._score_block, self._scorer, self._seed = limits, score_block, scorer, seed
+        self._names = list(late)
         self._used = [index for index, each in enumerate(limits) if each.in_probability] or list(range(len(limits)))
         used = [limits[index] for index in self._used]
-        self._probability = PairProbability([*used, *(columns.limits[name] for name in self._names if name == MODEL)])
+        self._probability = PairProbability([*used, *(late[name] for name in self._names if name == MODEL)])
 
     def add(
-        self, blocks: Sequence[StoredBlock], scores: Matrix, path: Path, on_progress: Callable[[int], None]
-    ) -> Matrix:
+        self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, path: Path, on_progress: Callable[[int], None]
+    ) -> ScoreMatrix:
         """Returns `scores` [pairs, filters] with further columns: the scores of models, and the probability of a pair.
 
         `scores` may have one more column, in which the kept pairs already have their scores of models. The result is a
@@ -154,7 +151,7 @@ class LateScorer:
             on_progress(done)
         return result
 
-    def _late(self, scores: Matrix, sources: list[str], targets: list[str]) -> Matrix:
+    def _late(self, scores: ScoreMatrix, sources: list[str], targets: list[str]) -> ScoreMatrix:
         """Returns the late columns of pairs. `scores` are the rows of these pairs in the argument of `add`."""
         width = len(self._limits)
         columns = [scores]
@@ -166,7 +163,7 @@ class LateScorer:
             columns.append(self._probability.score(late[:, used])[:, None])
         return np.column_stack(columns)[:, width:]
 
-    def _fit(self, blocks: Sequence[StoredBlock], scores: Matrix, kept: Rows) -> None:
+    def _fit(self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, kept: RowNumbers) -> None:
         """Finds the best pairs by the scores of the filters. Fits the models and the regression to different pairs."""
         if len(kept) < FEWEST:
             raise ValueError(
@@ -207,7 +204,7 @@ def _read(blocks: Sequence[StoredBlock]) -> Iterator[tuple[int, Pairs]]:
         start += len(block)
 
 
-def _texts(blocks: Sequence[StoredBlock], rows: Rows) -> tuple[list[str], list[str]]:
+def _texts(blocks: Sequence[StoredBlock], rows: RowNumbers) -> tuple[list[str], list[str]]:
     """Returns the sources and the targets of the pairs with the indices `rows`, which must be ascending."""
     sources: list[str] = []
     targets: list[str] = []

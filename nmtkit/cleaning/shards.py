@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from nmtkit.cleaning.cleaning import Progress, Sample, fit, read_blocks, write_outputs
+from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock
+from nmtkit.cleaning.clean import Progress, Sample, fit, read_blocks, write_outputs
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport
-from nmtkit.cleaning.filters import Filter
-from nmtkit.cleaning.late_scores import PairScorer, dropped_rows
-from nmtkit.cleaning.scored_blocks import Scored, ScratchTable, StoredBlock, Worker
+from nmtkit.cleaning.filters.interface import Filter
+from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores
+from nmtkit.cleaning.probability import PairScorer, dropped_rows
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import Corpus, Pairs
@@ -107,7 +107,7 @@ class ShardCleaner:
         Adds the mended lines and the pairs that each filter drops to `counts`.
         """
         filters = self._job.filters
-        worker = Worker(list(filters.values()), self._job.config.mend)
+        worker = BlockScorer(list(filters.values()), self._job.config.mend)
         done = 0
         with self._pairs.open("rb") as file:
             file.seek(shard.starts[0])
@@ -127,9 +127,7 @@ class ShardCleaner:
         assert done == shard.lines, f"{done} pairs of {shard}"
         counts.update({f"mended: {name}": count for name, count in worker.mended().items()})
 
-    def _model_scores(
-        self, scorer: PairScorer, block: Pairs, scores: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
+    def _model_scores(self, scorer: PairScorer, block: Pairs, scores: ScoreMatrix) -> Scores:
         """Returns the scores of the models [pairs]. A pair that a filter drops has NaN."""
         result = np.full(len(block), np.nan, np.float32)
         rows = np.flatnonzero(~dropped_rows(list(self._job.filters.values()), scores))

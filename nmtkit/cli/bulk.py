@@ -28,7 +28,7 @@ from nmtkit.jobs.shard_options import BulkOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, divide, open_plan
 
 if TYPE_CHECKING:
-    from nmtkit.cleaning.late_scores import PairScorer
+    from nmtkit.cleaning.probability import PairScorer
     from nmtkit.translation.shards import TranslationJob
 
 log = logging.getLogger("nmtkit")
@@ -135,7 +135,7 @@ def clean_shards(
 
     Raises SystemExit if a signal stops the job.
     """
-    from nmtkit.cleaning.cleaning import corpora_of, domain_corpora, excluded, make_filters
+    from nmtkit.cleaning.clean import corpora_of, domain_corpora, excluded, make_filters
     from nmtkit.cleaning.shards import CleaningJob, StoredJob, prepare
 
     assert bulk.output_dir is not None

@@ -18,10 +18,10 @@ from nmtkit.data.corpora.writer import output_paths
 from nmtkit.jobs.shard_options import BULK_RULES, BulkOptions
 
 if TYPE_CHECKING:
-    from nmtkit.cleaning.cleaning import Progress
+    from nmtkit.cleaning.clean import Progress
     from nmtkit.cleaning.decision import CleanReport
     from nmtkit.cleaning.filters import Filter
-    from nmtkit.cleaning.late_scores import PairScorer
+    from nmtkit.cleaning.probability import PairScorer
     from nmtkit.config.registry import Registry
 
 
@@ -45,13 +45,6 @@ class CleanCommand(Command):
 
 def filter_registry() -> "list[Registry[Filter]]":
     """Imports the filters of the package. Returns the registry of filters, as a list."""
-    from nmtkit.cleaning import (  # noqa: F401  these modules register the filters
-        alignment_filter,
-        domain_filter,
-        language_filters,
-        rules,
-        word_order_filter,
-    )
     from nmtkit.cleaning.filters import FILTERS
 
     return [FILTERS]
@@ -88,7 +81,7 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     nmtkit clean -s en -t it crawl.tsv.gz --output-dir shards
     nmtkit merge shards --output data/train
     """
-    from nmtkit.cleaning.cleaning import clean
+    from nmtkit.cleaning.clean import clean
 
     typed = on_command_line(settings)
     config: CleanConfig = derive(CleanConfig, split_settings(typed, CleanConfig)[0], COMMAND_LINE)

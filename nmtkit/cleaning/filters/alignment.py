@@ -91,7 +91,9 @@ class Alignment(Filter):
         return scores.astype(np.float32)
 
 
-def line_features(probabilities: npt.NDArray[np.float64], source_lengths: Counts, lengths: Counts) -> npt.NDArray[np.float64]:
+def line_features(
+    probabilities: npt.NDArray[np.float64], source_lengths: Counts, lengths: Counts
+) -> npt.NDArray[np.float64]:
     """Returns three features of each line from the probabilities of its words: [3, lines].
 
     `probabilities` [2, words] has the mean probability of each word given each source word and NULL, and the

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock
 from nmtkit.config.registry import Registry
 from nmtkit.data.corpora.corpus import Corpus
+from nmtkit.data.corpora.dropping import Mask
 
 MIN_SAMPLE = 1000  # minimum number of pairs of a sample from which filters learn statistics of languages and words
 
@@ -38,7 +38,7 @@ class Limits:
     def __init__(self, lowest: float = -np.inf, highest: float = np.inf, unit: str = "") -> None:
         self.lowest, self.highest, self.unit = lowest, highest, unit
 
-    def drops(self, scores: Scores) -> npt.NDArray[np.bool_]:
+    def drops(self, scores: Scores) -> Mask:
         return (scores < self.lowest) | (scores > self.highest)
 
 

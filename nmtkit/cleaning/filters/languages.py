@@ -11,6 +11,7 @@ import numpy.typing as npt
 from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
+from nmtkit.data.corpora.dropping import Mask
 from nmtkit.text.language_identification import BatchIdentifier, Identifier, columns_of, identifier
 
 LID_SAMPLE = 10_000  # maximum number of pairs to find the languages of a corpus
@@ -94,7 +95,7 @@ class Script(Filter):
     def __init__(self, config: ScriptConfig, context: FilterContext) -> None:
         super().__init__(config, context)
         self.lowest = config.min_script
-        self._usual: list[npt.NDArray[np.bool_]] = []
+        self._usual: list[Mask] = []
 
     def fit(self, sample: TextBlock) -> None:
         for side in sample.sides:
@@ -171,7 +172,9 @@ def languages_of(block: TextBlock, context: FilterContext) -> list[LanguageProba
             own_columns, other_columns = columns_of(model.languages, own), columns_of(model.languages, other)
             own_share, other_share = probabilities[:, own_columns].sum(1), probabilities[:, other_columns].sum(1)
             probabilities[:, own_columns] = 0
-            result.append(LanguageProbabilities(own_share, other_share, probabilities.max(1, initial=0), _letters(side)))
+            result.append(
+                LanguageProbabilities(own_share, other_share, probabilities.max(1, initial=0), _letters(side))
+            )
         block.shared["languages"] = result
     languages: list[LanguageProbabilities] = block.shared["languages"]
     return languages

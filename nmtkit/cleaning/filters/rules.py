@@ -11,7 +11,7 @@ import numpy.typing as npt
 from nmtkit.cleaning.filters.interface import FILTERS, Filter, FilterContext
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
-from nmtkit.data.corpora.dropping import contained
+from nmtkit.data.corpora.dropping import Hashes, contained
 from nmtkit.data.corpora.pairs import pairs
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
@@ -312,7 +312,7 @@ class Overlap(Filter):
 
     def __init__(self, config: Config, context: FilterContext) -> None:
         super().__init__(config, context)
-        keys: list[list[npt.NDArray[np.uint64]]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
+        keys: list[list[Hashes]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
         for corpus in context.exclude:
             for part in pairs(corpus):
                 for index, lines in enumerate((part.sources, part.targets)):

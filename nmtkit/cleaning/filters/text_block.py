@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora.dropping import RowHash
+from nmtkit.data.corpora.dropping import Hashes, Mask, RowHash
 
 Scores = npt.NDArray[np.float32]  # [pairs]
+ScoreMatrix = npt.NDArray[np.float32]  # [pairs, scores]
 Counts = npt.NDArray[np.int64]
 
 CODE_POINTS = 0x110000
@@ -23,7 +24,7 @@ def _hash() -> RowHash:
 
 
 @cache
-def _letter_table() -> npt.NDArray[np.bool_]:
+def _letter_table() -> Mask:
     """Returns whether each code point is a letter, a digit or a combining mark."""
     table = np.zeros(CODE_POINTS, np.bool_)
     for code in range(LAST_LETTER + 1):
@@ -70,7 +71,7 @@ class TextSide:
         return np.add.reduceat(values, self.starts, dtype=np.int64) if len(self.lines) else np.empty(0, np.int64)
 
     @cached_property
-    def is_letter(self) -> npt.NDArray[np.bool_]:
+    def is_letter(self) -> Mask:
         """Whether each code point of the text is a letter, a digit or a combining mark."""
         return _letter_table().take(self.codes, mode="clip")
 
@@ -93,7 +94,7 @@ class TextSide:
         return folded.codes[kept], folded.sums(kept)
 
     @cached_property
-    def keys(self) -> npt.NDArray[np.uint64]:
+    def keys(self) -> Hashes:
         """A 64-bit hash of each normalized line."""
         return _hash()(*self._normalized)
 
@@ -121,7 +122,7 @@ class TextBlock:
         source, target = ([set(words) for words in side.words] for side in self.sides)
         return [(first, second, first & second) for first, second in zip(source, target, strict=True)]
 
-    def select(self, keep: npt.NDArray[np.bool_]) -> "TextBlock":
+    def select(self, keep: Mask) -> "TextBlock":
         return self.rows(np.flatnonzero(keep))
 
     def rows(self, rows: Counts) -> "TextBlock":

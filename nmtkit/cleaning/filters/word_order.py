@@ -11,7 +11,6 @@ from nmtkit.cleaning.filters.word_statistics import BigramTable, WordIds, bigram
 from nmtkit.config import Config, option
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class WordOrderConfig(Config):
     min_word_order: float = option(

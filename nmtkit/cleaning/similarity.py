@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]
+from nmtkit.data.corpora.dropping import RowNumbers
 
 NGRAM = 5  # characters
 HASHES, SEED = 128, 1
@@ -43,7 +42,7 @@ class SimilarTexts:
         self._file.write(b"".join(lines))
         self._lengths.extend(len(line) for line in lines)
 
-    def find(self, order: Rows) -> Rows:
+    def find(self, order: RowNumbers) -> RowNumbers:
         """Returns the indexes of the texts that are similar to a text that stays, in ascending order.
 
         `order` has the indexes of all texts, the best text first. A text stays if no better text that stays is similar.
