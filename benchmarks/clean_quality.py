@@ -35,10 +35,10 @@ from typing import Literal
 
 from harness import command, nmtkit
 
-from nmtkit.cleaning.cleaning import Sample, fit
+from nmtkit.cleaning.blocks import BlockScorer
+from nmtkit.cleaning.clean import Sample, fit
 from nmtkit.cleaning.config import DEFAULT_FILTERS, CleanConfig
 from nmtkit.cleaning.filters import FILTERS, FilterContext
-from nmtkit.cleaning.scored_blocks import Worker
 from nmtkit.cli.clean import filter_presets
 from nmtkit.data.corpora.corpus import Corpus, Pairs, locate
 from nmtkit.data.corpora.pairs import pairs
@@ -202,7 +202,7 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
         sample.add(part)
     fit(filters, sample.pairs(), True)
     with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(list(filters.values()), True)
+        worker = BlockScorer(list(filters.values()), True)
         seconds, count = 0.0, 0
         for index, part in enumerate(pairs(corpus, 4096)):
             path = Path(folder) / str(index)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nmtkit.cleaning.domain_filter import Domain, DomainConfig
-from nmtkit.cleaning.filters import FilterContext
-from nmtkit.cleaning.texts import TextBlock
+from nmtkit.cleaning.filters import FilterContext, TextBlock
+from nmtkit.cleaning.filters.domain import Domain, DomainConfig
 from nmtkit.cli import main
 from nmtkit.data.corpora.corpus import locate
 

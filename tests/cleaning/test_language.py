@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from nmtkit.cleaning.alignment_filter import Alignment, AlignmentConfig, line_features
-from nmtkit.cleaning.filters import FilterContext
-from nmtkit.cleaning.logistic_regression import logistic_regression
-from nmtkit.cleaning.texts import TextBlock
+from nmtkit.cleaning.filters import FilterContext, TextBlock
+from nmtkit.cleaning.filters.alignment import Alignment, AlignmentConfig, line_features
+from nmtkit.cleaning.filters.calibration import logistic_regression
 from nmtkit.demo.run import read_corpus
 from nmtkit.text import language_identification
 from nmtkit.text.language_identification import BatchIdentifier, columns_of

@@ -1,9 +1,7 @@
-import sys
 import unicodedata
 
 import pytest
 
-from nmtkit.cleaning import mending
 from nmtkit.cleaning.mending import Mender
 
 CASES = {
@@ -56,14 +54,3 @@ def test_mending_twice_changes_nothing_more() -> None:
 )
 def test_every_line_gets_its_normal_form(line: str) -> None:
     assert Mender()(["x", line]) == ["x", unicodedata.normalize("NFC", line.replace("&#769;", "\u0301"))]
-
-
-def test_unmarked_characters_never_change_under_normalization() -> None:
-    unmarked = [
-        chr(code) for code in range(0xD800) if not mending._kinds()[code] & mending.COMPOSING and chr(code) != "\n"
-    ]
-    assert len(unmarked) > 30_000
-    for base in ("", "a", "\u1100", "\u09c7", "\uac00"):
-        text = "".join(base + sign for sign in unmarked)
-        assert unicodedata.is_normalized("NFC", text)
-    assert mending._kinds()[sys.maxunicode] & mending.COMPOSING

@@ -8,9 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nmtkit.cleaning.filters import FilterContext
-from nmtkit.cleaning.texts import TextBlock
-from nmtkit.cleaning.word_order_filter import WordOrder, WordOrderConfig
+from nmtkit.cleaning.filters import FilterContext, TextBlock
+from nmtkit.cleaning.filters.word_order import WordOrder, WordOrderConfig
 from nmtkit.demo.run import read_corpus
 
 PAIRS = read_corpus()["train"][:3000]

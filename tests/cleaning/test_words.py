@@ -1,25 +1,16 @@
-"""Words that both sides of a pair have, and lines without these words: equal to `str.split` and sets."""
+"""Words that both sides of a pair have, lines without these words, and rules that read words and characters."""
 
 import random
+import unicodedata
 
 import numpy as np
 import pytest
 
-from nmtkit.cleaning import words as words_module
-from nmtkit.cleaning.filters import FilterContext
-from nmtkit.cleaning.language_filters import own_words
-from nmtkit.cleaning.rules import (
-    Boilerplate,
-    BoilerplateConfig,
-    Copy,
-    CopyConfig,
-    Currencies,
-    CurrenciesConfig,
-    Repetition,
-    RepetitionConfig,
-)
-from nmtkit.cleaning.texts import Scores, Side, TextBlock
-from nmtkit.cleaning.words import pair_words, without
+from nmtkit.cleaning.filters import FilterContext, Scores, TextBlock
+from nmtkit.cleaning.filters.languages import own_words
+from nmtkit.cleaning.filters.rules import Boilerplate, Copy, CopyConfig, Currencies, Repetition, RepetitionConfig
+from nmtkit.cleaning.filters.text_block import TextSide
+from nmtkit.config import Config
 
 CONTEXT = FilterContext("en", "de")
 WORDS = ["a", "b", "ab", "ba", "A", "Ab", "\u01c5", "ß", "ſ", "ª", "7", "7a", "—", "🙂", "e\u0301", "日本", "\u200b"]
@@ -35,38 +26,15 @@ def random_lines(seed: int) -> list[str]:
     return lines
 
 
-BLOCK = TextBlock(random_lines(1), random_lines(2))
-
-
-@pytest.mark.parametrize("part", [1 << 16, 100, 1])
-def test_words_and_common_words_equal_split_and_sets(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words_module, "PART", part)
-    BLOCK.shared.clear()
-    found = pair_words(BLOCK)
-    for row, lines in enumerate(zip(*(side.lines for side in BLOCK.sides), strict=True)):
-        sets = [set(line.split()) for line in lines]
-        assert found.common[row] == len(sets[0] & sets[1])
-        assert found.common_lower[row] == sum(map(str.islower, sets[0] & sets[1]))
-        for side, words, line, distinct in zip(BLOCK.sides, found.sides, lines, sets, strict=True):
-            indexes = np.flatnonzero(words.rows == row).tolist()
-            texts = [side.text[words.starts[index] : words.ends[index]] for index in indexes]
-            assert texts == line.split()
-            assert words.lower[indexes].tolist() == [word.islower() for word in texts]
-            assert words.common[indexes].tolist() == [word in sets[0] & sets[1] for word in texts]
-            counts = words.total[row], words.distinct[row], words.distinct_lower[row]
-            assert counts == (len(texts), len(distinct), sum(map(str.islower, distinct)))
-
-
-def test_only_lines_that_lose_words_get_single_spaces() -> None:
-    found = pair_words(BLOCK)
-    for side, words in zip(BLOCK.sides, found.sides, strict=True):
-        draw = np.random.default_rng(1)
-        removed = (draw.random(len(words.rows)) < 0.4) & (words.rows % 3 > 0)
-        for row, line in enumerate(without(side, words, removed)):
-            mask = removed[words.rows == row]
-            kept = " ".join(word for word, gone in zip(side.lines[row].split(), mask, strict=True) if not gone)
-            assert line == (kept if mask.any() else side.lines[row])
-        assert without(side, words, np.zeros(len(words.rows), np.bool_)) == side.lines
+def test_own_words_equal_sets_of_words() -> None:
+    block = TextBlock(random_lines(1), random_lines(2))
+    for row, lines in enumerate(zip(*(side.lines for side in block.sides), strict=True)):
+        first, second = (set(line.split()) for line in lines)
+        same = 2 * len(first & second) > max(len(first), len(second))
+        removed = {word for word in first & second if not (same and word.islower())}
+        for side, line in zip(own_words(block), lines, strict=True):
+            kept = [word for word in line.split() if word not in removed]
+            assert side.lines[row] == (" ".join(kept) if removed else line)
 
 
 def test_own_words_keeps_common_words_in_lower_case_of_a_probable_copy() -> None:
@@ -79,15 +47,19 @@ def test_own_words_keeps_common_words_in_lower_case_of_a_probable_copy() -> None
 
 @pytest.mark.parametrize("empty", [TextBlock([], []), TextBlock(["", " "], ["", "\t"])], ids=["no_pairs", "no_words"])
 def test_a_block_may_have_no_words(empty: TextBlock) -> None:
-    assert pair_words(empty).common.tolist() == [0] * len(empty)
+    assert Copy(CopyConfig(), CONTEXT).score(empty).tolist() == [0] * len(empty)
     assert [side.lines for side in own_words(empty)] == [side.lines for side in empty.sides]
 
 
-def test_folded_lines_equal_casefold() -> None:
+def test_normalized_lines_keep_case_folded_letters_digits_and_marks() -> None:
     signs = [chr(code) for code in range(0x20, 0x11000) if not 0xD800 <= code < 0xE000]
-    single = [sign for sign in signs if len(sign.casefold()) == 1]
-    for line in ("".join(single), "".join(signs), "Straße", "\0 Ü", "A"):
-        assert list(Side(["É", line]).folded.lines) == ["é", line.casefold()]
+    lines = ["".join(signs), "Straße 7!", "A-b c\u0301", "\0 Ü", "", "?! ?"]
+    side = TextSide(lines)
+    for line, normalized in zip(lines, side.normalized, strict=True):
+        kept = [c for c in line.casefold() if c.isalnum() or (c > "\x7f" and unicodedata.category(c)[0] == "M")]
+        assert normalized.removesuffix("\n") == ("".join(kept) or line)
+    assert len(set(side.keys.tolist())) == len(lines)
+    assert TextSide(["strasse7"]).keys[0] == side.keys[1]
 
 
 def copied(source: str, target: str) -> float:
@@ -125,10 +97,10 @@ def marks(scores: Scores) -> list[int]:
 def test_currency_codes_end_at_the_end_of_a_word() -> None:
     sources = ["5 USD", "5 USD", "5 USDX", "5 usd", "XUSD", "GBPUSD", "CHF", "5 €", "USD EUR"]
     targets = ["5 EUR.", "5 US$", "5 EUR", "5 EUR", "EUR", "5 £", "RUB", "INR!", "5 ¥"]
-    assert marks(Currencies(CurrenciesConfig(), CONTEXT).score(TextBlock(sources, targets))) == [0, 4, 5, 6, 7, 8]
+    assert marks(Currencies(Config(), CONTEXT).score(TextBlock(sources, targets))) == [0, 4, 5, 6, 7, 8]
 
 
 def test_boilerplate_does_not_continue_in_the_next_line() -> None:
     sources = ["a function", "(x) { is text", "Function (x) {", "(C)  2019", "the <B> key", "a <DIV class='x'> b", "x"]
     targets = [*["text"] * 6, "ALL RIGHTS RESERVED"]
-    assert marks(Boilerplate(BoilerplateConfig(), CONTEXT).score(TextBlock(sources, targets))) == [2, 3, 5, 6]
+    assert marks(Boilerplate(Config(), CONTEXT).score(TextBlock(sources, targets))) == [2, 3, 5, 6]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nmtkit.cleaning import cleaning, scored_blocks
+from nmtkit.cleaning import blocks
+from nmtkit.cleaning import clean as cleaning
 from nmtkit.cli import main
 from nmtkit.data.corpora.corpus import Pairs, locate
 from nmtkit.data.corpora.pairs import pairs
@@ -174,14 +175,14 @@ def test_workers_give_the_bytes_of_one_process(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_killed_worker_leaves_no_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main_process, checked_scores = os.getpid(), scored_blocks.checked_scores
+    main_process, checked_scores = os.getpid(), blocks.checked_scores
 
     def killed(*arguments: object) -> object:
         if os.getpid() != main_process:
             os.kill(os.getpid(), signal.SIGKILL)
         return checked_scores(*arguments)
 
-    monkeypatch.setattr(scored_blocks, "checked_scores", killed)
+    monkeypatch.setattr(blocks, "checked_scores", killed)
     monkeypatch.setattr(cleaning, "BLOCK", 1000)
     flags = ("--output", tmp_path / "o.tsv", "--dropped", tmp_path / "d.tsv", "--scores", tmp_path / "s.tsv")
     result = clean(folder / "noisy.tsv", *flags, "--workers", "2")

@@ -14,7 +14,8 @@ import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
-from nmtkit.cleaning import cleaning, scored_blocks
+from nmtkit.cleaning import blocks
+from nmtkit.cleaning import clean as cleaning
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.shards import CleaningJob
 from nmtkit.cli import main
@@ -101,9 +102,9 @@ def test_the_merged_shards_are_the_bytes_of_clean(flags: tuple[object, ...], tmp
 
 
 def test_a_killed_worker_loses_no_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main_process, checked_scores = os.getpid(), scored_blocks.checked_scores
+    main_process, checked_scores = os.getpid(), blocks.checked_scores
 
-    def killed(each: object, texts: scored_blocks.TextBlock) -> object:
+    def killed(each: object, texts: blocks.TextBlock) -> object:
         if os.getpid() != main_process and len(texts) < 200:  # the last block of a.jsonl
             os.kill(os.getpid(), signal.SIGKILL)
         return checked_scores(each, texts)  # type: ignore[arg-type]
@@ -111,7 +112,7 @@ def test_a_killed_worker_loses_no_pair(tmp_path: Path, monkeypatch: pytest.Monke
     succeeds(clean(*FEW_FILTERS, *outputs(tmp_path / "whole")))
     job = (*FEW_FILTERS, "--output-dir", tmp_path / "job", "--shard-lines", 200)
     with monkeypatch.context() as patch:
-        patch.setattr(scored_blocks, "checked_scores", killed)
+        patch.setattr(blocks, "checked_scores", killed)
         result = clean(*job, "--workers", 2)
     assert result.exit_code == 2 and "ended unexpectedly (SIGKILL)" in result.stderr, result.output
     missing = nmtkit("merge", tmp_path / "job", *outputs(tmp_path / "merged"))

@@ -151,13 +151,14 @@ def own_words(block: TextBlock) -> tuple[TextSide, TextSide]:
 
     If both sides have more than half of their words in common, the pair may be a copy. Words in lower case then stay.
     """
+    longest = block.words.distinct.max(0).tolist()
     results: tuple[list[str], list[str]] = [], []
-    for row, (source, target, removed) in enumerate(block.distinct_words):
-        if 2 * len(removed) > max(len(source), len(target)):
+    for row, (removed, distinct) in enumerate(zip(block.words.common, longest, strict=True)):
+        if 2 * len(removed) > distinct:
             removed = {word for word in removed if not word.islower()}
         for side, result in zip(block.sides, results, strict=True):
-            kept = " ".join([word for word in side.words[row] if word not in removed]) if removed else side.lines[row]
-            result.append(kept)
+            line = side.lines[row]
+            result.append(" ".join([word for word in line.split() if word not in removed]) if removed else line)
     return TextSide(results[0]), TextSide(results[1])
 
 

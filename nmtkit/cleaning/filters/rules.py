@@ -170,14 +170,16 @@ class Copy(Filter):
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
-        for row, (source, target, common) in enumerate(block.distinct_words):
-            if len(common) > 2 and 2 * len(common) >= min(len(source), len(target)):
-                lower, *others = (sum(map(str.islower, words)) for words in (common, source, target))
-                if lower > 2:
-                    scores[row] = lower / max(others)
+        common = np.array([len(words) for words in block.words.common], np.int64)
+        for row in np.flatnonzero((common > 2) & (2 * common >= block.words.distinct.min(0))).tolist():
+            lower = sum(map(str.islower, block.words.common[row]))
+            if lower > 2:
+                others = (sum(map(str.islower, set(side.lines[row].split()))) for side in block.sides)
+                scores[row] = lower / max(others)
         equal = block.sides[0].keys == block.sides[1].keys
         for row in np.flatnonzero(equal).tolist():
-            line, words = block.sides[0].lines[row], block.sides[0].words[row]
+            line = block.sides[0].lines[row]
+            words = line.split()
             if len(words) > 3:
                 with_case = [word for word in words if word.lower() != word.upper()]
                 if 3 * sum(map(str.islower, with_case)) > len(with_case) or not with_case:
@@ -249,8 +251,13 @@ class Currencies(YesNoFilter):
     """1 if both sides have currencies and no currency is the same, otherwise 0."""
 
     def matches(self, source: str, target: str) -> bool:
-        first, second = ({_CURRENCIES.get(each, each) for each in _CURRENCY.findall(line)} for line in (source, target))
-        return bool(first and second) and first.isdisjoint(second)
+        first = _currencies(source)
+        second = _currencies(target) if first else first
+        return bool(second) and first.isdisjoint(second)
+
+
+def _currencies(line: str) -> set[str]:
+    return {_CURRENCIES.get(each, each) for each in _CURRENCY.findall(line)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,12 +283,11 @@ class Repetition(Filter):
 
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
-        for index, side in enumerate(block.sides):
-            for row, (words, pair) in enumerate(zip(side.words, block.distinct_words, strict=True)):
-                if len(words) >= 8 and len(pair[index]) < 0.8 * len(words):
-                    sequences = len(words) - 2
-                    distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
-                    scores[row] = max(scores[row], 1 - distinct / sequences)
+        for side, total, distinct in zip(block.sides, block.words.total, block.words.distinct, strict=True):
+            for row in np.flatnonzero((total >= 8) & (distinct < 0.8 * total)).tolist():
+                words = side.lines[row].split()
+                sequences = list(zip(words, words[1:], words[2:], strict=False))
+                scores[row] = max(scores[row], 1 - len(set(sequences)) / len(sequences))
         return scores
 
 
@@ -295,8 +301,9 @@ class Boilerplate(YesNoFilter):
 
 def _is_boilerplate(line: str) -> bool:
     folded = line.casefold()
-    if any(literal in folded and pattern.search(folded) for literal, pattern in _BOILERPLATE):
-        return True
+    for literal, pattern in _BOILERPLATE:
+        if literal in folded and pattern.search(folded):
+            return True
     return sum(map(line.count, _SEPARATORS)) >= 3 and _MENU.search(line) is not None
 
 

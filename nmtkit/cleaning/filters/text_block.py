@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,11 +76,6 @@ class TextSide:
         return _letter_table().take(self.codes, mode="clip")
 
     @cached_property
-    def words(self) -> list[list[str]]:
-        """The words of each line, in the order of the line: the characters between white space."""
-        return [line.split() for line in self.lines]
-
-    @cached_property
     def _normalized(self) -> tuple[npt.NDArray[np.uint32], Counts]:
         """The code points of all normalized lines, concatenated, and the length of each line.
 
@@ -106,6 +101,14 @@ class TextSide:
         return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
+class PairWords(NamedTuple):
+    """The words of the pairs of a block. A word is a sequence of characters between white space, as in `str.split`."""
+
+    total: Counts  # [sides, pairs] number of words
+    distinct: Counts  # [sides, pairs] number of different words
+    common: list[set[str]]  # [pairs] words that both sides have
+
+
 class TextBlock:
     """Both sides of a block of pairs. `shared` holds results that several filters need, by name."""
 
@@ -117,10 +120,16 @@ class TextBlock:
         return len(self.sides[0])
 
     @cached_property
-    def distinct_words(self) -> list[tuple[set[str], set[str], set[str]]]:
-        """For each pair: the words of the source, the words of the target, and the words that both sides have."""
-        source, target = ([set(words) for words in side.words] for side in self.sides)
-        return [(first, second, first & second) for first, second in zip(source, target, strict=True)]
+    def words(self) -> PairWords:
+        common: list[set[str]] = []
+        counts: list[int] = []  # four numbers for each pair
+        for source, target in zip(*(side.lines for side in self.sides), strict=True):
+            first, second = source.split(), target.split()
+            distinct = set(first), set(second)
+            common.append(distinct[0] & distinct[1])
+            counts += len(first), len(second), len(distinct[0]), len(distinct[1])
+        columns = np.array(counts, np.int64).reshape(-1, 4).T
+        return PairWords(columns[:2], columns[2:], common)
 
     def select(self, keep: Mask) -> "TextBlock":
         return self.rows(np.flatnonzero(keep))
