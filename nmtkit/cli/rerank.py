@@ -103,71 +103,27 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
     return weights
 
 
-def checked_languages(config: RerankConfig, backward: Path) -> tuple[None, None] | None:
-    """Checks the direction of a backward model without language tokens. Returns the language tokens that it needs.
-
-    The sources have the language --source-lang. The translations have the language --target-lang, or the language of
-    --lm. Returns None, without a check, if the checkpoint does not name its languages. Raises ValueError for a model of
-    another direction.
-    """
-    from nmtkit.models.building import languages_of
-    from nmtkit.text.languages import subtags
-
-    pair = languages_of(backward)
-    if pair is None:
-        return None
-    of_lm = None if config.lm is None else (languages_of(config.lm) or (None, None))[1]
-    wanted = config.target_lang or of_lm, config.source_lang
-    if any(code and subtags(code)[0] != subtags(own)[0] for code, own in zip(wanted, pair, strict=True)):
-        origins = [f"--lm {config.lm}"] if of_lm and not config.target_lang else []
-        origins += ["--target-lang"] if config.target_lang else []
-        origins += ["--source-lang"] if config.source_lang else []
-        source, target = wanted[0] or "the language of the translations", wanted[1] or "the language of the sources"
-        raise ValueError(
-            f"--backward {backward} translates from {pair[0]} into {pair[1]}, but a backward model must translate from "
-            f"{source} into {target} ({', '.join(origins)})"
-        )
-    return None, None
-
-
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
-    from nmtkit.jobs.distributed import rank_device
-    from nmtkit.models.building import check_language_model
     from nmtkit.scoring.metrics import Settings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
-    from nmtkit.translation.likelihood import is_language_model
-    from nmtkit.translation.options import DeviceOptions
-    from nmtkit.translation.reranking import BACKWARD, LM, Weights, add_features, read_nbest, tune
-    from nmtkit.translation.translator import Translator
+    from nmtkit.translation.reranking import FIELDS, ChannelModels, RerankingWeights, known_features, read_nbest, tune
 
     name = str(path or "standard input")
     lines = read_lines(path) if path else lines_of(standard_input().read(), Path(name))
     lists = read_nbest(lines, name)
-    device = rank_device(DeviceOptions().named_device, 1)
-    backward, lm = (None if file is None else Translator.load(file, device) for file in (config.backward, config.lm))
-    if config.lm is not None and lm is not None:
-        check_language_model(config.lm, lm.models[0])
-    if backward is not None and is_language_model(backward):
-        raise ValueError(f"--backward {config.backward} is a language model; give it as --lm")
+    models = ChannelModels(config.backward, config.lm, config.source_lang, config.target_lang)
     references = None if config.tune is None else read_lines(config.tune)
     if references is not None:
         check_equal_counts({name: lines, str(config.tune): references})
-    languages: tuple[str | None, str | None] = config.source_lang, config.target_lang
-    if backward is not None and config.backward is not None and not backward.tokenizer.languages:
-        languages = checked_languages(config, config.backward) or languages
-    add_features(lists, backward, lm, languages)
-    known = set()  # flags of the models whose log probabilities the hypotheses have
-    for field, flag in ((BACKWARD, "backward"), (LM, "lm")):
-        present = {field in each for nbest in lists for each in nbest.hypotheses}
-        if len(present) > 1:
-            raise ValueError(f"{name}: some hypotheses have no {field}; give the model to compute it")
-        known |= {flag} if True in present else set()
-        if present == {False} and f"--weight-{flag}" in given:
+    models.add_features(lists)
+    known = known_features(lists, name)
+    for flag, field in FIELDS.items():
+        if flag not in known and f"--weight-{flag}" in given:
             raise ValueError(f"--weight-{flag} has no effect, because {name} has no {field}; give --{flag} FILE")
     features = feature_weights(config.feature)
     for number, nbest in enumerate(lists, 1):
         nbest.check_features(features, f"{name}:{number}")
-    weights = Weights(config.weight_backward, config.weight_lm, config.lenpen, features)
+    weights = RerankingWeights(config.weight_backward, config.weight_lm, config.lenpen, features)
     if references is not None:
         settings = Settings(target_lang=config.target_lang)
         weights, highest, first = tune(
@@ -177,17 +133,15 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
             config.trials,
             config.seed,
         )
-        models = [
-            word for flag in ("backward", "lm") if (file := getattr(config, flag)) for word in (f"--{flag}", file)
-        ]
-        words = ["nmtkit", "rerank", "test.jsonl", *models, *(word for each in plugins for word in ("--plugin", each))]
-        values = {"backward": weights.backward, "lm": weights.lm}
-        words += [word for flag in values if flag in known for word in (f"--weight-{flag}", f"{values[flag]:g}")]
+        words = ["nmtkit", "rerank", "test.jsonl"]
+        words += [word for flag in FIELDS if (file := getattr(config, flag)) for word in (f"--{flag}", str(file))]
+        words += [word for each in plugins for word in ("--plugin", each)]
+        words += [word for flag in known for word in (f"--weight-{flag}", f"{getattr(weights, flag):g}")]
         words += ["--lenpen", f"{weights.lenpen:g}"]
         if features:
             words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
         stderr.print(f"{config.metric} {first:.2f} with the given weights, {highest:.2f} with the best", markup=False)
-        stderr.print(f"next: {shlex.join(map(str, words))} > test.out", markup=False, highlight=False, soft_wrap=True)
+        stderr.print(f"next: {shlex.join(words)} > test.out", markup=False, highlight=False, soft_wrap=True)
     for nbest in lists:
         record = nbest.reranked(weights)
         as_json = config.format == "jsonl"

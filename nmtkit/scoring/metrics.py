@@ -140,12 +140,10 @@ def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
         return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=settings.lowercase)
     if name == "ter":
         return TER()
-    from nmtkit.scoring.extra_metrics import Comet, TokenizedBLEU
+    from nmtkit.scoring.extra_metrics import CometMetric, OffTarget, TokenizedBLEU
 
     if name == "tokenized-bleu":
         return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
     if name == "off-target":
-        from nmtkit.scoring.off_target import OffTarget
-
         return OffTarget(settings.target_lang, settings.languages)
-    return Comet(settings.comet_model, settings.sources)
+    return CometMetric(settings.comet_model, settings.sources)

@@ -1,10 +1,15 @@
 """Computes the log probabilities that a translation model or a language model assigns to given texts."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
 
+from nmtkit.data.corpora.corpus import Columns
+from nmtkit.scoring.report import Report
+from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
@@ -66,3 +71,54 @@ def likelihoods(
     for translation in translator.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline):
         (hypothesis,) = translation.hypotheses
         yield Likelihood(hypothesis.log_probability, len(hypothesis.tokens) + 1)
+
+
+def text_likelihoods(
+    path: Path,
+    systems: Sequence[Path],
+    stream: BinaryIO | None,
+    source: Path | None,
+    columns: Columns | None,
+    languages: tuple[str | None, str | None],
+) -> dict[str, list[Likelihood]]:
+    """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.
+
+    `path` is the checkpoint of the model, and `source` the file of the sources, or None for a language model. `columns`
+    are the columns of a corpus `source`. `languages` are the source and target language. Raises ValueError if the
+    source is missing or superfluous, or if line counts differ.
+    """
+    translator = Translator.load(path)
+    if is_language_model(translator) and source is not None:
+        raise ValueError(f"{path} is a language model, which reads no source; leave out --src")
+    if not is_language_model(translator) and source is None:
+        raise ValueError(f"{path} is a translation model; give the source text with --src FILE")
+    sources = None if source is None else read_side(source, 0, languages[1], columns)
+    texts = {str(name): translations_of(read_lines(name), name) for name in systems}
+    if stream is not None:
+        name = Path("standard input")
+        texts[str(name)] = translations_of(lines_of(stream.read(), name), name)
+    results = {}
+    for title, lines in texts.items():
+        if sources is not None:
+            check_equal_counts({str(source): sources, title: lines})
+        results[title] = list(likelihoods(translator, sources, lines, *languages))
+    return results
+
+
+def sentences_report(likelihoods: Sequence[Likelihood]) -> Report:
+    """Returns the log probability and the number of pieces of each line, separated by a tab."""
+    rows = [{"log_probability": each.log_probability, "pieces": each.pieces} for each in likelihoods]
+    return Report(rows, [f"{each.log_probability:.6f}\t{each.pieces}" for each in likelihoods])
+
+
+def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> Report:
+    """Returns the perplexity of each text, with at least two digits after the decimal point."""
+    rows, lines, digits = [], [], max(2, width)
+    for title, each in texts.items():
+        total = Perplexity.of(each)
+        rows.append({"system": title, "perplexity": total.value, **asdict(total)})
+        lines.append(
+            f"perplexity {total.value:.{digits}f}  {total.pieces:,} pieces with eos in {total.lines:,} lines, "
+            f"log probability {total.log_probability:.{digits}f}  {title}"
+        )
+    return Report(rows, lines)

@@ -12,20 +12,26 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nmtkit.translation.likelihood import likelihoods
+from nmtkit.jobs.distributed import rank_device
+from nmtkit.models.building import check_language_model, languages_of
+from nmtkit.text.languages import subtags
+from nmtkit.translation.likelihood import is_language_model, likelihoods
+from nmtkit.translation.options import DeviceOptions
 from nmtkit.translation.search.candidates import length_penalty
 from nmtkit.translation.translator import Translator
 
 BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis
+FIELDS = {"backward": BACKWARD, "lm": LM}  # the name of a model -> the field with its log probability
 LARGEST = 2.0  # weights and length penalties are drawn from 0 to this number
 
 
 @dataclass(frozen=True)
-class Weights:
+class RerankingWeights:
     """The weights of log p(x | y) and log p(y), and the exponent of the length penalty. log p(y | x) has weight 1.
 
     `features` are the weights of other fields of a hypothesis, by their names.
@@ -53,7 +59,7 @@ class NBest:
         hypotheses: list[dict[str, Any]] = self.record["hypotheses"]
         return hypotheses
 
-    def score(self, hypothesis: dict[str, Any], weights: Weights) -> float:
+    def score(self, hypothesis: dict[str, Any], weights: RerankingWeights) -> float:
         """Returns the score of a hypothesis: minus infinity if a log probability or a feature with a weight is None."""
 
         def weighted(parts: Mapping[str, float]) -> float:
@@ -79,12 +85,12 @@ class NBest:
                         f"this hypothesis: {fields}"
                     )
 
-    def best(self, weights: Weights) -> int:
+    def best(self, weights: RerankingWeights) -> int:
         """Returns the index of the first hypothesis with the highest score."""
         scores = [self.score(hypothesis, weights) for hypothesis in self.hypotheses]
         return scores.index(max(scores))
 
-    def reranked(self, weights: Weights) -> dict[str, Any]:
+    def reranked(self, weights: RerankingWeights) -> dict[str, Any]:
         """Returns the record with the new scores, best hypothesis first."""
         scored = [each | {"score": self.score(each, weights)} for each in self.hypotheses]
         scored.sort(key=lambda each: -each["score"])
@@ -112,25 +118,57 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
     return lists
 
 
-def add_features(
-    lists: Sequence[NBest],
-    backward: Translator | None,
-    lm: Translator | None,
-    languages: tuple[str | None, str | None] = (None, None),
-) -> None:
-    """Adds log p(x | y) of the backward model and log p(y) of the language model to all hypotheses.
+def known_features(lists: Sequence[NBest], name: str) -> list[str]:
+    """Returns the models, names of `FIELDS`, whose log probabilities all hypotheses have.
 
-    `languages` are the languages of x and y, if the backward model needs language tokens. The models may have
-    different vocabularies, because each model encodes the texts with its own tokenizer.
+    Raises ValueError if only some hypotheses have the log probability of a model. `name` is the file of the lists.
     """
-    pairs = [(each.source, hypothesis) for each in lists for hypothesis in each.hypotheses]
-    texts = [hypothesis["text"] for _, hypothesis in pairs]
-    if backward is not None:
-        sources = [source for source, _ in pairs]
-        backward_scores = likelihoods(backward, texts, sources, languages[1], languages[0])
-        _add(pairs, BACKWARD, (each.log_probability for each in backward_scores))
-    if lm is not None:
-        _add(pairs, LM, (each.log_probability for each in likelihoods(lm, None, texts)))
+    known = []
+    for model, key in FIELDS.items():
+        present = {key in each for nbest in lists for each in nbest.hypotheses}
+        if len(present) > 1:
+            raise ValueError(f"{name}: some hypotheses have no {key}; give the model to compute it")
+        known += [model] if True in present else []
+    return known
+
+
+class ChannelModels:
+    """The models that score hypotheses: a backward model for log p(x | y), and a language model for log p(y).
+
+    Each model may be None. The models may have different vocabularies, because each model encodes the texts with its
+    own tokenizer.
+    """
+
+    def __init__(
+        self, backward: Path | None, lm: Path | None, source_lang: str | None = None, target_lang: str | None = None
+    ) -> None:
+        """Loads the checkpoints. `source_lang` is the language of the sources x, `target_lang` of the translations y.
+
+        Raises ValueError if a model is of the wrong kind, or if the backward model is of another direction.
+        """
+        device = rank_device(DeviceOptions().named_device, 1)
+        self.backward, self.lm = (None if file is None else Translator.load(file, device) for file in (backward, lm))
+        if lm is not None and self.lm is not None:
+            check_language_model(lm, self.lm.models[0])
+        self.languages = source_lang, target_lang
+        if backward is None or self.backward is None:
+            return
+        if is_language_model(self.backward):
+            raise ValueError(f"--backward {backward} is a language model; give it as --lm")
+        if not self.backward.tokenizer.languages and (pair := languages_of(backward)) is not None:
+            check_backward_direction(backward, pair, lm, source_lang, target_lang)
+            self.languages = None, None  # the model has no language tokens
+
+    def add_features(self, lists: Sequence[NBest]) -> None:
+        """Adds log p(x | y) and log p(y) to all hypotheses."""
+        pairs = [(each.source, hypothesis) for each in lists for hypothesis in each.hypotheses]
+        texts = [hypothesis["text"] for _, hypothesis in pairs]
+        if self.backward is not None:
+            sources = [source for source, _ in pairs]
+            backward = likelihoods(self.backward, texts, sources, self.languages[1], self.languages[0])
+            _add(pairs, BACKWARD, (each.log_probability for each in backward))
+        if self.lm is not None:
+            _add(pairs, LM, (each.log_probability for each in likelihoods(self.lm, None, texts)))
 
 
 def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, values: Iterator[float]) -> None:
@@ -138,9 +176,28 @@ def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, values: Iterat
         hypothesis[field] = value if math.isfinite(value) else None
 
 
+def check_backward_direction(
+    backward: Path, pair: tuple[str, str], lm: Path | None, source_lang: str | None, target_lang: str | None
+) -> None:
+    """Raises ValueError unless the model `backward` of direction `pair` translates back, into the source.
+
+    The language of the translations is `target_lang`, or the language of the language model `lm`.
+    """
+    of_lm = None if lm is None else (languages_of(lm) or (None, None))[1]
+    wanted = target_lang or of_lm, source_lang
+    if any(code and subtags(code)[0] != subtags(own)[0] for code, own in zip(wanted, pair, strict=True)):
+        origins = [f"--lm {lm}"] if of_lm and not target_lang else []
+        origins += [flag for flag, code in (("--target-lang", target_lang), ("--source-lang", source_lang)) if code]
+        source, target = wanted[0] or "the language of the translations", wanted[1] or "the language of the sources"
+        raise ValueError(
+            f"--backward {backward} translates from {pair[0]} into {pair[1]}, but a backward model must translate from "
+            f"{source} into {target} ({', '.join(origins)})"
+        )
+
+
 def tune(
-    lists: Sequence[NBest], score: Callable[[list[str]], float], start: Weights, trials: int, seed: int
-) -> tuple[Weights, float, float]:
+    lists: Sequence[NBest], score: Callable[[list[str]], float], start: RerankingWeights, trials: int, seed: int
+) -> tuple[RerankingWeights, float, float]:
     """Returns the weights with the highest score, this score, and the score of `start`.
 
     The score of a set of weights is `score(texts)`, where `texts` are the best hypotheses of all lists under these
@@ -153,7 +210,7 @@ def tune(
     used = [any(field in each for nbest in lists for each in nbest.hypotheses) for field in (BACKWARD, LM)]
     known: dict[tuple[int, ...], float] = {}
 
-    def value(weights: Weights) -> float:
+    def value(weights: RerankingWeights) -> float:
         chosen = tuple(each.best(weights) for each in lists)
         if chosen not in known:
             known[chosen] = score([each.hypotheses[i]["text"] for each, i in zip(lists, chosen, strict=True)])
@@ -165,7 +222,7 @@ def tune(
         features = {
             name: math.copysign(x, start.features[name]) for name, x in zip(start.features, drawn[3:], strict=True)
         }
-        weights = Weights(drawn[0] * used[0], drawn[1] * used[1], drawn[2], features)
+        weights = RerankingWeights(drawn[0] * used[0], drawn[1] * used[1], drawn[2], features)
         if value(weights) > highest:
             best, highest = weights, value(weights)
     return best, highest, first

@@ -15,7 +15,7 @@ from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
-from nmtkit.translation.reranking import NBest, Weights, read_nbest, tune
+from nmtkit.translation.reranking import NBest, RerankingWeights, read_nbest, tune
 
 LINES = ["all human beings are born free", "", "everyone has the right to life"]
 
@@ -103,7 +103,7 @@ def test_tuning_finds_weights_that_choose_the_references() -> None:
     def right(texts: list[str]) -> float:
         return sum(text in ("good", "fine") for text in texts)
 
-    weights, highest, first = tune(lists, right, Weights(0.0, 1.0, 0.0), 50, 1)
+    weights, highest, first = tune(lists, right, RerankingWeights(0.0, 1.0, 0.0), 50, 1)
     assert (first, highest) == (0, 2)
     # good beats bad iff 8 b > 1 + 4 l, and fine beats worse iff b > 0.5 l
     assert 8 * weights.backward > 1 + 4 * weights.lm and weights.backward > 0.5 * weights.lm
@@ -127,10 +127,12 @@ def test_the_command_tunes_and_names_the_next_command(folder: Path) -> None:
 def test_a_log_probability_of_null_is_the_worst() -> None:
     nbest = listed(("never", -1, -1, -1), ("often", -9, -9, -9))
     nbest.hypotheses[0]["backward_log_probability"] = None
-    record = nbest.reranked(Weights(1.0, 0.0, 0.0))
+    record = nbest.reranked(RerankingWeights(1.0, 0.0, 0.0))
     assert [each["text"] for each in record["hypotheses"]] == ["often", "never"]
     nbest.hypotheses[0]["errors"] = nbest.hypotheses[1]["errors"] = None
-    assert all(nbest.score(each, Weights(0.0, 0.0, 0.0, {"errors": -1.0})) == -math.inf for each in nbest.hypotheses)
+    assert all(
+        nbest.score(each, RerankingWeights(0.0, 0.0, 0.0, {"errors": -1.0})) == -math.inf for each in nbest.hypotheses
+    )
     assert record["hypotheses"][1]["score"] is None and not math.isnan(record["hypotheses"][0]["score"])
 
 
@@ -164,7 +166,7 @@ def test_tuning_keeps_the_sign_of_a_feature() -> None:
     for each, value in zip(lists[0].hypotheses, (1.0, 0.0), strict=True):
         each["errors"] = value
     weights, highest, first = tune(
-        lists, lambda texts: float(texts == ["good"]), Weights(0.0, 0.0, 0.0, {"errors": -0.0}), 50, 1
+        lists, lambda texts: float(texts == ["good"]), RerankingWeights(0.0, 0.0, 0.0, {"errors": -0.0}), 50, 1
     )
     assert (first, highest) == (0, 1) and weights.features["errors"] < -0.4
 

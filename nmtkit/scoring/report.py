@@ -1,0 +1,124 @@
+"""Reports of `nmtkit score`: each report is a value for JSON and the same facts as lines of text."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nmtkit.data.directions import Direction
+from nmtkit.scoring.metrics import Score, Settings, score
+from nmtkit.scoring.significance import Comparison, Test
+from nmtkit.scoring.texts import Texts
+
+
+@dataclass(frozen=True)
+class Report:
+    """Scores as a value for JSON, with unrounded numbers, and as lines of text."""
+
+    value: Any
+    lines: Sequence[str]
+
+
+def scores_report(scores: Sequence[Score], width: int) -> Report:
+    """Returns the report of a text. `width` is the number of digits after the decimal point."""
+    margin = max(len(score.name) for score in scores)
+    lines = [f"{each.name:<{margin}}  {number(each, width)}  {short(each.details)}".rstrip() for each in scores]
+    return Report(
+        list(map(plain, scores)), [*lines, "", *(f"{each.name:<{margin}}  {each.signature}" for each in scores)]
+    )
+
+
+def sentences_report(table: Sequence[Sequence[Score]], width: int) -> Report:
+    """Returns the report of sentences: a heading with the signatures, and a line for each sentence.
+
+    `table` has the scores of all sentences for each metric.
+    """
+    signatures = {column[0].name: column[0].signature for column in table}
+    rows = list(zip(*table, strict=True))
+    sentences = [{score.name: score.value for score in row} for row in rows]
+    heading = "\t".join(f"{name}|{signature}" for name, signature in signatures.items())
+    lines = ["\t".join(f"{score.value:.{width}f}" for score in row) for row in rows]
+    return Report({"signatures": signatures, "sentences": sentences}, [heading, *lines])
+
+
+def comparison_report(results: Sequence[Comparison], test: Test, samples: int, width: int) -> Report:
+    """Returns the report of several systems, the first of which is the baseline."""
+    rows = [{"system": result.system, **plain(result.score), "p_value": result.p_value} for result in results]
+    margin, lines = max(len(result.system) for result in results), []
+    for name in dict.fromkeys(result.score.name for result in results):
+        rows_of_metric = [result for result in results if result.score.name == name]
+        lines.append(f"{name}  {rows_of_metric[0].score.signature}")
+        for result in rows_of_metric:
+            verdict = "" if result.p_value is None else f"  p = {result.p_value:.4f}{' *' * (result.p_value < 0.05)}"
+            lines.append(f"  {result.system:<{margin}}  {number(result.score, width)}{verdict}")
+        lines.append("")
+    baseline = results[0].system
+    method = {"bootstrap": "paired bootstrap", "randomization": "approximate randomization"}[test]
+    lines.append(f"* differs from {baseline} at p < 0.05 ({method}, {samples} samples, two-sided)")
+    return Report({"baseline": baseline, "test": test, "samples": samples, "scores": rows}, lines)
+
+
+DirectionScores = Mapping[Direction, tuple[int, list[Score]]]  # number of sentences and scores of each direction
+
+
+def direction_scores(
+    texts: Texts, metrics: Sequence[str], settings: Settings, bootstrap: int
+) -> dict[Direction, tuple[int, list[Score]]]:
+    """Returns the number of sentences and the scores of each direction of a dataset of many directions."""
+    codes = tuple(dict.fromkeys(code for each in texts.directions for code in (each.source, each.target)))
+    result = {}
+    for direction in texts.directions:
+        part = texts.of(direction)
+        (lines,) = part.systems.values()
+        sources = None if part.sources is None else tuple(part.sources)
+        own = replace(settings, target_lang=direction.target, sources=sources, languages=settings.languages or codes)
+        result[direction] = len(lines), score(lines, part.references, metrics, own, bootstrap=bootstrap)
+    return result
+
+
+def directions_report(directions: DirectionScores, untrained: Collection[Direction], width: int) -> Report:
+    """Returns the report of a dataset of many directions, with the mean of each score over the trained directions."""
+    trained = [scores for direction, (_, scores) in directions.items() if direction not in untrained]
+    columns = list(zip(*(trained or [scores for _, scores in directions.values()]), strict=True))
+    means = {column[0].name: sum(score.value for score in column) / len(column) for column in columns}
+    rows: list[dict[str, Any]] = [
+        {"direction": str(direction), "sentences": count, "scores": list(map(plain, scores))}
+        | ({"trained": False} if direction in untrained else {})
+        for direction, (count, scores) in directions.items()
+    ]
+    table = [["direction", "sentences", *means]]
+    for direction, (count, scores) in directions.items():
+        name = f"{direction}{' *' * (direction in untrained)}"
+        table.append([name, f"{count:,}", *(number(score, width) for score in scores)])
+    table.append(["average", "", *(f"{mean:.{width}f}" for mean in means.values())])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    if any(direction in untrained for direction in directions):
+        lines.append("* no training pairs; not part of the average")
+    names: dict[str, list[str]] = {}
+    longest = max(map(len, means))
+    for direction, (_, scores) in directions.items():
+        for each in scores:
+            names.setdefault(f"{each.name:<{longest}}  {each.signature}", []).append(str(direction))
+    lines += ["", *(name + ("" if len(of) == len(directions) else f"  {', '.join(of)}") for name, of in names.items())]
+    return Report({"directions": rows, "average": means}, lines)
+
+
+def plain(score: Score) -> dict[str, Any]:
+    """Returns a score for JSON, without fields that do not apply."""
+    fields = {"name": score.name, "score": score.value, "mean": score.mean, "interval": score.interval}
+    fields |= {"signature": score.signature, "details": score.details or None}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def number(score: Score, width: int) -> str:
+    interval = "" if score.mean is None else f"  ({score.mean:.{width}f} ± {score.interval:.{width}f})"
+    return f"{score.value:.{width}f}{interval}"
+
+
+def short(details: str) -> str:
+    """Shortens sacreBLEU's details of BLEU to fit into 80 columns: removes the ratio of lengths."""
+    return re.sub(r" ratio = \S+", "", details).replace(" = ", "=")
