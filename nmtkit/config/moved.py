@@ -34,9 +34,11 @@ MOVED = {
     "criterions": "training.criterions",
     "criterions.contract": "training.criterions.interface",
     **{f"data.{name}": f"data.dataset.{name}" for name in
-       ("alignments", "batching", "binarized", "config", "dataset_files", "dataset_writer",
+       ("batching", "binarized", "config", "dataset_files",
         "preprocess", "spm_training", "teacher_file", "transforms")},
     **{f"data.{name}": f"data.tokenizers.{name}" for name in ("batch_encoder", "spm_model", "tokenizer")},
+    "data.alignments": "data.dataset.encoding",
+    "data.dataset_writer": "data.dataset.preprocess",
     "data.corpora_file": "data.dataset.parallel_corpora",
     "documents": "text.documents",
     "files": "config.files",

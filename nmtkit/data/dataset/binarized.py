@@ -128,7 +128,7 @@ class Split:
     target: Side
     tokenizer: Tokenizer
     folder: Path
-    alignments: Side | None = None  # links between pieces, see alignments.py
+    alignments: Side | None = None  # links between pieces, see encoding.py
     directions: tuple[Direction, ...] = ()  # all directions of the dataset; () for a dataset of one direction
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
     rows: Pairs | None = None  # row numbers in the subset on disk; None: all rows

@@ -5,7 +5,7 @@
     train.source.ids.bin      uint16 (uint32 above 65,536 pieces), the ids of all sentences, concatenated
     train.source.offsets.bin  int64, the position in ids where each sentence begins
     train.source.lengths.bin  int32, the number of tokens of each sentence, eos included
-    train.alignments.….bin    with --alignments: three files for the links between pieces (uint32), see alignments.py
+    train.alignments.….bin    with --alignments: three files for the links between pieces (uint32), see encoding.py
     valid.source.txt          the raw lines; valid and test sets only
 
 A dataset of many directions (`preprocess --corpora`) has these files in place of the ids of each side:

@@ -5,8 +5,9 @@ block. The main process then sends the offset of the block, and the worker write
 the text, so the files are the same for any number of workers.
 """
 
+import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,8 @@ from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.blocks import LineBlock
 from nmtkit.data.corpora.dropping import Hashes, Mask, ReasonCounts, RowHash, RowNumbers
 from nmtkit.data.corpora.lines import decode
-from nmtkit.data.dataset import alignments
 from nmtkit.data.dataset.config import PreprocessConfig
-from nmtkit.data.dataset.dataset_files import checksum
-from nmtkit.data.dataset.diagnostics import TextStatistics
+from nmtkit.data.dataset.dataset_files import SIDES, checksum
 from nmtkit.data.dataset.drop_reasons import (
     EQUAL,
     OVERLAP,
@@ -31,9 +30,14 @@ from nmtkit.data.dataset.drop_reasons import (
     text_masks,
 )
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
+from nmtkit.data.dataset.report import TextStatistics
 from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, EncodedBlock, Sizes, Storage
-from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
+from nmtkit.data.tokenizers.batch_encoder import BatchEncoder, WordPieces
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+
+_LINE = re.compile(r"\s*(?:[0-9]{1,6}-[0-9]{1,6}(?:\s+|$))*")
+
+Links = npt.NDArray[np.int64]  # [links, 2], indices of a source and a target word
 
 
 class BlockEncoder:
@@ -134,12 +138,12 @@ class EncodingWorker:
         """Returns the links between the pieces of each kept pair."""
         path, first_line = corpus.alignments, block.first_line
         assert path is not None
-        links, rows = alignments.parse(decode(block.spans[-1].read(), path, first_line), path, first_line)
+        links, rows = parse_links(decode(block.spans[-1].read(), path, first_line), path, first_line)
         words = [
             self._encoder.of(index).words(text.decode(), side)
             for index, (text, side) in enumerate(zip(texts, sides, strict=True))
         ]
-        result = alignments.links_of_pieces(links, rows, keep, words, lambda row: f"{path}:{first_line + row}")
+        result = links_of_pieces(links, rows, keep, words, lambda row: f"{path}:{first_line + row}")
         if corpus.tag is not None:  # the tag shifts all source positions by one piece
             result = Encoded(result.ids + np.uint32(1 << 16), result.lengths)
         return result
@@ -164,3 +168,62 @@ class EncodingWorker:
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
         """Returns the counts of all written ids for each side. The counts are 0 if `config.report` is None."""
         return [self._piece_counts[name] for name in self._storage.ids_of_sides]
+
+
+# --- word alignments --------------------------------------------------------------------------------------------------
+# Each line of an alignment file has the links i-j of one pair in the Pharaoh format (the output of fast_align, eflomal
+# and the scripts of GIZA++). i is the index of a source word, and j is the index of a target word. Both count from 0.
+# Words are separated by spaces. A link between two words becomes links between all pieces of the source word and all
+# pieces of the target word. A link is stored in 32 bits, as source position * 2^16 + target position. A position is the
+# index of a piece in its sentence. A tag before the source sentence counts as a piece.
+
+
+def parse_links(text: str, path: Path, first_line: int) -> tuple[Links, npt.NDArray[np.int64]]:
+    """Returns the links [links, 2] of all lines, and for each link the index of its line in `text`, from 0.
+
+    `first_line` is the number of the first line of `text` in the file. Raises ValueError with file and line if a line
+    is not in Pharaoh format.
+    """
+    lines = text.split("\n")[:-1]
+    for row, line in enumerate(lines):
+        if not _LINE.fullmatch(line):
+            raise ValueError(
+                f"{path}:{first_line + row}: {line[:60]!r} is not an alignment; lines look like 0-0 1-2 2-1"
+            )
+    links = np.array(text.replace("-", " ").split(), np.int64).reshape(-1, 2)
+    return links, np.repeat(np.arange(len(lines)), [line.count("-") for line in lines])
+
+
+def links_of_pieces(
+    links: Links,
+    rows: npt.NDArray[np.int64],
+    keep: npt.NDArray[np.bool_],
+    sides: Sequence[WordPieces],
+    location: Callable[[int], str],
+) -> Encoded:
+    """Converts links between words to links between pieces. Only the lines where `keep` [lines] is true are converted.
+
+    `links` [links, 2] has word indices, and `rows` [links] has the line index of each link. `sides` has the source and
+    target words. `location` converts a line index to the file and line number in error messages. Raises ValueError for
+    a link to a word index beyond the end of the line.
+    """
+    distinct = np.unique(np.column_stack((rows, links))[keep[rows]], axis=0)
+    rows, links = distinct[:, 0], distinct[:, 1:]
+    first, count = [], []
+    for side, words in enumerate(sides):
+        outside = np.flatnonzero(links[:, side] >= words.per_line[rows])
+        if len(outside):
+            row, word = int(rows[outside[0]]), int(links[outside[0], side])
+            raise ValueError(
+                f"{location(row)} links word {word} of the {SIDES[side]} line, which has {words.per_line[row]} words "
+                "(counted from 0, separated by spaces)"
+            )
+        index = (np.cumsum(words.per_line) - words.per_line)[rows] + links[:, side]
+        first.append(words.first_piece[index])
+        count.append(words.pieces[index])
+    products = count[0] * count[1]  # number of links between pieces for each link between words
+    within = np.arange(products.sum()) - np.repeat(np.cumsum(products) - products, products)
+    source = np.repeat(first[0], products) + within // np.repeat(count[1], products)
+    target = np.repeat(first[1], products) + within % np.repeat(count[1], products)
+    per_line = np.bincount(np.repeat(rows, products), minlength=len(keep))[keep]
+    return Encoded(((source << 16) | target).astype(np.uint32), per_line)

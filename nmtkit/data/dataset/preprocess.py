@@ -1,18 +1,61 @@
 """`nmtkit preprocess`: trains a tokenizer, encodes valid and test sets, and cleans, encodes and mixes training sets."""
 
+import functools
 import logging
-from collections.abc import Callable
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from nmtkit.config.files import atomic_write, check_outputs
+from nmtkit.data.corpora import dropping
+from nmtkit.data.dataset import mixing
 from nmtkit.data.dataset.config import PreprocessConfig
-from nmtkit.data.dataset.dataset_files import MANIFEST, SCRATCH_FOLDER, TOKENIZER_FOLDER, AtomicFolder, shard_name
-from nmtkit.data.dataset.dataset_writer import DatasetWriter
-from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, open_corpora
-from nmtkit.data.dataset.report import Report, page
-from nmtkit.data.dataset.spm_training import load_tokenizer, train_multilingual_tokenizer, train_tokenizer
-from nmtkit.data.dataset.tokenizer_extension import extended_by_corpora
-from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.data.dataset.dataset_files import (
+    MANIFEST,
+    SCRATCH_FOLDER,
+    SIDES,
+    TOKENIZER_FOLDER,
+    AtomicFolder,
+    array_file,
+    checksum,
+    map_array,
+    shard_name,
+    text_file,
+    write_manifest,
+)
+from nmtkit.data.dataset.drop_reasons import DUPLICATE, drops
+from nmtkit.data.dataset.encoding import BlockEncoder, EncodingWorker
+from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, ParallelCorpus, open_corpora
+from nmtkit.data.dataset.report import CorpusReport, PieceReport, Report, SplitReport, find_warnings, page, profile_of
+from nmtkit.data.dataset.spm_training import (
+    expected_pieces_per_word,
+    extended_by_corpora,
+    load_tokenizer,
+    train_multilingual_tokenizer,
+    train_tokenizer,
+)
+from nmtkit.data.dataset.storage import (
+    HASHES,
+    TRAIN,
+    ArrayFiles,
+    EncodedBlock,
+    SharedStorage,
+    SideStorage,
+    Sizes,
+    Storage,
+)
+from nmtkit.data.directions import Direction
+from nmtkit.data.tokenizers.spm_model import model_facts
+from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+from nmtkit.jobs.scheduler import Task
+from nmtkit.jobs.workers import Workers
+
+MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 
 log = logging.getLogger("nmtkit")
 
@@ -72,3 +115,257 @@ def _final_folder(config: PreprocessConfig) -> Path:
     if (config.destdir / MANIFEST).exists():
         raise ValueError(f"{config.destdir} holds a dataset that was made without --shard; give a different --destdir")
     return config.destdir / shard_name(*shard)
+
+
+class DatasetWriter:
+    """Writes subsets and the manifest to `folder`. Valid and test sets must be added before the training set."""
+
+    def __init__(
+        self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, directions: Sequence[Direction],
+        on_progress: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.config, self.tokenizer, self.folder, self.on_progress = config, tokenizer, folder, on_progress
+        self._scratch = folder / SCRATCH_FOLDER
+        self.storage: Storage
+        if config.corpora is None:
+            self.storage = SideStorage(config, tokenizer, folder, self._scratch)
+            languages = config.source_lang, config.target_lang
+        else:
+            self.storage = SharedStorage(config, tokenizer, folder, self._scratch, directions)
+            sides = zip(*((direction.source, direction.target) for direction in directions), strict=True)
+            source, target = (",".join(dict.fromkeys(codes)) for codes in sides)
+            languages = source, target
+        self.directions = directions
+        self.report = Report(*languages, {"source": tokenizer.source_size, "target": tokenizer.target_size})
+        self._encoder = BlockEncoder(tokenizer, self.storage.dtypes)
+        if any(config.alignments) and not all(self._encoder.of(side).can_align for side in (0, 1)):
+            raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")
+        self._held_out_profile = profile_of((b"", b""))
+        self._held_out_keys: list[dropping.Hashes] = []
+        self._checksums: dict[str, dict[str, Any]] = {}
+
+    # --- valid and test ---------------------------------------------------------------------------------------------
+
+    def add_held_out(self, split: str, corpora: Sequence[ParallelCorpus]) -> None:
+        """Writes the ids and the raw text of all lines of a valid or test set. A tag is written before source lines.
+
+        In a corpus of more than two languages, an empty line means that the sentence is missing in this language. The
+        pairs of a missing sentence are left out.
+
+        Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
+        in the training set. Raises ValueError for a line of more than --max-line-bytes bytes.
+        """
+        shard = self.config.shard_of()
+        files, offset, texts = ArrayFiles(self.storage, split), Sizes(), []
+        rows = 0
+        for index, corpus in enumerate(corpora):
+            lines, sides = self._read(corpus, self._scratch / f"{split}.{index}")
+            keep = np.ones((len(corpus.pairs), len(sides[0].lengths)), np.bool_)
+            if len(corpus.languages) > 2:
+                for mask, pair in zip(keep, corpus.pairs, strict=True):
+                    mask &= (sides[pair.first].lengths > 1) & (sides[pair.second].lengths > 1)
+            hashes = self._encoder.hashes(corpus, sides)
+            self._held_out_keys += [dropping.pair_keys(key[mask]) for key, mask in zip(hashes, keep, strict=True)]
+            if shard is None or shard[0] == 1:
+                arrays = self.storage.block_arrays(EncodedBlock(sides, hashes, keep), corpus, held_out=True)
+                files.write(arrays, offset)
+                offset.update({name: len(values) for name, values in arrays.items()})
+                texts.append(lines)
+                rows += int(keep.sum())
+        files.close()
+        if texts:
+            self.storage.write_rows(split, [np.arange(rows)])
+            for side, text in zip(SIDES, self.storage.raw_texts(split, corpora, texts), strict=True):
+                (self.folder / text_file(split, side)).write_bytes(text)
+            self._report_split(split)
+
+    def _read(self, corpus: ParallelCorpus, scratch: Path) -> tuple[list[bytes], list[Encoded]]:
+        """Returns the whole text and the sentences of each language. Raises ValueError for a line that is too long."""
+        scratch.mkdir()
+        texts: list[list[bytes]] = []
+        sides: list[list[Encoded]] = []
+        for block in corpus.blocks(scratch, self.config.max_line_bytes + 1):
+            if block.over_long:
+                largest = max(span.size for span in block.spans)
+                raise ValueError(
+                    f"{corpus.position(block.first_line)}: a line has {largest:,} bytes; "
+                    "valid and test sets are not filtered, so remove the line, or give a larger --max-line-bytes"
+                )
+            texts.append([span.read() for span in block.spans])
+            sides.append(self._encoder.encode(texts[-1], corpus, block.first_line))
+            if len(corpus.languages) == 2:
+                self._held_out_profile += profile_of(texts[-1])
+        return list(map(b"".join, zip(*texts, strict=True))), list(map(Encoded.concatenated, zip(*sides, strict=True)))
+
+    # --- train ------------------------------------------------------------------------------------------------------
+
+    def add_train(self, corpora: Sequence[ParallelCorpus]) -> None:
+        """Encodes the training corpora with all workers, then drops duplicates and mixes the corpora.
+
+        Raises ValueError if no pair is left, and the same errors as `blocks` and `BlockEncoder.encode`.
+        """
+        held_out_keys = np.unique(np.concatenate(self._held_out_keys or [np.empty(0, np.uint64)]))
+        self.report.corpora = [CorpusReport.of(corpus) for corpus in corpora]
+        for array in (HASHES, *self.storage.arrays):
+            self.storage.path(TRAIN, array).touch()
+        factory = functools.partial(EncodingWorker, self.tokenizer, self.config, held_out_keys, self.storage)
+        with Workers(self.config.worker_count(), factory) as workers:
+            bounds = self._encode(workers, corpora)
+            # a worker answers after it has written all of its blocks, so the files are complete after this line
+            piece_counts = workers.broadcast((EncodingWorker.piece_counts,))
+            if not bounds[-1] and self.config.shard is None:  # a shard of a small corpus can be empty
+                dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
+                raise ValueError(f"no training pair is left; dropped: {dropped}")
+            self.storage.write_rows(TRAIN, self._mixed_rows(bounds, self._find_duplicates(workers, bounds)))
+            if self.config.report is not None:
+                self._report_pieces(piece_counts)
+            self._report_split(TRAIN)
+            paths = self._files()
+            checksums = workers.imap((EncodingWorker.checksum, path) for path in paths)
+            for path, (_, facts) in zip(paths, checksums, strict=True):
+                self._checksums[str(path.relative_to(self.folder))] = facts
+
+    def _encode(self, workers: Workers, corpora: Sequence[ParallelCorpus]) -> list[int]:
+        """Encodes and writes all corpora. Returns the first row of each corpus, then the total number of rows."""
+        offset = Sizes()
+        bounds = [0]
+        pairs_read = 0
+        unwritten: deque[tuple[int, int]] = deque()  # (corpus index, number of pairs) of each unwritten block
+        longest, shard = self.config.max_line_bytes + 1, self.config.shard_of() or (1, 1)
+
+        def tasks() -> Iterator[Task]:
+            for index, corpus in enumerate(corpora):
+                scratch = self._scratch / f"corpus{index}"
+                scratch.mkdir()
+                for block in corpus.blocks(scratch, longest, shard):
+                    unwritten.append((index, block.lines * len(corpus.pairs)))
+                    yield EncodingWorker.encode, block, corpus
+
+        for worker, (sizes, counts, text) in workers.imap(tasks()):
+            index, pairs = unwritten.popleft()
+            bounds += [offset[HASHES]] * (index + 1 - len(bounds))
+            workers.send(worker, (EncodingWorker.write, offset))
+            offset.update(sizes)
+            report = self.report.corpora[index]
+            report.cleaning.add(counts)
+            if text is not None:
+                report.text.append(text)
+            report.read += pairs
+            report.written += sizes[HASHES]
+            pairs_read += pairs
+            self.on_progress(pairs_read)
+        return bounds + [offset[HASHES]] * (len(corpora) + 1 - len(bounds))
+
+    def _find_duplicates(self, workers: Workers, bounds: list[int]) -> mixing.Dropped | None:
+        """Counts the rows that repeat an earlier row.
+
+        Returns an array [rows] that is 1 for a row to drop, or None if duplicates are kept.
+        """
+        hashes = self.storage.path(TRAIN, HASHES)
+        partitions = dropping.partition(hashes, self._scratch)
+        hashes.unlink()
+        dropped = None
+        if self.config.drop_duplicates and bounds[-1]:
+            dropped = np.memmap(self._scratch / "dropped", np.uint8, "w+", shape=(bounds[-1],))
+        for _, rows in workers.imap((EncodingWorker.find_duplicates, path) for path in partitions):
+            if dropped is not None:
+                dropped[rows] = 1
+            counts = np.diff(np.searchsorted(rows, bounds))
+            for report, count in zip(self.report.corpora, counts.tolist(), strict=True):
+                report.cleaning.count(DUPLICATE, count, drops=drops(DUPLICATE, self.config))
+                report.written -= count if dropped is not None else 0
+        return dropped
+
+    def _mixed_rows(self, bounds: list[int], dropped: mixing.Dropped | None) -> Iterator[dropping.RowNumbers]:
+        """Returns the row numbers of an epoch, in chunks. Raises ValueError if an epoch has no pair of a corpus."""
+        reports = self.report.corpora
+        if self.config.temperature is not None:
+            counts = [report.written for report in reports]
+            for report, weight in zip(
+                reports, mixing.weights_of_temperature(counts, self.config.temperature), strict=True
+            ):
+                report.weight = weight
+            if (largest := max(report.weight for report in reports)) > MAX_PASSES:
+                raise ValueError(
+                    f"--temperature {self.config.temperature} makes an epoch contain each pair of a corpus "
+                    f"{largest:,.0f} times; give a temperature nearer to 1"
+                )
+        corpora = [
+            mixing.CorpusRows(start, end, report.weight)
+            for start, end, report in zip(bounds[:-1], bounds[1:], reports, strict=True)
+        ]
+        for rows, report in zip(corpora, reports, strict=True):
+            if report.written and not rows.size(dropped):
+                setting = "--weights" if self.config.corpora is None else "weight"
+                raise ValueError(
+                    f"{setting} {rows.weight:g} leaves none of the {report.written:,} pairs of {report.source}; "
+                    "give a larger weight, or leave the corpus out"
+                )
+        return mixing.mixed_rows(corpora, dropped, self.config.seed)
+
+    # --- report and manifest ----------------------------------------------------------------------------------------
+
+    def _report_split(self, split: str) -> None:
+        paths = {side: self.folder / array_file(split, side, "lengths") for side in SIDES}
+        self.report.splits[split] = SplitReport.of({side: map_array(path, "int32") for side, path in paths.items()})
+
+    def _report_pieces(self, counts_of_workers: list[list[npt.NDArray[np.int64]]]) -> None:
+        pieces_of = {"source": self.tokenizer.source_pieces, "target": self.tokenizer.target_pieces}
+        for index, side in enumerate(SIDES):
+            counts = np.sum([counts[index] for counts in counts_of_workers], axis=0)
+            self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
+
+    def warnings(self) -> list[str]:
+        """Returns warnings about likely errors in the training data. Corpora of many languages are judged one by one.
+
+        A corpus with more than two languages has no statistics.
+        """
+        one_direction = self.config.corpora is None
+        corpora = self.report.corpora
+        return [
+            warning
+            for group in ([corpora] if one_direction else [[corpus] for corpus in corpora])
+            for warning in find_warnings(
+                group,
+                model_facts(self.tokenizer.source_model).model_type,
+                expected_pieces_per_word(self.config.tokenizer_from) if one_direction else None,
+                trained_here=not self.config.tokenizer_from,
+                held_out=self._held_out_profile if one_direction else None,
+            )
+        ]
+
+    def _files(self) -> list[Path]:
+        dataset_files = [path for path in self.folder.iterdir() if path.suffix in (".bin", ".txt")]
+        return sorted(dataset_files) + sorted((self.folder / TOKENIZER_FOLDER).iterdir())
+
+    def finish(self) -> None:
+        """Deletes the scratch folder and writes the manifest. The dataset is then complete."""
+        shutil.rmtree(self._scratch)
+        for path in self._files():
+            name = str(path.relative_to(self.folder))
+            if name not in self._checksums:  # workers have computed the checksums of the training set
+                self._checksums[name] = checksum(path)
+        manifest: dict[str, Any] = {
+            "nmtkit_dataset": self.storage.format,
+            "source_lang": self.report.source_lang,
+            "target_lang": self.report.target_lang,
+            "languages": dict(zip(SIDES, self.config.languages, strict=True)),
+            "tokenizer": self.tokenizer.fingerprint,
+            "splits": {split: self._split_facts(split, report) for split, report in self.report.splits.items()},
+            "report": self.report.counts(),
+            "settings": self.config.recorded(),
+            "files": self._checksums,
+        }
+        if self.config.corpora is not None:
+            manifest["directions"] = [[direction.source, direction.target] for direction in self.directions]
+            # left empty, because a mean over all languages would not be typical of any language
+            manifest["report"]["pieces_per_word"] = {}
+        write_manifest(self.folder, manifest)
+
+    def _split_facts(self, split: str, report: SplitReport) -> dict[str, Any]:
+        """Returns the entry of a subset in the manifest."""
+        sides = {
+            side: {"tokens": report.tokens[side], "dtype": dtype}
+            for side, dtype in zip(SIDES, self.storage.dtypes, strict=True)
+        }
+        return {"pairs": report.pairs, **sides, **self.storage.facts(split)}

@@ -52,7 +52,7 @@ class EncodedBlock:
     sides: Sequence[Encoded]  # one for each language; all lines
     hashes: Sequence[Hashes]  # [lines, 2], one for each pair of languages
     keep: Mask  # [language pairs, lines]
-    links: Encoded | None = None  # links between the pieces of each kept pair, see alignments.py
+    links: Encoded | None = None  # links between the pieces of each kept pair, see encoding.py
 
     def row_hashes(self, corpus: ParallelCorpus) -> Hashes:
         """Returns the hashes [rows, 2] of the kept pairs. Pairs with another tag or direction have other hashes."""

@@ -22,17 +22,25 @@ import sentencepiece
 
 from nmtkit.data.tokenizers.spm_model import model_facts
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, AbsentPieces, Encoded, encode_lines, normalize
-from nmtkit.data.tokenizers.word_table import ABSENT, LONGEST, Keys, WordTable
 
-Mask = npt.NDArray[np.bool_]
+COLUMNS = 8  # numbers in a key
+# maximum bytes of a word; longer words, such as lines in scripts without spaces, seldom repeat
+LONGEST = 8 * COLUMNS - 1
+ABSENT = 0
+FIRST_CAPACITY = 1 << 10
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, rounded to an odd number
+PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fills a number that holds n bytes
+
+WordIndices = npt.NDArray[np.int64]
+WordNumbers = npt.NDArray[np.uint64]
 
 CACHED_WORDS = 1 << 18  # maximum number of words in the table (about 30 MB); a larger table is cleared
 WORDS_PER_LINE = 24  # number of words in a line for SentencePiece; longer lines need more memory
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """The pieces of each word of a text. Words are separated by spaces."""
+class WordPieces:
+    """The pieces of each word of a text. WordPieces are separated by spaces."""
 
     per_line: npt.NDArray[np.int64]  # number of words in each line
     first_piece: npt.NDArray[np.int64]  # position of the first piece of each word in its line
@@ -96,7 +104,7 @@ class BatchEncoder:
         index = np.zeros(len(starts), np.int64)
         is_word = lengths > 0
         short = np.flatnonzero(is_word & (lengths <= LONGEST))
-        index[short] = self._table.find(Keys.of(text, starts[short], lengths[short]))
+        index[short] = self._table.find(WordKeys.of(text, starts[short], lengths[short]))
         unknown = np.flatnonzero(is_word & (index == ABSENT))
         ends = (starts + lengths)[unknown].tolist()
         words = [text[start:end] for start, end in zip(starts[unknown].tolist(), ends, strict=True)]
@@ -111,10 +119,10 @@ class BatchEncoder:
         if dropped := len(new) - len(kept):
             self._ids = self._ids[: self._first[-dropped]]
             self._first, self._counts = self._first[:-dropped], self._counts[:-dropped]
-        self._table.add(Keys.of_words(kept))
+        self._table.add(WordKeys.of_words(kept))
         return encoded
 
-    def _ids_of(self, index: npt.NDArray[np.int64], is_end: Mask) -> Encoded:
+    def _ids_of(self, index: npt.NDArray[np.int64], is_end: npt.NDArray[np.bool_]) -> Encoded:
         """Returns the encoded lines. `index` has the table index of each word and line end; `is_end` marks the ends."""
         counts = self._counts[index]
         ends = np.cumsum(counts)
@@ -124,7 +132,7 @@ class BatchEncoder:
     def _encode_words(self, words: list[bytes]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Returns the concatenated ids of all words, and the number of ids of each word.
 
-        Words are encoded in lines of WORDS_PER_LINE words. The ids of a line are then split where a word begins.
+        WordPieces are encoded in lines of WORDS_PER_LINE words. The ids of a line are then split where a word begins.
         """
         groups = _groups([word.decode() for word in words])
         ids, _ = self._encode_lines(list(map(" ".join, groups)))
@@ -148,7 +156,7 @@ class BatchEncoder:
         """Returns the number of pieces that are <unk> or a byte of a character outside the vocabulary."""
         return int(np.count_nonzero(self._is_unknown[encoded.ids]))
 
-    def words(self, text: str, encoded: Encoded) -> Words:
+    def words(self, text: str, encoded: Encoded) -> WordPieces:
         """Returns the pieces of each word of `text`. `encoded` is the encoded text. Every line must end in \\n.
 
         Raises ValueError if the model is of type "word" and has merged adjacent unknown words into one piece.
@@ -176,7 +184,7 @@ class BatchEncoder:
         first = last + 1 - normalized[present]
         first_piece[present] = starts[first] - (line_ends + 1 - encoded.lengths)[line[first]]
         pieces[present] = ends[last] - starts[first]
-        return Words(np.array(list(map(len, lines)), np.int64), first_piece, pieces)
+        return WordPieces(np.array(list(map(len, lines)), np.int64), first_piece, pieces)
 
 
 def _tokens(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -198,3 +206,122 @@ def _tokens(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 def _groups(words: list[str]) -> list[list[str]]:
     """Returns the words in groups of WORDS_PER_LINE."""
     return [words[start : start + WORDS_PER_LINE] for start in range(0, len(words), WORDS_PER_LINE)]
+
+
+# --- the table of words -----------------------------------------------------------------------------------------------
+# The key of a word is its UTF-8 text, divided into numbers of 8 bytes. The last number is padded with 0xFF, which never
+# occurs in UTF-8. Therefore, two words with equal keys are equal, even if hashes collide. The hash table is an array of
+# word indices, with linear probing.
+
+
+@dataclass(frozen=True, eq=False)
+class WordKeys:
+    """The keys of words. Column i has the indices of the words that have an i-th number, and these numbers."""
+
+    count: int
+    columns: list[tuple[WordIndices | slice, WordNumbers]]
+
+    @staticmethod
+    def of(text: bytes, starts: WordIndices, lengths: WordIndices) -> "WordKeys":
+        """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
+        # Row r has the text from byte r on. Therefore, one row has an aligned number that begins at any given byte.
+        rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
+        for row in range(min(8, len(text))):
+            rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]
+        position = (starts & 7) * rows.shape[1] + (starts >> 3)
+        numbers, rest = rows.ravel(), lengths
+        words: WordIndices | slice = slice(None)
+        columns: list[tuple[WordIndices | slice, WordNumbers]] = []
+        while len(rest):
+            column = numbers.take(position)
+            ends = np.flatnonzero(rest < 8)
+            column[ends] |= PADDING[rest[ends]]
+            columns.append((words, column))
+            longer = np.flatnonzero(rest >= 8)
+            words = longer if isinstance(words, slice) else words[longer]
+            position, rest = position[longer] + 1, rest[longer] - 8
+        return WordKeys(len(lengths), columns)
+
+    def hashes(self) -> WordNumbers:
+        hashes = np.zeros(self.count, np.uint64)
+        for words, column in self.columns:
+            mixed = (hashes[words] + column) * MULTIPLIER
+            hashes[words] = mixed ^ (mixed >> np.uint64(32))
+        return hashes * MULTIPLIER
+
+    def equal(self, table: WordNumbers, rows: WordIndices) -> npt.NDArray[np.bool_]:
+        """Returns a mask [words], true where row `rows[word]` of `table` [rows, COLUMNS] equals the key of the word."""
+        equal = np.ones(self.count, np.bool_)
+        for number, (words, column) in enumerate(self.columns):
+            equal[words] &= table[rows[words], number] == column
+        return equal
+
+    @staticmethod
+    def of_words(words: list[bytes]) -> "WordKeys":
+        lengths = np.fromiter(map(len, words), np.int64, len(words))
+        return WordKeys.of(b"".join(words), np.cumsum(lengths) - lengths, lengths)
+
+    def select(self, chosen: WordIndices) -> "WordKeys":
+        """Returns the keys of the words with the ascending indices `chosen`."""
+        position = np.full(self.count, -1)
+        position[chosen] = np.arange(len(chosen))
+        columns: list[tuple[WordIndices | slice, WordNumbers]] = []
+        for words, column in self.columns:
+            new = position[words]
+            there = new >= 0
+            columns.append((new[there], column[there]))
+        return WordKeys(len(chosen), columns)
+
+    def write(self, table: WordNumbers) -> None:
+        """Writes the key of word i into row i of `table`."""
+        for number, (words, column) in enumerate(self.columns):
+            table[words, number] = column
+
+
+class WordTable:
+    """WordPieces of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 stands for an absent word."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._count - 1
+
+    def clear(self) -> None:
+        self._count = 1
+        self._keys: WordNumbers = np.zeros((FIRST_CAPACITY, COLUMNS), np.uint64)
+        self._hashes: WordNumbers = np.zeros(FIRST_CAPACITY, np.uint64)
+        self._slots = np.zeros(4 * FIRST_CAPACITY, np.int32)
+
+    def find(self, keys: WordKeys) -> WordIndices:
+        """Returns the index of each word, or ABSENT."""
+        slots = self._first_slots(keys.hashes())
+        indices = self._slots[slots].astype(np.int64)
+        open_rows = np.flatnonzero((indices != ABSENT) & ~keys.equal(self._keys, indices))
+        while len(open_rows):  # these slots hold different words, so the next slots are tried
+            slots[open_rows] = (slots[open_rows] + 1) % len(self._slots)
+            indices[open_rows] = self._slots[slots[open_rows]]
+            there = open_rows[indices[open_rows] != ABSENT]
+            open_rows = there[~keys.select(there).equal(self._keys, indices[there])]
+        return indices
+
+    def add(self, keys: WordKeys) -> None:
+        """Adds words. The words must be distinct and not in the table yet."""
+        new = np.arange(self._count, self._count + keys.count)
+        while self._count + keys.count > len(self._keys):
+            self._keys = np.concatenate((self._keys, np.zeros_like(self._keys)))
+            self._hashes = np.concatenate((self._hashes, np.zeros_like(self._hashes)))
+        keys.write(self._keys[new[0] : new[-1] + 1] if len(new) else self._keys[:0])
+        self._hashes[new] = keys.hashes()
+        self._count += keys.count
+        if len(self._slots) < 2 * len(self._keys):
+            self._slots, new = np.zeros(4 * len(self._keys), np.int32), np.arange(1, self._count)
+        slots = self._first_slots(self._hashes[new])
+        while len(new):
+            empty = self._slots[slots] == ABSENT
+            self._slots[slots[empty]] = new[empty]  # if several words have the same slot, one of them gets the slot
+            left = self._slots[slots] != new
+            new, slots = new[left], (slots[left] + 1) % len(self._slots)
+
+    def _first_slots(self, hashes: WordNumbers) -> WordIndices:
+        return (hashes >> np.uint64(65 - len(self._slots).bit_length())).astype(np.int64)
