@@ -27,7 +27,7 @@ from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.formats.ctranslate2 import specification
 from nmtkit.models.layers.logsumexp_gpu import logsumexp
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.loader import Position, Update
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
@@ -91,7 +91,7 @@ def update_of(number: int, max_tokens: int, scale: Scale, device: str | None = N
 def trainer_of(model: str, scale: Scale, **settings: Any) -> Trainer:
     vocabulary = Vocabulary(source=scale.vocabulary, target=scale.vocabulary, joint=True)
     flags = {"device": scale.device, "batch_tokens": scale.batch_tokens} | scale.depth | settings
-    job = JobTemplate.read(names={"architecture": f"transformer_{model}"}).job(flags)
+    job = JobConfig.read(names={"architecture": f"transformer_{model}"}, settings=flags)
     architecture, criterion = job.components["architecture"], job.components["criterion"]
     torch.manual_seed(1)
     built = ARCHITECTURES[architecture.name].factory(architecture.config, vocabulary)

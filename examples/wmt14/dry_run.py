@@ -15,7 +15,7 @@ from table3 import PAPER
 from nmtkit.experiments.estimate import Estimate, estimate
 from nmtkit.experiments.sweep import read
 from nmtkit.models.architectures import Vocabulary
-from nmtkit.training.config import JobConfig, JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import resolve
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", nargs="*", type=Path)
     paths = parser.parse_args().configs
-    jobs = {f"{path.parent.name}/{path.stem}": JobTemplate.read(path).job({}) for path in paths} or all_jobs()
+    jobs = {f"{path.parent.name}/{path.stem}": JobConfig.read(path) for path in paths} or all_jobs()
     print(f"{'':<28} {'M parameters':>16} {'':>9} {'tokens a side':>18} {'FLOP of products':>18} {'FLOP by time':>12}")
     print(
         f"{'config':<28} {'here':>8} {'paper':>7} {'updates':>9} {'an update':>9} {'run':>8} "
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def all_jobs() -> dict[str, JobConfig]:
-    configs = {f"configs/{path.stem}": JobTemplate.read(path).job({}) for path in sorted((HERE / "configs").iterdir())}
+    configs = {f"configs/{path.stem}": JobConfig.read(path) for path in sorted((HERE / "configs").iterdir())}
     sweep = read(HERE / "table3.sweep.toml")
     return configs | {f"table3/{name}": sweep.job(sweep.run({}, name)) for name in sweep.named}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nmtkit.api.settings import PathLike, checked, hints_of
 from nmtkit.training.callbacks import Callback
-from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate
+from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig
 from nmtkit.training.run import TrainingResult, train_job
 from nmtkit.training.run_config import RunConfig
 
@@ -41,10 +41,10 @@ def _job(settings: dict[str, Any], data: PathLike | None) -> JobConfig:
     types = dict.fromkeys(chosen.values(), tuple[str, ...]) | {"config": Path | None, "plugin": tuple[str, ...]}
     kinds = checked(title, {name: value for name, value in settings.items() if name in types}, types)
     names = {kind: ",".join(kinds[name]) or "none" for kind, name in chosen.items() if name in kinds}
-    start = settings.get("finetune_from")
-    template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()), Path(start) if start else None)
-    classes: list[Any] = [RunConfig, *(type(component.config) for component in template.components.values())]
+    file, plugins, start = kinds.get("config"), kinds.get("plugin", ()), settings.get("finetune_from")
+    components = ConfigFile(file).components(names, plugins, start)
+    classes: list[Any] = [RunConfig, *(type(component.config) for component in components.values())]
     hints = hints_of(*classes)
     values = checked(title, settings, {**types, **hints})
-    changes = {name: value for name, value in values.items() if name in hints}
-    return template.job(changes, None if data is None else Path(data))
+    flags = {name: value for name, value in values.items() if name in hints}
+    return JobConfig.read(file, names, plugins, flags, None if data is None else Path(data))

@@ -17,7 +17,7 @@ from nmtkit.data.dataset.preprocess import preprocess
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
 from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.run import train_job
 from nmtkit.translation.likelihood import likelihoods
 from nmtkit.translation.translator import Translator
@@ -128,7 +128,7 @@ class SelfTrained(DualCrossEntropy):
             self._preprocess(folder, data, source, target)
         warmup = min(100, max(1, self._updates // 10))
         changes = {"max_update": self._updates, "warmup_updates": warmup, "save_dir": run}
-        result = train_job(JobTemplate.read(names=COMPONENTS).job(SETTINGS | changes, data))
+        result = train_job(JobConfig.read(names=COMPONENTS, settings=SETTINGS | changes, data=data))
         if not result.finished:
             raise KeyboardInterrupt
         return loaded(result.last)

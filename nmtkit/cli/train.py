@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,11 +16,11 @@ from nmtkit.cli.command import Command, errors_in_one_line, message_of, parsed_k
 from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.config.plugins import plugins_for
-from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, kind_of
+from nmtkit.training.config import DEFAULTS, REGISTRIES, Component, ConfigFile, JobConfig, kind_of
 from nmtkit.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from nmtkit.training.stopping import StopReason
+    from nmtkit.training.due import StopReason
 
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
@@ -42,22 +42,21 @@ def name_flags() -> list[click.Option]:
     ]
 
 
-def chosen(context: click.Context) -> JobTemplate:
-    """Loads the plug-ins and returns the components that the parsed flags choose."""
-    params = context.params
+def sources(params: Mapping[str, Any]) -> tuple[Path | None, dict[str, str | None], tuple[str, ...]]:
+    """Returns the config file, the names of components and the plug-ins that the parsed flags give."""
     names = {table: params[parameter_name(kind.flag)] for table, kind in REGISTRIES.items()}
-    return JobTemplate.read(params["config"], names, params["plugin"], params["finetune_from"])
+    return params["config"], names, params["plugin"]
 
 
 def parameter_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def component_flags(template: JobTemplate) -> list[click.Option]:
+def component_flags(components: Mapping[str, Component]) -> list[click.Option]:
     """Returns the flags of the chosen components, under a heading with the name of each component."""
     return [
         flag
-        for table, component in template.components.items()
+        for table, component in components.items()
         for flag in flags(component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}")
     ]
 
@@ -75,15 +74,16 @@ class TrainCommand(Command):
         arguments = list(args)  # make_context empties the list `args`
         known = parsed_known_flags(self, info_name, args, parent)
         with errors_in_one_line(known):
-            template = chosen(known)
+            file, chosen, plugins = sources(known.params)
+            components = ConfigFile(file).components(chosen, plugins, known.params["finetune_from"])
         names = {flag.name: flag for flag in name_flags()}  # computed again, because plug-ins may have registered names
         params = [names.get(parameter.name or "", parameter) for parameter in self.params]
         full = Command(
-            name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(template)]
+            name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(components)]
         )
         with naming_components(REGISTRIES.values):
             context = full.make_context(info_name, args, parent, **extra)
-        context.obj = template, arguments
+        context.obj = arguments
         return context
 
 
@@ -106,7 +106,7 @@ class TrainCommand(Command):
 )
 @click.pass_obj
 def command(
-    parsed: tuple[JobTemplate, list[str]],
+    arguments: list[str],
     /,
     data: Path | None,
     dry_run: bool,
@@ -127,8 +127,7 @@ def command(
     nmtkit train domain-bin --finetune-from averaged.pt --lr 1e-4 --save-dir tuned
     nmtkit train --arch convs2s --optimizer sgd --help   # flags of these two
     """
-    template, arguments = parsed
-    job = template.job(on_command_line(settings), data)
+    job = JobConfig.read(*sources(settings), on_command_line(settings), data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
         from nmtkit.experiments.estimate import dry_run as estimated
@@ -156,8 +155,8 @@ def command(
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     """Runs the training in this process and returns the exit code of the process."""
     from nmtkit.jobs import distributed
-    from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
+    from nmtkit.training.run_log import Lines, LiveLine
 
     rank_zero = distributed.is_rank_zero()
     if not rank_zero:

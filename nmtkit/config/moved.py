@@ -58,7 +58,11 @@ MOVED = {
     **{f"training.{name}": f"experiments.{name}" for name in ("comparison", "estimate", "inspection", "sweep")},
     **{f"training.comparison_{name}": "experiments.comparison_output" for name in ("curves", "page")},
     "training.new_pieces": "training.initial_weights",
+    "training.differences": "training.resume",
+    "training.progress": "training.run_log",
     "training.report_validation": "training.report",
+    "training.saving": "training.run",
+    "training.stopping": "training.due",
     "training.sweep_search": "experiments.optuna_study",
 }  # fmt: skip
 

@@ -22,9 +22,9 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture
 from nmtkit.models.building import vocabulary_of
-from nmtkit.training.config import REGISTRIES, JobTemplate
-from nmtkit.training.progress import Lines
+from nmtkit.training.config import REGISTRIES, JobConfig
 from nmtkit.training.run import Run
+from nmtkit.training.run_log import Lines
 
 WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera", "gano", "feli"]
 PAIRS = {"train": 120, "valid": 8}
@@ -117,7 +117,7 @@ def train(data: Path, names: Mapping[str, str], settings: Mapping[str, Any], sav
     """
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
-        Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), data, Lines()).run()
+        Run(JobConfig.read(names={"metrics": "none"} | dict(names), settings=settings), data, Lines()).run()
 
 
 def tiny_model(tokenizer: Tokenizer | None = None, seed: int = 1) -> Architecture:

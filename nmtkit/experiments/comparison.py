@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.jobs.folder_lock import described, holder_of
-from nmtkit.training.differences import flat
-from nmtkit.training.progress import numbers_of
+from nmtkit.training.config import flat_settings
 from nmtkit.training.report import latest_records, read_lines
+from nmtkit.training.run_log import numbers_of
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
 NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation record that are not scores
@@ -39,7 +39,7 @@ class RunSummary:
     reason: str  # stop reason; for a run that is running, its process and machine
     update: int  # last update in the log
     updates: int | None  # updates of the whole run, if known
-    settings: dict[str, Any]  # settings by name, as returned by differences.flat
+    settings: dict[str, Any]  # settings by name, as returned by `flat_settings`
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
     best: dict[str, ValidationScore]  # metric -> best score
@@ -80,7 +80,7 @@ def summarize(folder: Path) -> RunSummary:
         reason=reason,
         update=max((record.get("update", 0) for record in records), default=0),
         updates=trained[-1].get("updates") if trained else None,
-        settings=flat(latest.get("config", {})),
+        settings=flat_settings(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
         plugin_sources=latest.get("plugin_sources", {}),
         best=best_scores(valid),

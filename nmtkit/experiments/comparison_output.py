@@ -14,9 +14,9 @@ from nmtkit.config.files import atomic_write
 from nmtkit.experiments.comparison import RunSummary, ValidationScore, as_plain, differing, setting
 from nmtkit.pages.charts import Point, legend, line_chart
 from nmtkit.pages.document import Html, render
-from nmtkit.training.differences import shown
-from nmtkit.training.progress import duration, numbers_of
+from nmtkit.training.config import setting_text
 from nmtkit.training.report import CURVES, KINDS, LOGARITHMIC, UNDRAWN, UNITS, points
+from nmtkit.training.run_log import duration, numbers_of
 
 LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}  # character -> its LaTeX command
@@ -53,7 +53,7 @@ def cells(runs: Sequence[RunSummary]) -> tuple[list[str], list[list[str]]]:
     for run in runs:
         speed = "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}"
         ended = f"{run.state}: {run.reason}" if run.state in ("failed", "stopped") and run.reason else run.state
-        values = [shown(setting(run, name)) for name in settings]
+        values = [setting_text(setting(run, name)) for name in settings]
         scores = [score_text(run.best[name]) if name in run.best else "" for name in metrics]
         lines.append([run.name, *values, *scores, speed, duration(run.seconds), f"{run.update:,}", ended])
     return header, lines
@@ -76,7 +76,9 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
         values = [(score.value, score.update, score.deviation) if score else (None,) * 3 for score in best]
         facts = [*(value for score in values for value in score), run.tokens_per_second, run.seconds, run.update]
         numbers = ["" if value is None else f"{value:.10g}" for value in facts]
-        rows.append([run.name, *(shown(setting(run, name)) for name in settings), *numbers, run.state, run.reason])
+        rows.append(
+            [run.name, *(setting_text(setting(run, name)) for name in settings), *numbers, run.state, run.reason]
+        )
     empty = {column for column in range(len(rows[0])) if not any(row[column] for row in rows[1:])}
     return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
 

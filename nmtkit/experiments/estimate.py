@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -28,15 +27,13 @@ from nmtkit.training.optimizers import state_bytes
 from nmtkit.training.parallel import trainable_parameters
 from nmtkit.training.parameters import choose_trained, embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
-from nmtkit.training.progress import duration
+from nmtkit.training.run_log import duration
 from nmtkit.training.setup import build_loader, build_trainer
 
 P100_FLOPS = 9.5e12  # sustained FLOP/s of a P100, assumed in the paper for the training cost (table 2)
 SENTENCE_TOKENS = 32  # tokens of an average sentence, assumed if there is no dataset
 SENTENCES = 16  # sentences of the fake batch
 WARM_UP = 2  # updates before the clock starts
-
-Pairs = npt.NDArray[np.int64]
 
 
 # --- FLOP and memory, counted with a fake model -----------------------------------------------------------------------
@@ -252,7 +249,7 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
     """Makes updates in this process and returns lines about their speed and the peak speed of the device."""
     plan.configure_torch()
     device = plan.device
-    trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False, updates=expected.updates)
+    trainer = build_trainer(plan.job, dataset.tokenizer, device, updates=expected.updates)
     loader = build_loader(plan, dataset, 0, 1)
     if plan.fits_max_tokens:
         fit_max_tokens(trainer, loader)

@@ -17,6 +17,7 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.building import reads_source, tokenizer_of
 from nmtkit.training.run_config import RunConfig
+from nmtkit.training.run_facts import config_text
 
 Section = dict[str, Any]
 
@@ -162,8 +163,7 @@ def config_of(path: Path) -> str:
         raise ValueError(f"{path} has no facts about its run; --format toml needs a checkpoint of `nmtkit train`")
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}
     folder = tables["run"].pop("save_dir")
-    lines = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
-    return "\n".join([f"# The run of {path}, saved in {folder}.", *lines, "", to_toml(tables)])
+    return config_text(f"The run of {path}, saved in {folder}.", facts, to_toml(tables))
 
 
 # --- datasets -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import field_types, flag_name, split_settings, suggestion
-from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, in_folder
+from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig, in_folder
 from nmtkit.training.run_config import RunConfig
 
 SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
@@ -20,7 +20,7 @@ NOT_VARIED = ("save_dir", "plugin", "config")
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
-Settings = dict[str, Any]
+VariedSettings = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class SweepRun:
     """One run of a sweep: the name of its folder and the settings that override the file."""
 
     name: str
-    settings: Settings
+    settings: VariedSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,8 @@ class Sweep:
     file: Path
     folder: Path
     seeds: tuple[int, ...] = ()
-    named: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
-    zipped: Sequence[Settings] = ({},)
+    named: Mapping[str, VariedSettings] = field(default_factory=lambda: {"": {}})
+    zipped: Sequence[VariedSettings] = ({},)
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
     draws: int = 0
@@ -89,7 +89,7 @@ class Sweep:
             runs[run.name] = run
         return list(runs.values())
 
-    def run(self, varied: Settings, title: str = "") -> SweepRun:
+    def run(self, varied: VariedSettings, title: str = "") -> SweepRun:
         """Returns the run with the varied settings. Its name consists of `title` and these settings."""
         texts = ([title] if title else []) + [f"{name}={_in_name(value)}" for name, value in varied.items()]
         name = re.sub(r"[^\w.=,+-]", "_", ",".join(texts))
@@ -97,17 +97,17 @@ class Sweep:
             name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
         return SweepRun(name=name, settings=dict(self.named[title]) | varied)
 
-    def _grid(self) -> Iterator[Settings]:
+    def _grid(self) -> Iterator[VariedSettings]:
         for values in itertools.product(*self.grid.values()):
-            point: Settings = {}
+            point: VariedSettings = {}
             for name, value in zip(self.grid, values, strict=True):
                 point |= value if isinstance(value, dict) else {name: value}
             yield point
 
-    def _drawn(self) -> list[Settings]:
+    def _drawn(self) -> list[VariedSettings]:
         """Returns `draws` different random combinations. Raises ValueError if the space has fewer combinations."""
         generator = random.Random(self.seed)
-        drawn: dict[str, Settings] = {}  # text of the combination -> combination
+        drawn: dict[str, VariedSettings] = {}  # text of the combination -> combination
         repeated = 0
         while len(drawn) < self.draws:
             settings = {
@@ -129,18 +129,19 @@ class Sweep:
         names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
-            template = JobTemplate.read(self.file, names)
-            classes: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
+            start = run.settings.get("finetune_from")
+            components = ConfigFile(self.file).components(names, (), start and self.file.parent / str(start))
+            classes: list[type] = [RunConfig, *(type(component.config) for component in components.values())]
             *parts, unknown = split_settings(others, *classes)
             if unknown:
                 known = [name for cls in classes for name in field_types(cls)]
                 name = next(iter(unknown))
                 raise ValueError(f"there is no setting {name!r}; {suggestion(name, [*known, *kinds, 'data'])}")
-            settings: Settings = {}
+            settings: VariedSettings = {}
             for cls, part in zip(classes, parts, strict=True):
                 settings |= in_folder(part, cls, self.file.parent)
             data = self.file.parent / str(run.settings["data"]) if "data" in run.settings else None
-            job = template.job(settings, data)
+            job = JobConfig.read(self.file, names, (), settings, data)
         except ValueError as error:
             raise ValueError(f"{self.file}, run {run.name or 'without a name'}: {error}") from None
         if job.data is None:
@@ -229,7 +230,7 @@ def read(file: Path) -> Sweep:
     return sweep
 
 
-def _normalized(table: Any, title: str) -> Settings:
+def _normalized(table: Any, title: str) -> VariedSettings:
     if not isinstance(table, dict):
         raise ValueError(f"{title} is not a table of settings")
     settings = {name.replace("-", "_"): value for name, value in table.items()}
@@ -260,14 +261,14 @@ def _seeds(value: Any, file: Path) -> list[int]:
     return seeds
 
 
-def _named(table: Any, file: Path) -> dict[str, Settings]:
+def _named(table: Any, file: Path) -> dict[str, VariedSettings]:
     if not isinstance(table, dict):
         raise ValueError(f"{file}: [sweep.runs] is not a table of runs: NAME = {{ setting = value }}")
     rows = {name: _normalized(settings, f"{file}: [sweep.runs] {name}") for name, settings in table.items()}
     return rows or {"": {}}
 
 
-def _zipped(table: Any, file: Path) -> list[Settings]:
+def _zipped(table: Any, file: Path) -> list[VariedSettings]:
     columns = {
         name: _list(values, f"{file}: {name} of [sweep.zip]")
         for name, values in _normalized(table, f"{file}: [sweep.zip]").items()

@@ -18,7 +18,7 @@ from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments import comparison
 from nmtkit.experiments.sweep import Sweep, SweepRun
-from nmtkit.training.differences import flat
+from nmtkit.training.config import flat_settings
 from nmtkit.training.run_facts import fingerprint
 
 log = logging.getLogger("nmtkit")
@@ -145,7 +145,7 @@ def is_finished(sweep: Sweep, run: SweepRun) -> bool:
     if not (job.run.save_dir / "log.jsonl").is_file():
         return False
     summary = comparison.summarize(job.run.save_dir)
-    wanted = {name: value for name, value in flat(job.tables()).items() if name not in comparison.OWN}
+    wanted = {name: value for name, value in flat_settings(job.tables()).items() if name not in comparison.OWN}
     if summary.state != "finished" or any(
         summary.settings.get(name) != value for name, value in wanted.items() if value is not None
     ):

@@ -18,7 +18,7 @@ from nmtkit.config.registry import Registry
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError
-from nmtkit.training.progress import numbers_of
+from nmtkit.training.run_log import numbers_of
 
 log = logging.getLogger("nmtkit")
 

@@ -8,13 +8,11 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from nmtkit.config.files import sync_folder
 from nmtkit.data import checkpoint_file
 from nmtkit.jobs import distributed
 from nmtkit.jobs.folder_lock import FolderLock
-from nmtkit.training.differences import changes, table
 from nmtkit.training.metrics import Objective
 
 log = logging.getLogger("nmtkit")
@@ -204,24 +202,3 @@ def replace_link(path: Path, target: str) -> None:
     temporary.symlink_to(target)
     os.replace(temporary, path)
     sync_folder(path.parent)
-
-
-def check_resumable(contents: checkpoint_file.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
-    """Raises ValueError if the run of a checkpoint had other values of the `requirements` (the dataset, the seed, …).
-
-    The message shows all differences. Also raises ValueError for the training state of an old version of nmtkit, which
-    stored the state by position instead of parameter name.
-    """
-    if "groups" not in contents["training"]["optimizer"]:
-        raise ValueError(
-            f"{path} holds the training state of an older version of nmtkit, which this version cannot resume; give a "
-            f"different --save-dir, and --finetune-from {path} to start from its weights"
-        )
-    differing = changes(contents["training"]["identity"], requirements)
-    if differing:
-        resettable = " (or --reset-optimizer)" if [name for name, _, _ in differing] == ["optimizer"] else ""
-        raise ValueError(
-            f"--save-dir {path.parent} holds a run that cannot continue with\n{table(differing)}\n"
-            f"resume it with its own settings{resettable}; or give a different --save-dir, and --finetune-from {path} "
-            "to start from its weights"
-        )

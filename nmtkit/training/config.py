@@ -96,6 +96,38 @@ class JobConfig:
                 "--valid-beam does nothing without a metric that scores translations, such as --metrics bleu"
             )
 
+    @staticmethod
+    def read(
+        file: Path | None = None,
+        names: Mapping[str, str | None] | None = None,
+        plugins: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        data: Path | None = None,
+    ) -> "JobConfig":
+        """Returns the job of a TOML file and flags. Loads the plug-ins of both.
+
+        `names` and `plugins` are flags as in `ConfigFile.components`. `settings` has all other flags by field name.
+        Flags override the file, and `data` overrides the dataset of the file. Raises OSError or ValueError.
+        """
+        source, settings = ConfigFile(file), settings or {}
+        components = source.components(names, plugins, settings.get("finetune_from"))
+        classes = [type(component.config) for component in components.values()]
+        run_flags, *parts, _ = split_settings(settings, RunConfig, *classes)
+        in_file = source.run_settings()
+        # A flag removes the conflicting setting of the file.
+        for name, other in (("update_freq", "batch_tokens"), ("batch_tokens", "update_freq")):
+            if run_flags.get(name) is not None:
+                in_file.pop(other, None)
+        run = derive(RunConfig(), in_file | run_flags, source.origin if in_file else COMMAND_LINE)
+        components = {
+            table: Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
+            for (table, component), changes in zip(components.items(), parts, strict=True)
+        }
+        if not getattr(components["architecture"].config, "reads_source", True):
+            chosen = source.names_metrics or (names or {}).get("metrics") is not None
+            components = _without_translations(components, chosen)
+        return JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
+
     @property
     def schedule_follows_validations(self) -> bool:
         """Whether the learning-rate schedule depends on the scores of validations."""
@@ -156,86 +188,6 @@ class JobConfig:
         return to_toml(self.tables(folder))
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobTemplate:
-    """A training job before the flags of its components are parsed. The chosen components decide which flags exist."""
-
-    run: Mapping[str, Any]  # settings in the table [run] of the file
-    components: dict[str, Component]  # components by table, with the settings of the file
-    plugins: tuple[str, ...]
-    origin: str  # name of the file, for error messages
-    data: Path | None = None  # dataset that the file names
-    chooses_metrics: bool = True  # whether the file or the command line names the metrics
-
-    @staticmethod
-    def read(
-        file: Path | None = None,
-        names: Mapping[str, str | None] | None = None,
-        plugins: Sequence[str] = (),
-        finetune_from: Path | None = None,
-    ) -> "JobTemplate":
-        """Loads the plug-ins and chooses the components.
-
-        `names` maps each kind to the text of its flag: several names with commas between them, or "none". These names
-        override the names in the TOML file, and the names in the file override the defaults. A table of the file
-        applies only to the component that the table names. Paths in the file are relative to the folder of the file.
-        If no architecture is named, the architecture and its settings come from the checkpoint `finetune_from`, or
-        else from the checkpoint that the setting `finetune_from` of the file names. Raises OSError, or ValueError for
-        an unknown name, a wrong setting, or two components with the same flag.
-        """
-        tables = read_tables(file) if file else {}
-        origin = str(file) if file else COMMAND_LINE
-        folder = file.parent if file else Path()
-        run = dict(tables.get("run", {}))
-        data = _converted(run.pop("data", None), Path | None, f"{origin}: data")
-        listed = _converted(run.pop("plugin", []), tuple[str, ...], f"{origin}: plugin")
-        listed = tuple(str(folder / name) if name.endswith(".py") else name for name in listed)
-        loaded = tuple(dict.fromkeys((*listed, *plugins)))
-        load_plugins(loaded)
-        chooses_metrics = "metrics" in run or (names or {}).get("metrics") is not None
-        components: dict[str, Component] = {}
-        for kind in REGISTRIES:
-            components |= _components(kind, (names or {}).get(kind), run, tables, origin, folder)
-        in_file = _converted(run.get("finetune_from", "none"), Path | None, f"{origin}: finetune_from")
-        start = finetune_from or (in_file and folder / in_file)
-        if start and not (names or {}).get("architecture") and "architecture" not in tables:
-            components["architecture"] = _architecture_of(start)
-        titles = {
-            f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
-            for table, component in components.items()
-        }
-        check_no_collisions({"the run": RunConfig()} | titles)
-        return JobTemplate(
-            run=in_folder(run, RunConfig, folder),
-            components=components,
-            plugins=loaded,
-            origin=origin,
-            data=None if data is None else folder / data,
-            chooses_metrics=chooses_metrics,
-        )
-
-    def job(self, flags: Mapping[str, Any], data: Path | None = None) -> JobConfig:
-        """Returns the job. The `flags` of the command line, by field name, override the settings of the file.
-
-        `data` overrides the dataset of the file.
-        """
-        classes = [type(component.config) for component in self.components.values()]
-        run_flags, *parts, _ = split_settings(flags, RunConfig, *classes)
-        # A flag removes the conflicting setting of the file.
-        in_file = dict(self.run)
-        for name, other in (("update_freq", "batch_tokens"), ("batch_tokens", "update_freq")):
-            if run_flags.get(name) is not None:
-                in_file.pop(other, None)
-        run = derive(RunConfig(), in_file | run_flags, self.origin if in_file else COMMAND_LINE)
-        components = {
-            table: Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
-            for (table, component), changes in zip(self.components.items(), parts, strict=True)
-        }
-        if not getattr(components["architecture"].config, "reads_source", True):
-            components = _without_translations(components, self.chooses_metrics)
-        return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
-
-
 def _architecture_of(path: Path) -> Component:
     contents = checkpoint_file.read(path, mmap=True)
     name = contents["architecture"]
@@ -268,44 +220,121 @@ def kind_of(table: str) -> str:
     return table.partition(".")[0]
 
 
-def _components(
-    kind: str, typed: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
-) -> dict[str, Component]:
-    """Returns the components of a kind by the title of their TOML table, with the settings of the file.
+class ConfigFile:
+    """A TOML config, or no file. Paths in the file are relative to the folder of the file."""
 
-    Removes the list of names from `run`.
-    """
-    several, default = REGISTRIES[kind].several, DEFAULTS[kind]
-    if several:
-        in_file = _converted(run.pop(kind, list(default)), tuple[str, ...], f"{origin}: {kind} of [run]")
-    else:
-        in_file = (_converted(tables.get(kind, {}).get("name", default[0]), str, f"{origin}: name of [{kind}]"),)
-    written_for = {table_of(kind, name) for name in in_file}
-    for table in tables:
-        if kind_of(table) == kind and table not in written_for and typed is None:
-            known = ", ".join(in_file) or "none"
-            raise ValueError(
-                f"{origin}: [{table}] does nothing, because its name is not in the list {kind} of [run] ({known}); "
-                "add the name"
-            )
-    names = in_file if typed is None else names_in(typed) if several else (typed,)
-    if len(set(names)) < len(names):
-        raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} repeats a name")
-    chosen = {}
-    for name in names:
-        entry, table = REGISTRIES[kind][name], table_of(kind, name)
-        settings = {}
-        if several or name in in_file:
-            settings = {key: value for key, value in tables.get(table, {}).items() if several or key != "name"}
-        settings = in_folder(settings, type(entry.preset), folder)
-        config = derive(entry.preset, settings, f"{origin}: [{table}]") if settings else entry.preset
-        chosen[table] = Component(name=name, config=config)
-    return chosen
+    def __init__(self, path: Path | None = None) -> None:
+        """Reads the file. Raises OSError, or ValueError with the name of the file and the mistake."""
+        self.origin = str(path) if path else COMMAND_LINE  # for error messages
+        self.folder = path.parent if path else Path()
+        self.tables = read_tables(path) if path else {}
+        self.run = self.tables.get("run", {})
+        self.names_metrics = "metrics" in self.run
+
+    @property
+    def data(self) -> Path | None:
+        """The dataset that the file names."""
+        data = _converted(self.run.get("data"), Path | None, f"{self.origin}: data")
+        return None if data is None else self.folder / data
+
+    def plugins(self, others: Sequence[str] = ()) -> tuple[str, ...]:
+        """Returns the plug-ins of the file, then the `others`. Each plug-in occurs once."""
+        listed = _converted(self.run.get("plugin", []), tuple[str, ...], f"{self.origin}: plugin")
+        located = (str(self.folder / name) if name.endswith(".py") else name for name in listed)
+        return tuple(dict.fromkeys((*located, *others)))
+
+    def run_settings(self) -> dict[str, Any]:
+        """Returns the settings of `RunConfig` in the file."""
+        others = ("data", "plugin", *SEVERAL)
+        return in_folder({name: v for name, v in self.run.items() if name not in others}, RunConfig, self.folder)
+
+    def components(
+        self,
+        names: Mapping[str, str | None] | None = None,
+        plugins: Sequence[str] = (),
+        finetune_from: Path | str | None = None,
+    ) -> dict[str, Component]:
+        """Loads the plug-ins and returns the components by TOML table, with the settings of the file.
+
+        The components decide which flags a job has, so commands call this method before they parse these flags.
+
+        `names` maps each kind to the text of its flag: several names with commas between them, or "none". These names
+        override the names in the file, and the names in the file override the defaults. A table of the file applies
+        only to the component that the table names. If no architecture is named, the architecture and its settings come
+        from the checkpoint `finetune_from`, or else from the checkpoint that the setting `finetune_from` of the file
+        names. Raises OSError, or ValueError for an unknown name, a wrong setting, or two components with the same flag.
+        """
+        load_plugins(self.plugins(plugins))
+        components: dict[str, Component] = {}
+        for kind in REGISTRIES:
+            components |= self._components_of(kind, (names or {}).get(kind))
+        in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
+        start = Path(finetune_from) if finetune_from else in_file and self.folder / in_file
+        if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
+            components["architecture"] = _architecture_of(start)
+        titles = {
+            f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
+            for table, component in components.items()
+        }
+        check_no_collisions({"the run": RunConfig()} | titles)
+        return components
+
+    def _components_of(self, kind: str, typed: str | None) -> dict[str, Component]:
+        """Returns the components of a kind. `typed` is the text of the flag that names components, if it is given."""
+        several, default, tables = REGISTRIES[kind].several, DEFAULTS[kind], self.tables
+        if several:
+            listed = self.run.get(kind, list(default))
+            in_file = _converted(listed, tuple[str, ...], f"{self.origin}: {kind} of [run]")
+        else:
+            name = tables.get(kind, {}).get("name", default[0])
+            in_file = (_converted(name, str, f"{self.origin}: name of [{kind}]"),)
+        written_for = {table_of(kind, name) for name in in_file}
+        for table in tables:
+            if kind_of(table) == kind and table not in written_for and typed is None:
+                known = ", ".join(in_file) or "none"
+                raise ValueError(
+                    f"{self.origin}: [{table}] does nothing, because its name is not in the list {kind} of [run] "
+                    f"({known}); add the name"
+                )
+        names = in_file if typed is None else names_in(typed) if several else (typed,)
+        if len(set(names)) < len(names):
+            raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} repeats a name")
+        chosen = {}
+        for name in names:
+            entry, table = REGISTRIES[kind][name], table_of(kind, name)
+            settings = {}
+            if several or name in in_file:
+                settings = {key: value for key, value in tables.get(table, {}).items() if several or key != "name"}
+            settings = in_folder(settings, type(entry.preset), self.folder)
+            config = derive(entry.preset, settings, f"{self.origin}: [{table}]") if settings else entry.preset
+            chosen[table] = Component(name=name, config=config)
+        return chosen
 
 
 def names_in(text: str) -> tuple[str, ...]:
     """Returns the names in a text such as "a,b". Returns () for "none" and for the empty text."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
+
+
+def flat_settings(tables: Tables) -> dict[str, Any]:
+    """Returns all settings by name. The name of a component gets the title of its table as key, such as "optimizer".
+
+    Settings of different tables never have the same name.
+    """
+    return {
+        table if name == "name" else name: value
+        for table, settings in tables.items()
+        for name, value in settings.items()
+    }
+
+
+def setting_text(value: Any) -> str:
+    """Returns the text of a setting's value, in the form that its flag accepts."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    if isinstance(value, list | tuple):
+        return ",".join(setting_text(item) for item in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def relative_to(path: Path, folder: Path) -> Path:

@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from nmtkit.data.dataset.batching import BatchSampler, micro_batches
+from nmtkit.data.dataset.batching import BatchSampler, Pairs, micro_batches
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.dataset.transform_pipeline import TransformPipeline
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
@@ -17,8 +15,6 @@ from nmtkit.jobs.threads import Prefetched
 
 PREFETCHED = 4  # updates that the thread prepares in advance
 PROBED = 100  # number of first updates whose micro-batches are examined before the run
-
-Pairs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class StepConfig(Config):
 
 
 @LR_SCHEDULERS.register("step", StepConfig())
-class Step(LRScheduler):
+class StepDecay(LRScheduler):
     """Multiplies the learning rate by a factor every `lr_step_updates` after the warm-up."""
 
     def __init__(self, config: StepConfig, run: RunInfo) -> None:

@@ -1,15 +1,41 @@
-"""Tests how many tokens of a micro-batch fit into the memory of a GPU, before the first update."""
+"""Prepares a model before the first update: tests how many tokens of a micro-batch fit into the memory of a GPU."""
 
+import logging
 from collections.abc import Callable
 
 import torch
 
+from nmtkit.data.dataset.batching import Pairs
 from nmtkit.jobs import distributed
-from nmtkit.training.loader import BatchLoader, Pairs
+from nmtkit.training.loader import BatchLoader
 from nmtkit.training.optimizers import state_bytes
+from nmtkit.training.plan import RunPlan
 from nmtkit.training.trainer import Trainer
 
+IDLE_SHARE = 0.1  # a warning is shown if processes are idle for more than this share of the time
 SPARE_MEMORY = 0.05  # share of the memory of a GPU that an automatic --max-tokens leaves free
+
+
+log = logging.getLogger("nmtkit")
+
+
+def prepare_model(plan: RunPlan, trainer: Trainer, loader: BatchLoader) -> None:
+    """Fits micro-batches into the memory, compiles the model if asked, and warns about idle processes."""
+    if plan.fits_max_tokens:
+        fit_max_tokens(trainer, loader)
+        log.info("micro-batches of up to %s tokens fit", f"{loader.max_tokens:,}")
+    if plan.job.run.compile:
+        trainer.compile(loader.batch(loader.largest_micro_batch(), 0))
+    if trainer.device.type == "cuda" and not plan.fits_max_tokens:
+        probe_memory(trainer, loader)
+    idle = loader.idle_share()
+    if idle > IDLE_SHARE and distributed.is_rank_zero():
+        log.warning(
+            "the %d processes are idle %.0f %% of the time: an update of %s tokens has too few micro-batches of "
+            "up to %s tokens for an even division; give --max-tokens %d, or a larger --batch-tokens",
+            *(distributed.world_size(), 100 * idle, f"{plan.batch_tokens:,}"),
+            *(f"{loader.max_tokens:,}", plan.even_max_tokens(loader.max_tokens)),
+        )
 
 
 def trial(trainer: Trainer, loader: BatchLoader, pairs: Pairs) -> None:

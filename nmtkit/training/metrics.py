@@ -147,6 +147,13 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
     return Objective(full_name, direction == "max" if direction else known[name])
 
 
+def maximized_scores(goal: Objective, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> list[str]:
+    """Returns the names of the scores for which higher is better, for validations of the first subset and `subsets`."""
+    better = [name for name, metric in metrics.items() if metric.higher_is_better]
+    names = {name + suffix for name in better for suffix in ("", *(f"@{subset}" for subset in subsets))}
+    return sorted(names | ({goal.name} if goal.higher_is_better else set()))
+
+
 # --- metrics of translations ------------------------------------------------------------------------------------------
 
 
@@ -197,7 +204,7 @@ class CometConfig(Config):
 
 
 @METRICS.register("comet", CometConfig())
-class Comet(Metric):
+class CometMetric(Metric):
     """COMET, times 100: a learnt metric that also reads the source (Rei et al. 2020). Needs `nmtkit[comet]`."""
 
     translates = True

@@ -28,7 +28,7 @@ class ProfileConfig(Config):
 
 
 @CALLBACKS.register("profile", ProfileConfig())
-class Profile(Callback):
+class Profiler(Callback):
     """A callback that records updates once, after a warm-up. A resumed run records again and replaces both files."""
 
     def __init__(self, config: ProfileConfig) -> None:

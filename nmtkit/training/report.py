@@ -11,7 +11,7 @@ from typing import Any
 from nmtkit.config.files import atomic_write
 from nmtkit.pages.charts import Point, line_chart
 from nmtkit.pages.document import Html, render
-from nmtkit.training.progress import numbers_of, shown_scores
+from nmtkit.training.run_log import numbers_of, shown_scores
 
 RatedTranslation = tuple[str, str, str, float]  # source, translation, reference, chrF
 

@@ -2,76 +2,102 @@
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config.files import atomic_write
+from torch import Tensor
+
+from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
+from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs import distributed, openmp
+from nmtkit.models import building
+from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.architectures.interface import parameter_count
 from nmtkit.training import report
 from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
+from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
+from nmtkit.training.due import Due, Requests, RunProgress, StopReason, StopSignal, due_after_update, stop_reason
 from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
-from nmtkit.training.memory import fit_max_tokens, probe_memory
+from nmtkit.training.memory import prepare_model
 from nmtkit.training.meter import Meter, NonfiniteGuard
-from nmtkit.training.plan import device_of
-from nmtkit.training.progress import Lines, RunLog
-from nmtkit.training.saving import RunSaver
-from nmtkit.training.setup import set_up
-from nmtkit.training.stopping import RunProgress, StopReason, StopSignal
+from nmtkit.training.metrics import Objective, maximized_scores, objective
+from nmtkit.training.plan import device_of, resolve
+from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
+from nmtkit.training.run_facts import run_facts, write_config
+from nmtkit.training.run_log import Lines, RunLog
+from nmtkit.training.setup import build_loader, build_trainer, build_validator, validating_where_possible
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
-
-IDLE_SHARE = 0.1  # a warning is shown if processes are idle for more than this share of the time
 
 
 class Run:
     """A training run in one of its processes. Only rank 0 logs and saves. All ranks do all other work."""
 
     def __init__(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback] = ()) -> None:
-        """Sets up or resumes the run. `callbacks` are called in addition to the callbacks that `job` names."""
+        """Sets up or resumes the run. `callbacks` are called in addition to the callbacks that `job` names.
+
+        On rank 0, locks the folder of an existing run. After a mistake of the user, releases the lock and raises
+        ValueError or OSError.
+        """
         self.stop = StopSignal()
+        self.display = display
+        self.progress = RunProgress()
         distributed.init_process_group(device_of(job.run), job.run.timeout_minutes)
         with distributed.long_operation():  # reading a checkpoint and building a model send no heartbeats
-            self._set_up(job, data, display, callbacks)
-        self.agreement = distributed.AsyncMax()
-        self.progress.started = self.saver.last_save = time.monotonic()
+            self.dataset = Dataset.open(data)
+            if not len(self.dataset["train"]):
+                raise ValueError(f"{data}: the training set is empty")
+            job = validating_where_possible(replace(job, data=data), self.dataset)
+            metrics, config = job.metrics(), job.run
+            self.objective = objective(config.best_checkpoint_metric, metrics, config.valid_subset[1:])
+            self.maximized = maximized_scores(self.objective, metrics, config.valid_subset[1:])
+            self.checkpoints = CheckpointManager(config.save_dir, config.keep_last, config.keep_best, self.objective)
+            self.checkpoints.check_shared()
+            try:
+                self._set_up(job, callbacks)
+            except BaseException:
+                self.checkpoints.unlock()
+                raise
+        self.exchange = distributed.AsyncMax()
+        self.progress.started = self.last_save = time.monotonic()
 
-    def _set_up(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback]) -> None:
-        setup = set_up(job, data, self.stop, bool(callbacks))
-        self.plan, self.dataset, self.facts = setup.plan, setup.dataset, setup.facts
-        self.job = setup.job
-        self.sampler, self.loader, self.trainer = setup.sampler, setup.loader, setup.trainer
-        self.validator, self.objective, self.maximized = setup.validator, setup.objective, setup.maximized
-        self.checkpoints = setup.checkpoints
-        self.display = display
-        self.out_of_time = False
-        self.stopped_by: str | None = None  # stop reason given by a callback
-        self.scheduled = False  # whether the run resumes from a checkpoint that was saved at an interval
-        resumed_from, setup.resumed_from = setup.resumed_from, None
-        try:
-            self.callbacks = self._callbacks(callbacks)
-            self.progress = RunProgress()
-            self.saver = RunSaver(setup, self.progress, self.callbacks)
-            if resumed_from:
-                self.saver.restore(*resumed_from)
-                self.scheduled = resumed_from[1]["scheduled"]
-                self.out_of_time = self._is_out_of_time()
-            save_dir = self.job.run.save_dir
-            self.log = RunLog(save_dir, display)
-            self.meter = Meter(self.trainer.device, NonfiniteGuard(save_dir))
-            fresh = not resumed_from and distributed.is_rank_zero()
-            self.health = TrainingHealth(self.job, self.dataset["train"], fresh)
-        except BaseException:
-            self.checkpoints.unlock()
-            raise
+    def _set_up(self, job: JobConfig, callbacks: Sequence[Callback]) -> None:
+        """Builds all parts of the run, and restores their state if the folder has a checkpoint."""
+        assert job.data is not None
+        path, resumed = self.checkpoints.resume_point() or (None, None)
+        batch_tokens = resumed["training"].get("identity", {}).get("batch tokens") if resumed else None
+        self.plan = resolve(job, distributed.world_size(), batch_tokens)
+        self.plan.configure_torch()
+        self.job = self.plan.job
+        self.loader = build_loader(self.plan, self.dataset, distributed.rank(), distributed.world_size())
+        self.facts = run_facts(self.plan, job.data, self.dataset)
+        self.trainer = build_trainer(
+            self.job,
+            self.dataset.tokenizer,
+            self.plan.device,
+            resumed,
+            updates=self.plan.updates(self.loader.sampler.updates_per_epoch)[0],
+            train_split=self.dataset["train"],
+        )
+        self.validator = build_validator(self.plan, self.dataset, self.loader.max_tokens, self.stop, bool(callbacks))
+        self.callbacks = self._callbacks(callbacks)
+        if path and resumed:
+            self._restore(path, resumed)
+        # whether the run resumes from a checkpoint that was saved at an interval
+        self.resumes_scheduled = bool(resumed and resumed["scheduled"])
+        self.asked = Requests(out_of_time=resumed is not None and self.progress.is_out_of_time(self.job.run))
+        self.callback_reason: str | None = None  # stop reason that a callback gives
+        self.log = RunLog(self.job.run.save_dir, self.display)
+        self.meter = Meter(self.trainer.device, NonfiniteGuard(self.job.run.save_dir))
+        self.health = TrainingHealth(self.job, self.dataset["train"], not resumed and distributed.is_rank_zero())
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
         by_name = {
@@ -86,7 +112,7 @@ class Run:
         )
         return CallbackList(by_name | named(objects), run)
 
-    # --- start and end ----------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> StopReason:
         """Trains until the run ends or a signal stops the run. Returns the reason."""
@@ -107,153 +133,90 @@ class Run:
         if distributed.is_rank_zero():
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints.lock()
-            self._write_config()
+            write_config(self.job, self.facts)
             self._announce()
-        due = self.progress.validation_due or (self.job.run.validate_first and not self.trainer.done)
-        end = None if due else self._stop_reason(None)
-        if end:
-            return end
+        due = self._due_at_start()
+        if due.stop:
+            return due.stop
         with distributed.long_operation():
-            self._prepare_model()
+            prepare_model(self.plan, self.trainer, self.loader)
+        if self.validator:
+            self.validator.max_tokens = self.loader.max_tokens
         try:
             with self.stop:
                 self.callbacks.start()
-                if due:
-                    end = self._validate_and_save(True, False, self.scheduled, None)
-                for update in () if end else self.loader.updates(self.progress.position):
-                    end = self._update(update)
-                    if end:
+                due = self._validate_and_save(due)
+                for update in () if due.stop else self.loader.updates(self.progress.position):
+                    due = self._update(update)
+                    if due.log:
+                        self._log_line(update)
+                    due = self._validate_and_save(due)
+                    if due.stop:
                         break
         finally:
             self.loader.close()
-        assert end is not None
-        return end
+        assert due.stop is not None
+        return due.stop
 
-    def _prepare_model(self) -> None:
-        """Fits micro-batches into the memory, compiles the model if asked, and warns about idle processes."""
-        if self.plan.fits_max_tokens:
-            fit_max_tokens(self.trainer, self.loader)
-            if self.validator:
-                self.validator.max_tokens = self.loader.max_tokens
-            log.info("micro-batches of up to %s tokens fit", f"{self.loader.max_tokens:,}")
-        if self.job.run.compile:
-            self.trainer.compile(self.loader.batch(self.loader.largest_micro_batch(), 0))
-        if self.trainer.device.type == "cuda" and not self.plan.fits_max_tokens:
-            probe_memory(self.trainer, self.loader)
-        idle = self.loader.idle_share()
-        if idle > IDLE_SHARE and distributed.is_rank_zero():
-            log.warning(
-                "the %d processes are idle %.0f %% of the time: an update of %s tokens has too few micro-batches of "
-                "up to %s tokens for an even division; give --max-tokens %d, or a larger --batch-tokens",
-                *(distributed.world_size(), 100 * idle, f"{self.plan.batch_tokens:,}"),
-                *(f"{self.loader.max_tokens:,}", self.plan.even_max_tokens(self.loader.max_tokens)),
-            )
+    def _due_at_start(self) -> Due:
+        """Returns the validation that was due when the checkpoint was saved, else the end of a finished run."""
+        if self.progress.validation_due or (self.job.run.validate_first and not self.progress.updates):
+            return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)
+        return Due(stop=stop_reason(self.job.run, self.progress, self.asked))
 
-    def _write_config(self) -> None:
-        folder = self.checkpoints.folder
-        facts = [f"# {name}: {value}" for name, value in self.facts.items() if name not in ("settings", "data")]
-        text = "\n".join(["# To start or resume this run: nmtkit train --config FILE", *facts, "", ""])
-        with atomic_write(folder / "config.toml") as file:
-            file.write((text + self.job.toml(folder)).encode())
-
-    def _announce(self) -> None:
-        names = ", ".join(component.name for component in self.job.components.values())
-        trainer, folder, done = self.trainer, self.checkpoints.folder, self.trainer.done
-        million = parameter_count(trainer.model) / 1e6
-        for line in (
-            f"{names}: {million:.1f} M parameters, {trainer.precision} on {trainer.device.type}",
-            f"{len(self.dataset['train']):,} pairs, {self.plan.batch_tokens:,} tokens per update in micro-batches of "
-            f"{self.loader.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates per epoch",
-            f"resuming {folder} after update {done}" if done else f"saving to {folder}",
-            f"curves{' and translations, from the first validation on' if self.validator else ''}: "
-            f"{folder / 'report.html'}",
-        ):
-            log.info("%s", line)
-        facts = {name: value for name, value in self.facts.items() if name != "settings"}
-        self.log.write("resume" if done else "start", update=done, config=self.job.tables(), **facts)
-
-    def _log_end(self, state: str, reason: str) -> None:
-        if self.checkpoints.locked:  # only rank 0, and only if no other run uses the folder
-            self.log.write("end", update=self.trainer.done, state=state, reason=reason)
-            self._report()
-
-    # --- an update and the work that is due after it ----------------------------------------------------------------
-
-    def _update(self, update: Update) -> StopReason | None:
-        """Makes an update, then logs, validates and saves if due. Returns the stop reason, or None."""
+    def _update(self, update: Update) -> Due:
+        """Makes an update. Returns the work that is due afterwards, the same on every rank."""
         metrics = self.trainer.step(update)
-        self.progress.position = update.next
+        self.progress.updates, self.progress.position = metrics.number, update.next
         self.meter.add(metrics)
         self.health.after_update(metrics)
-        config, number = self.job.run, metrics.number
-        self.callbacks.update(number, update.position.epoch + 1)
+        self.callbacks.update(metrics.number, update.position.epoch + 1)
         self.display.tick(self._progress_record(update) | self.meter.latest())
-        minutes = config.save_interval_minutes
-        save_by_clock = minutes is not None and time.monotonic() - self.saver.last_save > 60 * minutes
-        signalled, save, late, stop, ask_validation, ask_save = self.agreement.maximum(
-            self.stop.received or 0, save_by_clock, self._is_out_of_time(), *self.callbacks.asked()
+        minutes = self.job.run.save_interval_minutes
+        own = self._requests(
+            out_of_time=self.progress.is_out_of_time(self.job.run),
+            clock_saves=minutes is not None and time.monotonic() - self.last_save > 60 * minutes,
         )
-        self.out_of_time = bool(late)
-        self.stopped_by = self.callbacks.agreed_stop_reason() if stop else None
-        received = signal.Signals(signalled) if signalled else None
-        end = self._stop_reason(received)
-        if end or number % config.log_interval == 0:
-            self._log_line(update)
-        validate = bool(end and not received and config.validates) or self._interval_ends(update, "validate_interval")
-        only_by_clock = config.save_interval is None and config.save_interval_updates is None
-        scheduled = self._interval_ends(update, "save_interval") or bool((save or ask_save) and only_by_clock)
-        return self._validate_and_save(validate or bool(ask_validation), bool(save or ask_save), scheduled, received)
+        self.asked = Requests(*self.exchange.maximum(*own))
+        self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
+        return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
-    def _validate_and_save(
-        self, validate: bool, save: bool, scheduled: bool, received: signal.Signals | None
-    ) -> StopReason | None:
-        """Validates and saves if due. Also saves at the end of the run and after a best score.
+    def _requests(self, **by_clock: bool) -> Requests:
+        """Returns the requests of this rank: of a signal, of callbacks, and by the clock."""
+        stops, validates, saves = self.callbacks.asked()
+        return Requests(
+            self.stop.received or 0,
+            callback_stops=stops,
+            callback_validates=validates,
+            callback_saves=saves,
+            **by_clock,
+        )
 
-        A checkpoint is `scheduled` if it is saved at one of the intervals of the run. Returns the stop reason, or None.
+    def _validate_and_save(self, due: Due) -> Due:
+        """Validates and saves if due. Returns `due` with the work that has become due after the validation.
+
+        A validation that a signal prevents or interrupts is due when the run is resumed.
         """
-        scores = None
-        if validate and self.validator and not received:
-            scores = self._validate(self.validator, scheduled)
-            if scores is None:
-                received = signal.Signals(max(distributed.all_gather_object(int(self.stop.received or 0))))
-        if scores is not None and self.callbacks:
-            stop, _, ask_save = map(any, zip(*distributed.all_gather_object(self.callbacks.asked()), strict=True))
-            self.stopped_by = self.callbacks.agreed_stop_reason() if stop else self.stopped_by
-            save = save or ask_save
-        self.progress.validation_due = validate and self.validator is not None and scores is None
-        end = self._stop_reason(received)
-        best = scores and distributed.broadcast(self.checkpoints.is_best(self.objective.value(scores)))
-        if save or end or best or scheduled:
-            self._save(scores, scheduled, must=bool(end))
-        return end
+        scores, best = None, False
+        if due.validate and self.validator and not self.asked.stop_signal:
+            scores = self._validate(self.validator, due.scheduled)
+            due = self._due_after_validation(due)
+            best = scores is not None and distributed.broadcast(self.checkpoints.is_best(self.objective.value(scores)))
+        self.progress.validation_due = due.validate and self.validator is not None and scores is None
+        if due.save or best:
+            self._save(scores, due.scheduled, must=due.stop is not None)
+        return due
 
-    def _is_out_of_time(self) -> bool:
-        hours = self.job.run.stop_time_hours
-        return hours is not None and self.progress.seconds() >= 3600 * hours
+    def _due_after_validation(self, due: Due) -> Due:
+        """Returns `due` with the end of the run and the checkpoint that patience, callbacks or a signal ask for."""
+        asked = Requests(*map(max, zip(*distributed.all_gather_object(self._requests()), strict=True)))
+        self.asked = self.asked._replace(stop_signal=asked.stop_signal)
+        if asked.callback_stops:
+            self.callback_reason = self.callbacks.agreed_stop_reason()
+        stop = stop_reason(self.job.run, self.progress, self.asked, self.callback_reason)
+        return replace(due, stop=stop, save=due.save or bool(asked.callback_saves) or stop is not None)
 
-    def _interval_ends(self, update: Update, setting: str) -> bool:
-        """Returns whether this update ends an interval, in epochs (`setting`) or in updates (`setting`_updates)."""
-        epochs, updates = (getattr(self.job.run, name) for name in (setting, f"{setting}_updates"))
-        ended = update.ends_epoch and _divides(epochs, self.progress.position.epoch)
-        return ended or _divides(updates, self.trainer.done)
-
-    def _stop_reason(self, received: signal.Signals | None) -> StopReason | None:
-        config, done = self.job.run, self.trainer.done
-        return self.progress.stop_reason(config, done, received, self.stopped_by, self.out_of_time)
-
-    def _progress_record(self, update: Update) -> dict[str, Any]:
-        """Returns updates, epoch and speed for the log. Does not wait for the device."""
-        number, now = self.trainer.done, self.progress.position
-        total, estimated = self.plan.updates(self.sampler.updates_per_epoch, number, now.epoch, now.index)
-        record = {"update": number, "updates": total, "estimated": estimated, "epoch": update.position.epoch + 1}
-        return record | self.meter.speed(max(0, total - number) if total else None)
-
-    def _log_line(self, update: Update) -> None:
-        record = self._progress_record(update) | self.meter.read()
-        self.callbacks.log(record)
-        if distributed.is_rank_zero():
-            self.log.write("train", **record)
-            self.health.after_log_line(record)
+    # --- a validation -----------------------------------------------------------------------------------------------
 
     def _validate(self, validator: Validator, scheduled: bool) -> dict[str, float] | None:
         """Returns the scores of a validation, or None if a stop signal interrupted the validation.
@@ -261,7 +224,7 @@ class Run:
         If the validation fails, saves a checkpoint and raises the exception again. A run that resumes from this
         checkpoint first repeats the validation.
         """
-        started, number = time.monotonic(), self.trainer.done
+        started, number = time.monotonic(), self.progress.updates
         self.display.note(f"validating at update {number} …")
         try:
             with self.trainer.evaluated_weights():
@@ -295,36 +258,131 @@ class Run:
         self.callbacks.validation(scores)
         return scores
 
-    def _report(self, translated: bool = False) -> None:
-        """Writes the page of the run. If `translated` is true, also writes the translations of the last validation."""
-        folder = self.checkpoints.folder
-        try:
-            if translated and self.validator:
-                report.write_translations(folder, self.trainer.done, self.validator.hypotheses)
-            report.write(folder, self.job.toml(folder), *(self.validator.rated() if self.validator else ()))
-        except OSError as error:
-            log.warning("report not written: %s", error)
+    # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def _save(self, scores: dict[str, float] | None, scheduled: bool, must: bool) -> None:
-        """Saves a checkpoint. If writing fails, raises OSError if `must` is true, or else logs a warning."""
+        """Saves a checkpoint, which is `scheduled` if it is saved at one of the intervals of the run.
+
+        If writing fails, raises OSError if `must` is true, or else logs a warning.
+        """
         started = time.monotonic()
-        try:
-            path = self.saver.save(scores, scheduled)
-        except OSError as error:
-            if must:
-                raise
-            log.warning("checkpoint not saved: %s; training continues, and older checkpoints are kept", error)
-        else:
-            if path:
-                self.log.write("checkpoint", update=self.trainer.done, file=path.name)
+        weights, state = self.trainer.weights(), self.trainer.state_dict()  # gathered from all ranks
+        self.last_save = time.monotonic()
+        if distributed.is_rank_zero():
+            contents = self._contents(weights, state, scores or {}, scheduled)
+            try:
+                with distributed.long_operation():
+                    path = self.checkpoints.save(contents)
+            except OSError as error:
+                if must:
+                    raise
+                log.warning("checkpoint not saved: %s; training continues, and older checkpoints are kept", error)
+            else:
+                self.log.write("checkpoint", update=self.progress.updates, file=path.name)
                 self.callbacks.checkpoint(path)
         # without this barrier, ranks would wait elsewhere, and the watchdog would consider them hanging
         distributed.barrier()
         self.meter.pause(time.monotonic() - started)
 
+    def _contents(
+        self, weights: dict[str, Tensor], trainer: dict[str, Any], scores: dict[str, float], scheduled: bool
+    ) -> Checkpoint:
+        """Returns the contents of a checkpoint. `trainer` is the state of the trainer."""
+        architecture, adapters = self.job.components["architecture"], self.trainer.adapters
+        contents = building.to_checkpoint(
+            self.trainer.model,
+            architecture.name,
+            architecture.config,
+            self.dataset.tokenizer,
+            plugins_for(ARCHITECTURES[architecture.name], self.job.plugins),
+            self.progress.updates,
+        )
+        more = {
+            "objective": [self.objective.name, self.objective.higher_is_better],
+            "identity": resume_requirements(self.job, self.dataset, adapters),
+            "callbacks": self.callbacks.state(),
+        }
+        contents |= {
+            "model": weights,
+            "scores": scores,
+            "scheduled": scheduled,
+            "maximized": self.maximized,
+            "run": self.facts,
+            "training": trainer | self.progress.state() | more,
+        }
+        if adapters:
+            contents["adapters"] = adapters
+            contents.pop("shortlist", None)  # `checkpoint.load` reads the shortlist of the base
+        return contents
 
-def _divides(interval: int | None, count: int) -> bool:
-    return interval is not None and count % interval == 0
+    def _restore(self, path: Path, contents: Checkpoint) -> None:
+        """Continues from a checkpoint. Raises ValueError if the checkpoint belongs to a different run."""
+        state, updates, config = contents["training"], contents["update"], self.job.run
+        requirements = resume_requirements(self.job, self.dataset, self.trainer.adapters)
+        if config.reset_optimizer:
+            del requirements["optimizer"]
+        check_resumable(contents, requirements, path)
+        before = Objective(*state["objective"])
+        if before != self.objective and self.job.schedule_follows_validations and not config.reset_lr_scheduler:
+            raise ValueError(
+                f"the learning-rate schedule of this run has followed {before.name}; resume with "
+                f"--best-checkpoint-metric {before.name}, or with --reset-lr-scheduler"
+            )
+        self.trainer.load_weights(contents["model"])
+        self.trainer.model.shortlist = contents.get("shortlist")
+        self.trainer.load_state_dict(state, updates)
+        self.progress.load_state(state, updates, same_objective=before == self.objective)
+        self.callbacks.run.update, self.callbacks.run.epoch = updates, self.progress.position.epoch + 1
+        self.callbacks.load_state(state["callbacks"])
+        if distributed.is_rank_zero():
+            warn_of_changes(contents["run"], self.facts, self.trainer, config.save_dir)
+
+    # --- the log ----------------------------------------------------------------------------------------------------
+
+    def _log_line(self, update: Update) -> None:
+        record = self._progress_record(update) | self.meter.read()
+        self.callbacks.log(record)
+        if distributed.is_rank_zero():
+            self.log.write("train", **record)
+            self.health.after_log_line(record)
+
+    def _progress_record(self, update: Update) -> dict[str, Any]:
+        """Returns updates, epoch and speed for the log. Does not wait for the device."""
+        number, now = self.progress.updates, self.progress.position
+        total, estimated = self.plan.updates(self.loader.sampler.updates_per_epoch, number, now.epoch, now.index)
+        record = {"update": number, "updates": total, "estimated": estimated, "epoch": update.position.epoch + 1}
+        return record | self.meter.speed(max(0, total - number) if total else None)
+
+    def _announce(self) -> None:
+        names = ", ".join(component.name for component in self.job.components.values())
+        trainer, folder, done = self.trainer, self.checkpoints.folder, self.progress.updates
+        million = parameter_count(trainer.model) / 1e6
+        for line in (
+            f"{names}: {million:.1f} M parameters, {trainer.precision} on {trainer.device.type}",
+            f"{len(self.dataset['train']):,} pairs, {self.plan.batch_tokens:,} tokens per update in micro-batches of "
+            f"{self.loader.max_tokens:,}, about {self.loader.sampler.updates_per_epoch:,} updates per epoch",
+            f"resuming {folder} after update {done}" if done else f"saving to {folder}",
+            f"curves{' and translations, from the first validation on' if self.validator else ''}: "
+            f"{folder / 'report.html'}",
+        ):
+            log.info("%s", line)
+        facts = {name: value for name, value in self.facts.items() if name != "settings"}
+        self.log.write("resume" if done else "start", update=done, config=self.job.tables(), **facts)
+
+    def _log_end(self, state: str, reason: str) -> None:
+        if self.checkpoints.locked:  # only rank 0, and only if no other run uses the folder
+            self.log.write("end", update=self.progress.updates, state=state, reason=reason)
+            self._report()
+
+    def _report(self, translated: bool = False) -> None:
+        """Writes the page of the run. If `translated` is true, also writes the translations of the last validation."""
+        folder = self.checkpoints.folder
+        try:
+            if translated and self.validator:
+                report.write_translations(folder, self.progress.updates, self.validator.hypotheses)
+            report.write(folder, self.job.toml(folder), *(self.validator.rated() if self.validator else ()))
+        except OSError as error:
+            log.warning("report not written: %s", error)
 
 
 # --- a whole run in this process, for Python --------------------------------------------------------------------------

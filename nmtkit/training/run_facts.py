@@ -1,19 +1,20 @@
-"""Facts about a run: command, data, settings and versions, and the facts that a resumed run must not change."""
+"""Facts about a run: command, data, settings and versions."""
 
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import nmtkit
+from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
-from nmtkit.data.dataset.dataset_files import counts_language_token
 from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
@@ -22,31 +23,6 @@ from nmtkit.training.plan import RunPlan, trained_directions
 def fingerprint(dataset: Dataset) -> str:
     """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
     return dataset.fingerprint[:12]
-
-
-def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns, by name, the facts that must not change when a run is resumed."""
-    settings = job.tables()["architecture"]
-    # Checked only for many directions: old checkpoints, which all have one direction, do not contain these facts.
-    sampling = {
-        "directions": [str(direction) for direction in dataset.directions],
-        "sampling temperature": job.run.sampling_temperature,
-        "sampling weights": list(job.run.sampling_weights),
-    }
-    return {
-        "architecture": settings.pop("name"),
-        **settings,
-        "tokenizer": dataset.tokenizer.fingerprint[:12],
-        "dataset": fingerprint(dataset),
-        "languages": [dataset.source_lang, dataset.target_lang],
-        "optimizer": job.components["optimizer"].name,
-        "seed": job.run.seed,
-        "batch tokens": job.run.batch_tokens,
-        **{f"adapters: {name}": (adapters or {}).get(name) for name in ("rank", "alpha", "layers", "fingerprint")},
-        "overfit batches": job.run.overfit_batches,
-        **(sampling if dataset.directions else {}),
-        **({} if counts_language_token(dataset.manifest) else {"loss of language tokens": False}),
-    }
 
 
 def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
@@ -70,6 +46,20 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def config_text(heading: str, facts: Mapping[str, Any], toml: str) -> str:
+    """Returns the text of a config file: a heading and the facts of a run as comments, then the config."""
+    comments = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
+    return "\n".join([f"# {heading}", *comments, "", toml])
+
+
+def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
+    """Writes config.toml into the folder of the run. Raises OSError."""
+    folder = job.run.save_dir
+    text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
+    with atomic_write(folder / "config.toml") as file:
+        file.write(text.encode())
+
+
 def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
     """Returns the languages of a model of one direction, or the trained directions of a model of many directions."""
     if dataset.directions:
@@ -91,12 +81,6 @@ def _base_directions(base: Path | None) -> dict[str, Any]:
     if not building.tokenizer_of(contents, base).languages:
         return {}
     return {"base_directions": sorted(map(list, building.directions_of(contents)))}
-
-
-def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns the plug-ins whose source differs between the facts of two runs."""
-    old, new = (facts.get("plugin_sources", {}) for facts in (before, now))
-    return [name for name in new if name in old and old[name] != new[name]]
 
 
 def _command() -> str:

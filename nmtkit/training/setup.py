@@ -1,10 +1,9 @@
-"""Set-up of a run: dataset, plan, model, criterion, schedule, validators, and the checkpoint to resume from."""
+"""Builds the parts of a run from its plan: loader, transforms, model, criterion, schedule, trainer and validator."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ import torch
 from nmtkit.config import changed_flags
 from nmtkit.config.plugins import is_own
 from nmtkit.data.checkpoint_file import Checkpoint
-from nmtkit.data.dataset.batching import BatchSampler, check_all_sizes
+from nmtkit.data.dataset.batching import check_all_sizes
 from nmtkit.data.dataset.binarized import Dataset, Split
 from nmtkit.data.dataset.transform_pipeline import TransformPipeline
 from nmtkit.data.dataset.transforms import TRANSFORMS
@@ -22,97 +21,23 @@ from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES, Architecture
 from nmtkit.models.architectures.contract import check_forward
 from nmtkit.models.layers.quantization import quantize_aware
-from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.criterions.interface import check_sum
+from nmtkit.training.due import StopSignal
 from nmtkit.training.initial_weights import SideName, embedding_of, load_embeddings, start_from
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
-from nmtkit.training.metrics import Objective, objective
 from nmtkit.training.parameters import adapters_of, choose_trained
-from nmtkit.training.plan import RunPlan, device_of, resolve, trained_directions
+from nmtkit.training.plan import RunPlan, trained_directions
 from nmtkit.training.run_config import VALIDATION_FLAGS
-from nmtkit.training.run_facts import run_facts
-from nmtkit.training.stopping import StopSignal
 from nmtkit.training.trainer import Trainer
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
 
-@dataclass(kw_only=True, eq=False)
-class RunSetup:
-    """The parts of a run in one of its processes."""
-
-    plan: RunPlan
-    dataset: Dataset
-    facts: dict[str, Any]  # see run_facts.py
-    sampler: BatchSampler
-    loader: BatchLoader
-    trainer: Trainer
-    validator: Validator | None  # None: the run does not validate
-    objective: Objective
-    maximized: list[str]  # names of the scores for which higher is better
-    checkpoints: CheckpointManager
-    resumed_from: tuple[Path, Checkpoint] | None
-
-    @property
-    def job(self) -> JobConfig:
-        return self.plan.job
-
-
-def set_up(job: JobConfig, data: Path, stop: StopSignal, callbacks: bool = False) -> RunSetup:
-    """Opens the dataset and builds all parts of a run. On rank 0, locks the folder of an existing run.
-
-    With `callbacks`, which may request validations, builds a validator whenever the dataset has a validation set. After
-    a mistake of the user, releases the lock and raises ValueError or OSError.
-    """
-    device = device_of(job.run)
-    dataset = Dataset.open(data)
-    if not len(dataset["train"]):
-        raise ValueError(f"{data}: the training set is empty")
-    job = _validating_where_possible(replace(job, data=data), dataset)
-    metrics = job.metrics()
-    subsets = job.run.valid_subset[1:]
-    goal = objective(job.run.best_checkpoint_metric, metrics, subsets)
-    better = [name for name, metric in metrics.items() if metric.higher_is_better]
-    maximized = {name + suffix for name in better for suffix in ("", *(f"@{subset}" for subset in subsets))}
-    checkpoints = CheckpointManager(job.run.save_dir, job.run.keep_last, job.run.keep_best, goal)
-    checkpoints.check_shared()
-    try:
-        resumed_from = checkpoints.resume_point()
-        state = resumed_from[1]["training"] if resumed_from else {}
-        plan = resolve(job, distributed.world_size(), state.get("identity", {}).get("batch tokens"))
-        plan.configure_torch()
-        loader = build_loader(plan, dataset, distributed.rank(), distributed.world_size())
-        return RunSetup(
-            plan=plan,
-            dataset=dataset,
-            facts=run_facts(plan, data, dataset),
-            sampler=loader.sampler,
-            loader=loader,
-            trainer=build_trainer(
-                plan.job,
-                dataset.tokenizer,
-                device,
-                resumed=resumed_from is not None,
-                updates=plan.updates(loader.sampler.updates_per_epoch)[0],
-                schedule_start=_schedule_start(job, resumed_from),
-                train_split=dataset["train"],
-            ),
-            validator=_build_validator(plan, dataset, loader.max_tokens, stop, callbacks),
-            objective=goal,
-            maximized=sorted(maximized | ({goal.name} if goal.higher_is_better else set())),
-            checkpoints=checkpoints,
-            resumed_from=resumed_from,
-        )
-    except BaseException:
-        checkpoints.unlock()
-        raise
-
-
-def _validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
+def validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
     """Returns the job. Turns off validation if the dataset has no valid set and no setting asks for a validation."""
     config = job.run
     asked = bool(changed_flags(config) & set(VALIDATION_FLAGS))
@@ -126,14 +51,6 @@ def _validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
             config.valid_subset[0],
         )
     return replace(job, run=replace(config, validate_interval=None))
-
-
-def _schedule_start(job: JobConfig, resumed_from: tuple[Path, Checkpoint] | None) -> int:
-    """Returns the update after which the learning-rate schedule begins."""
-    if resumed_from is None:
-        return 0
-    contents = resumed_from[1]
-    return int(contents["update"] if job.run.reset_lr_scheduler else contents["training"]["schedule_start"])
 
 
 def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> BatchLoader:
@@ -150,9 +67,13 @@ def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> Batc
     return BatchLoader(split, sampler, max_tokens, rank, ranks, plan.device, job.run.max_sentences, transforms)
 
 
-def _build_validator(
+def build_validator(
     plan: RunPlan, dataset: Dataset, max_tokens: int, stop: StopSignal, callbacks: bool
 ) -> Validator | None:
+    """Returns the validator of all validation subsets, or None if the run does not validate.
+
+    With `callbacks`, which may ask for validations, returns a validator whenever the dataset has the subsets.
+    """
     config, metrics = plan.job.run, plan.job.metrics()
     names = config.valid_subset
     on_request = callbacks or bool(plan.job.chosen("callbacks"))
@@ -211,30 +132,28 @@ def build_trainer(
     job: JobConfig,
     tokenizer: Tokenizer,
     device: torch.device,
-    resumed: bool,
+    resumed: Checkpoint | None = None,
     updates: int | None = None,
-    schedule_start: int = 0,
     train_split: Split | None = None,
 ) -> Trainer:
-    """Returns the trainer of a fresh or fine-tuned model. A resumed run loads its own weights afterwards.
+    """Returns the trainer of a fresh or fine-tuned model. A run that is `resumed` loads its own weights afterwards.
 
-    `updates` is the number of updates of the whole run, by default --max-update. The learning-rate schedule begins
-    after update `schedule_start`. If the criterion comes from a plug-in, a few pairs of `train_split` are used to check
-    that the criterion returns a sum.
+    `updates` is the number of updates of the whole run, by default --max-update. If the criterion comes from a plug-in,
+    a few pairs of `train_split` are used to check that the criterion returns a sum.
     """
     model = build_model(job, tokenizer)
     architecture, criterion, scheduler = (
         job.components[table] for table in ("architecture", "criterion", "lr-scheduler")
     )
     adapters = None
-    if job.run.finetune_from and (not resumed or job.run.adapter_rank):
+    if job.run.finetune_from and (resumed is None or job.run.adapter_rank):
         base = job.run.finetune_from, job.run.new_language_from, job.run.finetune_partial
         known = start_from(model, architecture.name, architecture.config, tokenizer, *base)
         log.info(
             "weights from %s, which has %d of %d source pieces and %d of %d target pieces",
             *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),
         )
-    if not resumed:
+    if resumed is None:
         _load_embeddings(job, model, tokenizer)
     if job.run.adapter_rank and job.run.finetune_from:
         adapters = adapters_of(model, tokenizer, job.run, job.run.finetune_from)
@@ -251,6 +170,10 @@ def build_trainer(
     if train_split is not None and not is_own(CRITERIONS[criterion.name].factory):
         pairs = np.arange(min(3, len(train_split)))
         check_sum(loss, model, train_split.batch(pairs), train_split.batch(np.tile(pairs, 2)))
+    schedule_start = 0  # the update after which the learning-rate schedule begins
+    if resumed is not None:
+        reset = job.run.reset_lr_scheduler
+        schedule_start = int(resumed["update"] if reset else resumed["training"]["schedule_start"])
     total = updates or job.run.max_update
     # If no updates are left, the run ends at once, but a schedule is still created.
     remaining = total - schedule_start if total is not None and total > schedule_start else total

@@ -19,10 +19,10 @@ from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers import adapters
 from nmtkit.training import precision as precisions
 from nmtkit.training.criterions import Criterion
+from nmtkit.training.due import StopRequestedError
 from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
 from nmtkit.training.report import RatedTranslation
-from nmtkit.training.stopping import StopRequestedError
 
 T = TypeVar("T")
 

@@ -60,7 +60,7 @@ def test_the_end_of_a_run_names_the_commands_that_follow(mirror_data: Path, tmp_
 def test_sigusr1_saves_and_says_how_to_resume(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmtkit.training.progress.Lines.tick", lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+    monkeypatch.setattr("nmtkit.training.run_log.Lines.tick", lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
     arguments = [mirror_data, *TINY.split(), "--save-dir", tmp_path / "run", "--quiet"]
     result = train(*arguments)
     assert result.exit_code == 128 + signal.SIGUSR1
@@ -177,7 +177,7 @@ def test_the_advice_at_the_end_names_a_subset_that_is_there(mirror_data: Path, t
 def test_the_advice_at_the_end_counts_no_checkpoint_that_a_signal_left(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmtkit.training.progress.Lines.tick", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("nmtkit.training.run_log.Lines.tick", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     arguments = [mirror_data, *TINY.split(), "--save-dir", tmp_path / "run", "--save-interval", "none"]
     assert train(*arguments).exit_code == 128 + signal.SIGTERM
     monkeypatch.undo()

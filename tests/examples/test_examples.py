@@ -189,9 +189,9 @@ def test_the_corpora_add_up_to_what_is_known_of_them():
 
 
 def resolved(path):
-    from nmtkit.training.config import JobTemplate
+    from nmtkit.training.config import JobConfig
 
-    return JobTemplate.read(path).job({})
+    return JobConfig.read(path)
 
 
 # Table 3 of the paper, as changes to its base model

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from nmtkit.cli import main
 from nmtkit.experiments import estimate
 from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 
 PIECES = Vocabulary(source=37_000, target=37_000, joint=True)
@@ -19,7 +19,7 @@ PIECES = Vocabulary(source=37_000, target=37_000, joint=True)
 
 def plan(architecture: str, world_size: int = 1, **settings: Any) -> RunPlan:
     settings = {"batch_tokens": 25_000, "device": "cpu", "precision": "fp32"} | settings
-    return resolve(JobTemplate.read(names={"architecture": architecture}).job(settings), world_size)
+    return resolve(JobConfig.read(names={"architecture": architecture}, settings=settings), world_size)
 
 
 # --- FLOP -------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_activations_are_those_that_a_real_update_keeps() -> None:
 
 
 def test_the_dry_run_plans_as_many_processes_as_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = JobTemplate.read().job({}).run
+    config = JobConfig.read().run
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     assert expected_world_size(config) == 8
     monkeypatch.setenv("WORLD_SIZE", "16")
@@ -75,7 +75,7 @@ def test_the_dry_run_plans_as_many_processes_as_the_run_starts(monkeypatch: pyte
 
 def test_a_plan_has_the_batch_size_in_tokens() -> None:
     assert plan("transformer_base", batch_tokens=1000).max_tokens == 1000
-    job = JobTemplate.read().job({"device": "cpu"})
+    job = JobConfig.read(settings={"device": "cpu"})
     assert resolve(job, 4, resumed_batch_tokens=777).batch_tokens == 777
     assert plan("transformer_base", max_update=None, max_epoch=3).updates(100) == (300, True)
     assert plan("transformer_base", max_update=200, max_epoch=3).updates(100) == (200, False)

@@ -14,7 +14,7 @@ from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers import logsumexp_gpu, residual_gpu
 from nmtkit.models.layers.static_kv_cache import CacheLengths
 from nmtkit.training import precision as precisions
-from nmtkit.training.config import REGISTRIES, JobTemplate
+from nmtkit.training.config import REGISTRIES, JobConfig
 from nmtkit.training.criterions import CRITERIONS, Criterion
 from nmtkit.training.loader import Position, Update
 from nmtkit.training.setup import build_trainer
@@ -76,9 +76,9 @@ def validation(architecture: str, criterion: str, precision: str) -> None:
 def trainer(architecture: str, settings: dict[str, Any]) -> Trainer:
     names = {table: settings[table] for table in REGISTRIES if table in settings}
     flags = {"batch_tokens": 400, "device": "cuda"} | TINY_CONFIGS[architecture] | settings
-    template = JobTemplate.read(names={"architecture": architecture} | names)
-    job = template.job({name: value for name, value in flags.items() if name not in names})
-    trainer = build_trainer(job, on_host(tiny_tokenizer)(), DEVICE, resumed=False)
+    settings = {name: value for name, value in flags.items() if name not in names}
+    job = JobConfig.read(names={"architecture": architecture} | names, settings=settings)
+    trainer = build_trainer(job, on_host(tiny_tokenizer)(), DEVICE)
     trainer.model.begin_update = on_host(trainer.model.begin_update)  # type: ignore[method-assign]  # a CPU generator
     return trainer
 

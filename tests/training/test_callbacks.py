@@ -18,9 +18,9 @@ from nmtkit.cli import main
 from nmtkit.jobs.distributed import launch
 from nmtkit.models import checkpoint
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
-from nmtkit.training.config import JobTemplate
-from nmtkit.training.progress import Lines
+from nmtkit.training.config import JobConfig
 from nmtkit.training.run import Run
+from nmtkit.training.run_log import Lines
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
@@ -83,7 +83,7 @@ def run_with(callback: Callback, data: Path, save_dir: Path, metrics: str = "acc
     tiny = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "lr": 0.01}
     tiny |= {"batch_tokens": 400, "max_tokens": 200, "device": "cpu", "log_interval": 2, "warmup_updates": 10}
     off = {"validate_interval": None, "save_interval": None, "save_dir": save_dir, "validate_interval_updates": 1000}
-    return Run(JobTemplate.read(names=names).job(tiny | off | settings), data, Lines(), [callback]).run().reason
+    return Run(JobConfig.read(names=names, settings=tiny | off | settings), data, Lines(), [callback]).run().reason
 
 
 def test_hooks_see_every_event_with_what_is_logged(mirror_data: Path, tmp_path: Path) -> None:

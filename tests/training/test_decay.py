@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nmtkit.training.config import JobTemplate
-from nmtkit.training.progress import Lines
+from nmtkit.training.config import JobConfig
 from nmtkit.training.run import Run
+from nmtkit.training.run_log import Lines
 
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 RUN = {"batch_tokens": 200, "max_tokens": 200, "precision": "fp32", "device": "cpu", "validate_interval": None}
@@ -16,7 +16,7 @@ RUN = {"batch_tokens": 200, "max_tokens": 200, "precision": "fp32", "device": "c
 
 def run(data: Path, save_dir: Path, schedule: str, **settings: Any) -> Run:
     names = {"architecture": "transformer_tiny", "lr-scheduler": schedule}
-    job = JobTemplate.read(names=names).job(TINY | RUN | {"save_dir": save_dir, "lr": 0.01} | settings)
+    job = JobConfig.read(names=names, settings=TINY | RUN | {"save_dir": save_dir, "lr": 0.01} | settings)
     return Run(job, data, Lines())
 
 

@@ -17,7 +17,7 @@ from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs.distributed import launch
 from nmtkit.models import building, checkpoint
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.translation.translator import Translator
 
 FLAGS = shlex.split("""
@@ -321,9 +321,9 @@ def test_the_architecture_is_that_of_the_checkpoint_unless_one_is_named(
     assert tuned["architecture"] == before["architecture"]
     assert tuned["config"] == before["config"] | {"dropout": 0.3}
     (tmp_path / "run.toml").write_text(f'[run]\nfinetune_from = "{base}"\nmax_update = 1\n')
-    named = JobTemplate.read(tmp_path / "run.toml", {"architecture": "transformer_big"})
+    named = JobConfig.read(tmp_path / "run.toml", {"architecture": "transformer_big"})
     assert named.components["architecture"].config.d_model == 1024
-    assert JobTemplate.read(tmp_path / "run.toml").components["architecture"].config.d_model == 16
+    assert JobConfig.read(tmp_path / "run.toml").components["architecture"].config.d_model == 16
     wrong = CliRunner().invoke(main, ["train", str(domain_data), "--finetune-from", str(tmp_path / "absent.pt")])
     assert "absent.pt: no such file" in wrong.stderr
 

@@ -1,6 +1,7 @@
 """The weights a run starts from: each piece keeps its own row, whichever vocabulary it was in."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from nmtkit.data.tokenizers.spm_model import renumbered
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, start_from
 from nmtkit.training.parameters import decay_rule
 from nmtkit.training.setup import build_trainer
@@ -175,8 +176,9 @@ def test_a_run_starts_from_vectors(mirror_data: Path, tmp_path: Path) -> None:
     settings = {"encoder_embed_path": path, "device": "cpu", "d_model": 16, "heads": 2, "batch_tokens": 400}
 
     def trainer(resumed: bool, **more: object) -> Tensor:
-        job = JobTemplate.read(names={"architecture": NAME}).job(settings | more)
-        model = build_trainer(job, Dataset.open(mirror_data).tokenizer, torch.device("cpu"), resumed).model
+        job = JobConfig.read(names={"architecture": NAME}, settings=settings | more)
+        state: Any = {"update": 1, "training": {"schedule_start": 0}} if resumed else None
+        model = build_trainer(job, Dataset.open(mirror_data).tokenizer, torch.device("cpu"), state).model
         return embedding_of(model, "source", 320).weight
 
     assert bool((trainer(False)[:100] == 0.25).all()) and not (trainer(False)[100:] == 0.25).any()

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from nmtkit.cli import main
 from nmtkit.training.callbacks import RunState
-from nmtkit.training.profiling import Profile, ProfileConfig, write_page
+from nmtkit.training.profiling import ProfileConfig, Profiler, write_page
 
 
 def train(data: Path, folder: Path, *flags: str) -> Any:
@@ -48,7 +48,7 @@ def test_a_run_writes_a_page_and_a_trace_of_its_updates(
 def test_a_run_that_is_too_short_is_told(
     made: int, message: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    callback, run = Profile(ProfileConfig(profile_warmup=4, profile_updates=3)), SimpleNamespace(save_dir=tmp_path)
+    callback, run = Profiler(ProfileConfig(profile_warmup=4, profile_updates=3)), SimpleNamespace(save_dir=tmp_path)
     for number in range(1, made + 1):
         run.update = number
         callback.update(cast(RunState, run))

@@ -10,7 +10,7 @@ import pytest
 from nmtkit.api.training import TrainingResult
 from nmtkit.pages import charts
 from nmtkit.training import report
-from nmtkit.training.progress import LIVE, Lines, RunLog, duration, fields, fitting, lines_of
+from nmtkit.training.run_log import LIVE, Lines, RunLog, duration, fields, fitting, lines_of
 
 
 @pytest.mark.parametrize(

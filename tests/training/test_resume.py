@@ -14,8 +14,8 @@ from torch import Tensor
 from nmtkit.config import plugins
 from nmtkit.data import checkpoint_file
 from nmtkit.training.callbacks import CALLBACKS
-from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
+from nmtkit.training.run_log import Lines
 
 
 @pytest.fixture(autouse=True)

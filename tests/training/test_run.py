@@ -23,11 +23,11 @@ from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs import distributed, folder_lock
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints, health, setup
-from nmtkit.training.config import JobConfig, JobTemplate
+from nmtkit.training.config import JobConfig
+from nmtkit.training.due import StopReason
 from nmtkit.training.loader import BatchLoader
-from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
-from nmtkit.training.stopping import StopReason
+from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
 from nmtkit.translation.translator import Translator
 
@@ -45,8 +45,8 @@ SMALL_RUN = {
 
 
 def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> JobConfig:
-    template = JobTemplate.read(names={"architecture": "transformer_tiny", "metrics": "none", **(names or {})})
-    return template.job(TINY | SMALL_RUN | {"save_dir": save_dir} | settings)
+    names = {"architecture": "transformer_tiny", "metrics": "none", **(names or {})}
+    return JobConfig.read(names=names, settings=TINY | SMALL_RUN | {"save_dir": save_dir} | settings)
 
 
 def train(data: Path, save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> StopReason:
@@ -192,7 +192,7 @@ def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
 
 def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
     run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1, batch_tokens=600), mirror_data, Lines())
-    assert run.run().updates == 2 * len(list(run.sampler.epoch(0)))
+    assert run.run().updates == 2 * len(list(run.loader.sampler.epoch(0)))
     assert len(records(tmp_path / "run", "valid")) == 2
 
 
@@ -427,27 +427,27 @@ def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     main(["preprocess", *flags, "--vocab-size", "320"], standalone_mode=False)
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # which the command has set
     without = {name: value for name, value in SMALL_RUN.items() if name != "validate_interval"}
-    template = JobTemplate.read(names={"architecture": "transformer_tiny"})
-    config = template.job(TINY | without | {"save_dir": tmp_path / "run", "max_update": 2})
+    settings = TINY | without | {"save_dir": tmp_path / "run", "max_update": 2}
+    config = JobConfig.read(names={"architecture": "transformer_tiny"}, settings=settings)
     caplog.clear()
     assert Run(config, tmp_path / "data-bin", Lines()).run().updates == 2
     (notice,) = warned(caplog)
     assert "no subset 'valid'" in notice and "--validpref" in notice
     assert not records(tmp_path / "run", "valid")
     # a run that is told to validate does not go on without
-    for names, settings in (
+    for names, more in (
         ({}, {"patience": 3}),
         ({}, {"valid_subset": ("valid",), "validate_interval_updates": 5}),
         ({"lr-scheduler": "plateau"}, {}),
         ({"metrics": "chrf"}, {}),
     ):
-        template = JobTemplate.read(names={"architecture": "transformer_tiny", **names})
-        config = template.job(TINY | without | {"save_dir": tmp_path / "other", "max_update": 2} | settings)
+        names = {"architecture": "transformer_tiny", **names}
+        config = JobConfig.read(names=names, settings=settings | {"save_dir": tmp_path / "other"} | more)
         with pytest.raises(ValueError, match=r"no subset 'valid'; .*train"):
             Run(config, tmp_path / "data-bin", Lines())
 
 
-@pytest.mark.parametrize("place", ["nmtkit.training.setup.build_trainer", "nmtkit.training.run.RunSaver.restore"])
+@pytest.mark.parametrize("place", ["nmtkit.training.run.build_trainer", "nmtkit.training.run.Run._restore"])
 def test_a_run_that_fails_to_start_does_not_keep_its_folder(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from nmtkit.data.dataset.batching import BatchSampler
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.packed import IGNORE_INDEX
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.initial_weights import start_from
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.memory import fit_max_tokens, largest_that_fits, missing_state_bytes, probe_memory
@@ -32,8 +32,8 @@ TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_lay
 
 def trainer(data: Path, architecture: str = "transformer_tiny", **settings: Any) -> Trainer:
     run = {"batch_tokens": 400, "precision": "fp32", "device": "cpu", "lr": 0.01, "warmup_updates": 1}
-    job = JobTemplate.read(names={"architecture": architecture}).job(TINY | run | settings)
-    return build_trainer(job, Dataset.open(data).tokenizer, CPU, resumed=False)
+    job = JobConfig.read(names={"architecture": architecture}, settings=TINY | run | settings)
+    return build_trainer(job, Dataset.open(data).tokenizer, CPU)
 
 
 def loader_of(data: Path, max_tokens: int = 400, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchLoader:
@@ -249,14 +249,14 @@ def test_seeds_differ_by_each_of_run_update_and_micro_batch() -> None:
 
 def test_transforms_keep_the_pairs_and_count_the_tokens_there_are(mirror_data: Path) -> None:
     names = {"architecture": "transformer_tiny", "transforms": "bpe_dropout"}
-    job = JobTemplate.read(names=names).job(TINY | {"bpe_dropout": 0.5, "device": "cpu", "precision": "fp32"})
+    job = JobConfig.read(names=names, settings=TINY | {"bpe_dropout": 0.5, "device": "cpu", "precision": "fp32"})
     loader = loader_of(mirror_data, 60, transforms=build_transforms(job, Dataset.open(mirror_data).tokenizer))
     pairs = next(iter(loader.sampler.epoch(0)))
     first, again, later = (loader.update(Position(epoch, 0), pairs, ends_epoch=False) for epoch in (0, 0, 1))
     tokens = [[batch.target_output.tolist() for _, batch in update.micro_batches] for update in (first, again, later)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert np.array_equal(first.pairs, later.pairs)
-    one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU, resumed=False)
+    one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
     assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
 
 
@@ -280,8 +280,8 @@ def test_the_probe_reserves_the_state_that_the_first_update_makes(
     mirror_data: Path, optimizer: str, per_weight: int | None
 ) -> None:
     names = {"architecture": "transformer_tiny", "optimizer": optimizer}
-    job = JobTemplate.read(names=names).job(TINY | {"precision": "fp32", "device": "cpu", "batch_tokens": 400})
-    one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU, resumed=False)
+    job = JobConfig.read(names=names, settings=TINY | {"precision": "fp32", "device": "cpu", "batch_tokens": 400})
+    one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
     before = sum(value.nbytes for entries in one.optimizer.state.values() for value in entries.values())
     reserved = missing_state_bytes(one)
     if per_weight is not None:

@@ -21,10 +21,10 @@ from nmtkit.models import checkpoint
 from nmtkit.models.architectures.contract import ContractError
 from nmtkit.models.building import from_checkpoint
 from nmtkit.training import checkpoints
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.metrics import METRICS, CometConfig, Metric, Objective, Outputs, objective, score_of
-from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
+from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
 
 FLAGS = shlex.split("""
@@ -289,6 +289,6 @@ def test_a_metric_may_not_take_the_name_of_a_loss(mirror_data: Path, tmp_path: P
     logging.getLogger("nmtkit").setLevel(logging.WARNING)
     settings = {"max_update": 1, "batch_tokens": 400, "device": "cpu", "save_dir": tmp_path / "run", "d_model": 8}
     names = {"architecture": "transformer_tiny", "metrics": "nll"}
-    job = JobTemplate.read(names=names).job(settings | {"heads": 1, "encoder_layers": 1, "decoder_layers": 1})
+    job = JobConfig.read(names=names, settings=settings | {"heads": 1, "encoder_layers": 1, "decoder_layers": 1})
     with pytest.raises(ValueError, match="'nll'"):
         Run(job, mirror_data, Lines()).run()

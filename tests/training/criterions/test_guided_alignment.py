@@ -18,7 +18,7 @@ from nmtkit.data.packed import Batch, Packed
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.architectures.interface import layer_index
 from nmtkit.models.building import from_checkpoint
-from nmtkit.training.config import JobTemplate
+from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.criterions.guided_alignment import GuidedAlignment
 from nmtkit.training.setup import build_trainer
@@ -184,7 +184,7 @@ def test_an_architecture_without_attention_says_so() -> None:
 
 @pytest.mark.parametrize("settings", [{"parallel": "fsdp"}, {"compile": True}])
 def test_what_sees_the_models_forward_alone_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
-    template = JobTemplate.read(names={"architecture": "transformer_tiny", "criterion": "guided_alignment"})
+    names = {"architecture": "transformer_tiny", "criterion": "guided_alignment"}
     with pytest.raises(ValueError, match="--criterion guided_alignment"):
-        job = template.job({"save_dir": tmp_path, "device": "cpu"} | settings)
-        build_trainer(job, tiny_tokenizer(), torch.device("cpu"), resumed=False)
+        job = JobConfig.read(names=names, settings={"save_dir": tmp_path, "device": "cpu"} | settings)
+        build_trainer(job, tiny_tokenizer(), torch.device("cpu"))
