@@ -296,7 +296,7 @@ def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkp
             continue
         ids = tokenizer.encode_source([line]).ids.tolist()
         for output, peaks in zip(translation.hypotheses, other.hypotheses, strict=True):
-            tokens = [tokenizer._target.piece_to_id(piece) for piece in output.pieces]
+            tokens = [tokenizer.target.processor.piece_to_id(piece) for piece in output.pieces]
             maps = model.attention_weights(Packed.from_lists([ids]), Packed.from_lists([[1, *tokens]]))
             expected = maps["cross"][0][0].mean(0)[:-1]
             torch.testing.assert_close(torch.tensor(output.alignment), expected.detach(), rtol=0, atol=1e-4)

@@ -44,9 +44,9 @@ class BlockEncoder:
     """Encodes the lines of corpora. Use one encoder for many blocks, because an encoder caches words."""
 
     def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str]) -> None:
-        self._encoders = [BatchEncoder(tokenizer.source_model, dtypes[0])]
+        self._encoders = [BatchEncoder(tokenizer.source, dtypes[0])]
         if not tokenizer.one_model:
-            self._encoders.append(BatchEncoder(tokenizer.target_model, dtypes[1]))
+            self._encoders.append(BatchEncoder(tokenizer.target, dtypes[1]))
         self._hashes = RowHash(tokenizer.source_size, 0), RowHash(tokenizer.target_size, 1)
 
     def of(self, language: int) -> BatchEncoder:

@@ -50,7 +50,6 @@ from nmtkit.data.dataset.storage import (
     Storage,
 )
 from nmtkit.data.directions import Direction
-from nmtkit.data.tokenizers.spm_model import model_facts
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 from nmtkit.jobs.scheduler import Task
 from nmtkit.jobs.workers import Workers
@@ -327,7 +326,7 @@ class DatasetWriter:
             for group in ([corpora] if one_direction else [[corpus] for corpus in corpora])
             for warning in find_warnings(
                 group,
-                model_facts(self.tokenizer.source_model).model_type,
+                self.tokenizer.source.facts.model_type,
                 expected_pieces_per_word(self.config.tokenizer_from) if one_direction else None,
                 trained_here=not self.config.tokenizer_from,
                 held_out=self._held_out_profile if one_direction else None,

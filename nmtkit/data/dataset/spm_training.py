@@ -21,7 +21,6 @@ from nmtkit.data.tokenizers.spm_model import (
     FOREIGN,
     NORMAL,
     Piece,
-    model_facts,
     pieces_of,
     with_control_pieces,
     with_pieces,
@@ -59,11 +58,10 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
     if len(paths) == 1 and zipfile.is_zipfile(paths[0]):
         return _tokenizer_in_checkpoint(paths[0])
     tokenizer = Tokenizer(*(path.read_bytes() for path in paths))
-    for path, model in zip(paths, (tokenizer.source_model, tokenizer.target_model), strict=False):
-        facts = model_facts(model)
-        if facts.rewrites:
+    for path, model in zip(paths, (tokenizer.source, tokenizer.target), strict=False):
+        if model.facts.rewrites:
             log.warning("%s has its own rules to normalise text: decoded text may differ from the original", path)
-        if not facts.byte_fallback:
+        if not model.facts.byte_fallback:
             log.warning("%s has no byte fallback: characters that are not in its vocabulary become <unk>", path)
     return tokenizer
 
@@ -186,8 +184,7 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
 
     Raises ValueError for a tokenizer with two separate models, and for models of words or characters.
     """
-    model = tokenizer.source_model
-    facts = model_facts(model)
+    model, facts = tokenizer.source.model, tokenizer.source.facts
     if not tokenizer.one_model:
         raise ValueError("--extend-tokenizer needs one tokenizer for both sides, but --tokenizer-from has two")
     if facts.model_type not in ("bpe", "unigram"):
@@ -234,9 +231,8 @@ def extended_by_corpora(tokenizer: Tokenizer, config: PreprocessConfig, corpora:
 
 def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_type: str, known: set[str]) -> list[Piece]:
     """Trains a model on `lines` and returns up to `count` of its pieces that are not in `known`, best piece first."""
-    if model_facts(tokenizer.source_model).rewrites:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.source_model)
-        lines = [processor.normalize(line).replace(SPACE_SYMBOL, " ").strip() for line in lines]
+    if tokenizer.source.facts.rewrites:
+        lines = [tokenizer.source.processor.normalize(line).replace(SPACE_SYMBOL, " ").strip() for line in lines]
     known = known | {text.removeprefix(FOREIGN) for text in known}
     size = len(SPECIALS) + BYTES + SURPLUS * count
     try:

@@ -283,10 +283,10 @@ class BPEDropout(Transform):
     """Segments both sides at random: BPE-dropout (Provilkov et al. 2020), or unigram sampling (Kudo 2018)."""
 
     def __init__(self, config: BPEDropoutConfig, tokenizer: Tokenizer) -> None:
-        self.source = SubwordSampler(tokenizer.source_model, config.bpe_dropout, "source")
+        self.source = SubwordSampler(tokenizer.source, config.bpe_dropout, "source")
         self.target = self.source
         if not tokenizer.joint:
-            self.target = SubwordSampler(tokenizer.target_model, config.bpe_dropout, "target")
+            self.target = SubwordSampler(tokenizer.target, config.bpe_dropout, "target")
 
     def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         return np.array(self.source(source, generator), np.int64), np.array(self.target(target, generator), np.int64)

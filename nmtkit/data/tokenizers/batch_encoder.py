@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import sentencepiece
 
-from nmtkit.data.tokenizers.spm_model import model_facts
-from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, AbsentPieces, Encoded, encode_lines, normalize
+from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Encoded, SubwordModel, normalize
 
 COLUMNS = 8  # numbers in a key
 # maximum bytes of a word; longer words, such as lines in scripts without spaces, seldom repeat
@@ -50,16 +48,15 @@ class WordPieces:
 class BatchEncoder:
     """Encodes text with one SentencePiece model. The ids have the type `dtype`."""
 
-    def __init__(self, model: bytes, dtype: str, cached_words: int = CACHED_WORDS) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self._absent = AbsentPieces(self._processor)
+    def __init__(self, model: SubwordModel, dtype: str, cached_words: int = CACHED_WORDS) -> None:
+        self._model, self._processor = model, model.processor
         self._dtype = np.dtype(dtype)
         self._capacity = cached_words
         pieces = [self._processor.id_to_piece(token) for token in range(len(self._processor))]
         special = [self._processor.is_unknown(token) or self._processor.is_byte(token) for token in range(len(pieces))]
         self._is_unknown = np.array(special)
         self._starts_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in pieces])
-        facts = model_facts(model)
+        facts = model.facts
         self._rewrites = facts.rewrites
         space = self._processor.piece_to_id(SPACE_SYMBOL)
         self._has_words = facts.splits_at_spaces and facts.model_type == "word"
@@ -85,7 +82,7 @@ class BatchEncoder:
 
     def encode(self, text: str) -> Encoded:
         """Encodes the lines of `text`. Every line must end in \\n."""
-        text = normalize(text, self._absent.spaces)
+        text = self._model.prepared(text)
         if self.encodes_by_word:
             return self._by_word(text.encode())
         return Encoded(*self._encode_lines(text.split("\n")[:-1], add_eos=True))
@@ -94,7 +91,7 @@ class BatchEncoder:
         """Returns the concatenated ids of all lines, and the number of ids in each line."""
         if not lines:
             return np.empty(0, self._dtype), np.empty(0, np.int64)
-        encoded = encode_lines(self._processor, self._absent, lines, add_eos)
+        encoded = self._model.encode_prepared(lines, add_eos)
         return encoded.ids.astype(self._dtype), encoded.lengths
 
     def _by_word(self, text: bytes) -> Encoded:
@@ -163,7 +160,7 @@ class BatchEncoder:
         """
         assert self.can_align
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
-        to_space = str.maketrans(dict.fromkeys(self._absent.spaces, " "))
+        to_space = str.maketrans(dict.fromkeys(self._model.missing_spaces, " "))
         parts = [word.translate(to_space).split(" ") for words in lines for word in words]
         owners = [index for index, word in enumerate(parts) for part in word if part]
         counts = self._normalized_words(_groups([part for word in parts for part in word if part]))

@@ -12,10 +12,9 @@ from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
-import sentencepiece
 
-from nmtkit.data.tokenizers.spm_model import model_facts, user_defined_symbols
-from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL
+from nmtkit.data.tokenizers.spm_model import user_defined_symbols
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SubwordModel
 
 CACHED = 200_000  # largest number of cache entries; the key of an entry is (word, merges left out)
 
@@ -29,8 +28,8 @@ class SubwordSampler:
     unigram. The message names `side`.
     """
 
-    def __init__(self, model: bytes, alpha: float, side: str) -> None:
-        facts = model_facts(model)
+    def __init__(self, model: SubwordModel, alpha: float, side: str) -> None:
+        facts, processor = model.facts, model.processor
         if facts.model_type not in ("bpe", "unigram"):
             raise ValueError(
                 f"--transforms bpe_dropout needs several segmentations of a word, but the {facts.model_type} "
@@ -39,9 +38,8 @@ class SubwordSampler:
             )
         self.alpha = alpha
         self.unigram = facts.model_type == "unigram"
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        ids = range(processor.get_piece_size())
-        whole = set(user_defined_symbols(model))
+        ids = range(len(model))
+        whole = set(user_defined_symbols(model.model))
         special = (processor.is_byte, processor.is_unknown, processor.is_control, processor.is_unused)
         names = [processor.id_to_piece(token) for token in ids]
         self.is_whole = [any(test(token) for test in special) or names[token] in whole for token in ids]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.tokenizers.spm_model import FOREIGN, model_facts, user_defined_symbols
+from nmtkit.data.tokenizers.spm_model import FOREIGN, ModelFacts, model_facts, user_defined_symbols
 from nmtkit.text.normalization import normalized
 
 UNK, BOS, EOS = 0, 1, 2
@@ -82,6 +82,96 @@ def unescape(text: str) -> str:
     return text.replace("\n", " ")
 
 
+class SubwordModel:
+    """A SentencePiece model: prepares text, and converts text to ids and ids to text.
+
+    Raises ValueError for a damaged model, and for a model whose unk, bos and eos ids are not 0, 1 and 2. The message
+    names `side`.
+    """
+
+    def __init__(self, model: bytes, side: str = "source") -> None:
+        self.model = model
+        try:
+            self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"the {side} tokenizer is not a SentencePiece model, or is damaged") from error
+        special = (self.processor.unk_id(), self.processor.bos_id(), self.processor.eos_id())
+        if special != (UNK, BOS, EOS):
+            raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
+
+    def __len__(self) -> int:
+        """The number of entries of the vocabulary."""
+        return self.processor.get_piece_size()
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        return model_facts(self.model)
+
+    @cached_property
+    def piece(self) -> Callable[[int], str]:
+        """Returns the piece of an id. Keeps the pieces that were asked for, because a call of the library takes 5 µs.
+
+        The library needs a Python integer.
+        """
+        return cache(self.processor.id_to_piece)
+
+    @cached_property
+    def foreign_ids(self) -> dict[str, int]:
+        """The pieces that only the other side produces, and their ids in the shared table (`spm_model.renumbered`).
+
+        Text that is unknown to the model, such as a letter that occurs only in the training data of the other side, is
+        looked up here. Marian and transformers produce the same ids, because both look up all pieces in one vocabulary.
+        """
+        unused = filter(self.processor.is_unused, range(len(self)))
+        return {self.processor.id_to_piece(id).removeprefix(FOREIGN): id for id in unused}
+
+    @cached_property
+    def missing_spaces(self) -> str:
+        """The characters of SPACES that have no piece, which `prepared` replaces by U+0020.
+
+        The training data of the tokenizer did not contain these characters, or training replaced tabs by spaces.
+        """
+        known = self.foreign_ids
+        return "".join(space for space in SPACES if self.processor.piece_to_id(space) == UNK and space not in known)
+
+    def prepared(self, text: str) -> str:
+        """Returns one or more lines as SentencePiece reads them. All text must pass through this method."""
+        return normalize(text, self.missing_spaces)
+
+    def encode(self, lines: Sequence[str]) -> Encoded:
+        return self.encode_prepared([self.prepared(line) for line in lines], add_eos=True)
+
+    def encode_prepared(self, lines: Sequence[str], add_eos: bool) -> Encoded:
+        """Encodes lines that `prepared` has returned."""
+        if len(lines) < FEW_LINES:
+            rows = [self.processor.encode(line, return_type="numpy", add_eos=add_eos) for line in lines]
+        else:
+            rows = self.processor.encode(lines, return_type="numpy", add_eos=add_eos, num_threads=1)
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        ids = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        positions = np.flatnonzero(ids == UNK)
+        if len(positions) and self.foreign_ids:
+            ends = np.cumsum(lengths)
+            owners = np.searchsorted(ends, positions, side="right")
+            surfaces = {
+                owner: self.processor.encode(lines[owner], out_type=str) for owner in np.unique(owners).tolist()
+            }
+            indices = positions - (ends - lengths)[owners]
+            chosen = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
+            ids[positions] = [self.foreign_ids.get(surface, UNK) for surface in chosen]
+        return Encoded(ids, lengths)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of one sentence, on one line. Skips bos and eos."""
+        text: str = self.processor.decode([int(token) for token in ids])
+        if FOREIGN in text and self.foreign_ids:
+            text = text.replace(FOREIGN, "")
+        return unescape(text)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.piece(int(token)) for token in ids]
+
+
 class Tokenizer:
     """One SentencePiece model for both sides, or one for each side.
 
@@ -92,15 +182,12 @@ class Tokenizer:
     """
 
     def __init__(self, source_model: bytes, target_model: bytes | None = None) -> None:
-        self.source_model = source_model
-        self.target_model = source_model if target_model is None else target_model
         self.one_model = target_model is None
-        self._source = _processor(source_model, "source")
-        self._target = self._source if target_model is None else _processor(target_model, "target")
-        self._absent_source, self._absent_target = AbsentPieces(self._source), AbsentPieces(self._target)
-        self.source_size: int = self._source.get_piece_size()
-        self.target_size: int = self._target.get_piece_size()
-        self.joint = self.one_model or _one_table(self._source, self._target)
+        self.source = SubwordModel(source_model, "source")
+        self.target = self.source if target_model is None else SubwordModel(target_model, "target")
+        self.source_model, self.target_model = self.source.model, self.target.model
+        self.source_size, self.target_size = len(self.source), len(self.target)
+        self.joint = self.one_model or _one_table(self.source, self.target)
         digest = hashlib.sha256(b"nmtkit tokenizer 1: NFC, escaped space sign\0")
         for model in (source_model,) if target_model is None else (source_model, target_model):
             digest.update(len(model).to_bytes(8, "little") + model)
@@ -154,17 +241,15 @@ class Tokenizer:
     # --- text to ids ------------------------------------------------------------------------------------------------
 
     def encode_source(self, lines: Sequence[str]) -> Encoded:
-        lines = [normalize(line, self._absent_source.spaces) for line in lines]
-        return encode_lines(self._source, self._absent_source, lines, add_eos=True)
+        return self.source.encode(lines)
 
     def encode_target(self, lines: Sequence[str]) -> Encoded:
-        lines = [normalize(line, self._absent_target.spaces) for line in lines]
-        return encode_lines(self._target, self._absent_target, lines, add_eos=True)
+        return self.target.encode(lines)
 
     def check_lossless(self, setting: str) -> None:
         """Raises ValueError if encoding and decoding can lose characters. The message names `setting`."""
-        for side, model in (("source", self.source_model), ("target", self.target_model)):
-            if not model_facts(model).byte_fallback:
+        for side, model in (("source", self.source), ("target", self.target)):
+            if not model.facts.byte_fallback:
                 raise ValueError(
                     f"{setting} decodes and re-encodes text, but the {side} tokenizer has no byte fallback and "
                     "would lose unknown characters; leave the setting out, or train the tokenizer with nmtkit"
@@ -173,51 +258,48 @@ class Tokenizer:
     # --- ids to text ------------------------------------------------------------------------------------------------
 
     def decode_source(self, ids: Sequence[int]) -> str:
-        return decode_ids(self._source, self._absent_source, ids)
+        return self.source.decode(ids)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Returns the text of one sentence, on one line. Skips bos and eos."""
-        return decode_ids(self._target, self._absent_target, ids)
+        return self.target.decode(ids)
 
     def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode_target(ids) for ids in sentences]
 
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self._source.id_to_piece(int(token)) for token in ids]
+        return self.source.pieces(ids)
+
+    def target_pieces(self, ids: Sequence[int]) -> list[str]:
+        return self.target.pieces(ids)
 
     def source_encoding(self, line: str) -> list[str]:
         """Returns the pieces of a source line as text. For unknown characters, returns these characters, not <unk>."""
-        return self._source.encode(normalize(line, self._absent_source.spaces), out_type=str)
+        return self.source.processor.encode(self.source.prepared(line), out_type=str)
 
     def knows(self, text: str) -> bool:
         """Returns whether the source side encodes `text` without <unk> and without byte fallback."""
         ids = self.encode_source([text]).ids.tolist()
-        return all(token != UNK and not self._source.is_byte(token) for token in ids)
-
-    def target_pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self._target_piece(int(token)) for token in ids]
-
-    @cached_property
-    def _target_piece(self) -> Callable[[int], str]:
-        """Returns a target piece. Keeps the pieces that were asked for, because a call of the library takes 5 µs."""
-        return cache(self._target.id_to_piece)
+        return all(token != UNK and not self.source.processor.is_byte(token) for token in ids)
 
     @cached_property
     def source_tags(self) -> frozenset[int]:
         """Ids of the tags. A tag is a symbol trained with --tag, which precedes a source line as a separate word."""
         symbols = user_defined_symbols(self.source_model)
-        return frozenset(self._source.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL))
+        return frozenset(
+            self.source.processor.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL)
+        )
 
     @cached_property
     def languages(self) -> dict[str, int]:
         """Ids of the language tokens by code, such as "de" for __de__. Empty unless the model is multilingual."""
-        ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
-        return {self._source.id_to_piece(token).strip("_<>"): token for token in reversed(list(ids))}
+        ids = takewhile(self.source.processor.is_control, range(self.source_size - 1, EOS, -1))
+        return {self.source.piece(token).strip("_<>"): token for token in reversed(list(ids))}
 
     @property
     def has_target_languages_only(self) -> bool:
         """Whether the language tokens name target languages only, as in multilingual models of Marian (>>deu<<)."""
-        return any(self._source.id_to_piece(id).startswith(">>") for id in self.languages.values())
+        return any(self.source.piece(id).startswith(">>") for id in self.languages.values())
 
     def language_flags(self, source: str | None = None, target: str | None = None) -> list[str]:
         """Returns the flags of `nmtkit generate` that choose the languages. SRC and TGT stand for missing codes."""
@@ -261,82 +343,12 @@ class Tokenizer:
 
     def check_tag(self, tag: str) -> None:
         """Raises ValueError if the source vocabulary does not have `tag` as one symbol."""
-        if len(self._source.encode(tag)) != 1:
+        if len(self.source.processor.encode(tag)) != 1:
             raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
 
 
-def _one_table(source: sentencepiece.SentencePieceProcessor, target: sentencepiece.SentencePieceProcessor) -> bool:
+def _one_table(source: SubwordModel, target: SubwordModel) -> bool:
     return len(source) == len(target) and all(
-        source.id_to_piece(token).lstrip(FOREIGN) == target.id_to_piece(token).lstrip(FOREIGN)
+        source.processor.id_to_piece(token).lstrip(FOREIGN) == target.processor.id_to_piece(token).lstrip(FOREIGN)
         for token in range(len(source))
     )
-
-
-def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise ValueError(f"the {side} tokenizer is not a SentencePiece model, or is damaged") from error
-    special = (processor.unk_id(), processor.bos_id(), processor.eos_id())
-    if special != (UNK, BOS, EOS):
-        raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
-    return processor
-
-
-def encode_lines(
-    processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", lines: Sequence[str], add_eos: bool
-) -> Encoded:
-    """Encodes lines that `normalize` has prepared."""
-    if len(lines) < FEW_LINES:
-        rows = [processor.encode(line, return_type="numpy", add_eos=add_eos) for line in lines]
-    else:
-        rows = processor.encode(lines, return_type="numpy", add_eos=add_eos, num_threads=1)
-    encoded = _concatenated(rows)
-    positions = np.flatnonzero(encoded.ids == UNK)
-    if len(positions) and absent.ids:
-        ends = np.cumsum(encoded.lengths)
-        owners = np.searchsorted(ends, positions, side="right")
-        surfaces = {owner: processor.encode(lines[owner], out_type=str) for owner in np.unique(owners).tolist()}
-        indices = positions - (ends - encoded.lengths)[owners]
-        chosen = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
-        encoded.ids[positions] = [absent.ids.get(surface, UNK) for surface in chosen]
-    return encoded
-
-
-def decode_ids(processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", ids: Sequence[int]) -> str:
-    """Returns the text of one sentence, on one line."""
-    text: str = processor.decode([int(token) for token in ids])
-    if FOREIGN in text and absent.ids:
-        text = text.replace(FOREIGN, "")
-    return unescape(text)
-
-
-class AbsentPieces:
-    """Pieces and spaces that a SentencePiece model does not produce.
-
-    `ids` has the pieces that only the other side produces, and their ids in the shared table (`spm_model.renumbered`).
-    Text that is unknown to the model, such as a letter that occurs only in the training data of the other side, is
-    looked up in `ids`. Marian and transformers produce the same ids, because both look up all pieces in one vocabulary.
-
-    `spaces` are the characters of SPACES that have no piece, because the training data of the tokenizer did not contain
-    them, or because training replaced tabs by spaces. Encoding replaces `spaces` by U+0020.
-    """
-
-    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
-        self._processor = processor
-
-    @cached_property
-    def ids(self) -> dict[str, int]:
-        name = self._processor.id_to_piece
-        return {
-            name(id).removeprefix(FOREIGN): id for id in range(len(self._processor)) if self._processor.is_unused(id)
-        }
-
-    @cached_property
-    def spaces(self) -> str:
-        return "".join(space for space in SPACES if self._processor.piece_to_id(space) == UNK and space not in self.ids)
-
-
-def _concatenated(rows: list[Ids]) -> Encoded:
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    return Encoded(np.concatenate(rows) if rows else np.empty(0, np.int32), lengths)

@@ -15,7 +15,7 @@ from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
 from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
-from nmtkit.data.tokenizers.tokenizer import Tokenizer, normalize
+from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer, normalize
 
 Links = list[tuple[int, int]]
 
@@ -154,7 +154,7 @@ def test_a_model_is_trained_with_the_alignments(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(st.sampled_from("ab ½¨\xa0\u200b日\t"), max_size=12), min_size=1, max_size=5))
 def test_the_pieces_of_every_word_are_found_whatever_the_normaliser(lines: list[str]) -> None:
-    encoder = BatchEncoder(_model_with_normaliser(), "uint16")
+    encoder = BatchEncoder(SubwordModel(_model_with_normaliser()), "uint16")
     text = "".join(line + "\n" for line in lines)
     encoded = encoder.encode(text)
     words = encoder.words(text, encoded)

@@ -10,7 +10,7 @@ from builders import REAL_LINES
 from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
-from nmtkit.data.tokenizers.tokenizer import Tokenizer, normalize
+from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer, normalize
 
 OTHER_LINES = [line.translate(str.maketrans("aeiou", "öüäei")) for line in REAL_LINES]
 
@@ -72,7 +72,7 @@ def test_text_that_a_model_does_not_know_is_looked_up_among_the_other_pieces_of_
     id_of = {piece: id for id, piece in enumerate(table[:-1])}
     expected = [[id_of.get(piece, 0) for piece in processor(model).encode(line, out_type=str)] for line in lines]
     assert {id_of["日"], id_of["日本"], id_of["ß"], 0} <= {id for ids in expected for id in ids}
-    tokenizer, by_block = Tokenizer(other), BatchEncoder(other, "int32")
+    tokenizer, by_block = Tokenizer(other), BatchEncoder(SubwordModel(other), "int32")
     text = "".join(f"{line}\n" for line in lines)
     for encoded in (tokenizer.encode_source(lines), tokenizer.encode_target(lines), by_block.encode(text)):
         assert [ids.tolist() for ids in encoded.split()] == [[*ids, 2] for ids in expected]

@@ -13,14 +13,14 @@ from parallel_text import parallel_lines
 
 from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
-from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 
 SOURCE, TARGET = parallel_lines(400)
 LINES = [*SOURCE[:100], *TARGET[:100], "a wörd with ☃ and ▁ in it", "  "]
 
 
 def test_bpe_that_leaves_no_merge_out_is_sentencepieces(joint_tokenizer: Tokenizer) -> None:
-    sampler = SubwordSampler(joint_tokenizer.source_model, 0.0, "source")
+    sampler = SubwordSampler(joint_tokenizer.source, 0.0, "source")
     for line in [*LINES, "<2de> a man"]:
         ids = joint_tokenizer.encode_source([line]).ids[:-1]
         assert sampler(ids, np.random.default_rng(1)) == ids.tolist()
@@ -29,7 +29,7 @@ def test_bpe_that_leaves_no_merge_out_is_sentencepieces(joint_tokenizer: Tokeniz
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_the_text_stays_and_its_pieces_change(model_type: str) -> None:
     tokenizer = Tokenizer(train_model(SOURCE + TARGET, 320, model_type))
-    sampler = SubwordSampler(tokenizer.source_model, 0.3, "source")
+    sampler = SubwordSampler(tokenizer.source, 0.3, "source")
     generator = np.random.default_rng(1)
     for line in LINES:
         ids = tokenizer.encode_source([line]).ids[:-1]
@@ -41,7 +41,7 @@ def test_the_text_stays_and_its_pieces_change(model_type: str) -> None:
 @pytest.mark.parametrize("alpha", [0.1, 0.4])
 def test_bpe_dropout_makes_pieces_as_often_as_sentencepiece(joint_tokenizer: Tokenizer, alpha: float) -> None:
     lines, generator = LINES[:100], np.random.default_rng(1)
-    sampler = SubwordSampler(joint_tokenizer.source_model, alpha, "source")
+    sampler = SubwordSampler(joint_tokenizer.source, alpha, "source")
     original = sentencepiece.SentencePieceProcessor(model_proto=joint_tokenizer.source_model)
     counts: list[Counter[int]] = [Counter(), Counter()]
     for line in lines:
@@ -57,7 +57,7 @@ def test_bpe_dropout_makes_pieces_as_often_as_sentencepiece(joint_tokenizer: Tok
 
 def test_segmentations_of_a_unigram_model_come_with_their_probabilities() -> None:
     tokenizer = Tokenizer(train_model(SOURCE + TARGET, 320, "unigram"))
-    sampler = SubwordSampler(tokenizer.source_model, 0.2, "source")
+    sampler = SubwordSampler(tokenizer.source, 0.2, "source")
 
     def segmentations(rest: str) -> list[list[str]]:
         if not rest:
@@ -82,20 +82,20 @@ def test_segmentations_of_a_unigram_model_come_with_their_probabilities() -> Non
 def test_models_of_one_segmentation_are_refused(model_type: str) -> None:
     model = train_model(SOURCE + TARGET, 30 if model_type == "word" else 310, model_type)
     with pytest.raises(ValueError, match=f"the {model_type} vocabulary .*target side"):
-        SubwordSampler(model, 0.1, "target")
+        SubwordSampler(SubwordModel(model), 0.1, "target")
 
 
 def test_another_process_makes_the_same_segmentations(joint_tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(joint_tokenizer.source_model)
     program = (
         "import sys; from pathlib import Path; import numpy as np\n"
-        "from nmtkit.data.tokenizers.tokenizer import Tokenizer\n"
+        "from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer\n"
         "from nmtkit.data.tokenizers.subword_sampling import SubwordSampler\n"
         "model = Path(sys.argv[1]).read_bytes(); ids = Tokenizer(model).encode_source([sys.argv[2]]).ids[:-1]\n"
-        "print(SubwordSampler(model, 0.4, 'source')(ids, np.random.default_rng(7)))"
+        "print(SubwordSampler(SubwordModel(model), 0.4, 'source')(ids, np.random.default_rng(7)))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "model"), SOURCE[0]]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     ids = joint_tokenizer.encode_source(SOURCE[:1]).ids[:-1]
-    sampler = SubwordSampler(joint_tokenizer.source_model, 0.4, "source")
+    sampler = SubwordSampler(joint_tokenizer.source, 0.4, "source")
     assert printed == str(sampler(ids, np.random.default_rng(7)))

@@ -66,7 +66,7 @@ def test_characters_round_trip_and_come_one_by_one(character_tokenizer: Tokenize
     known = set("amnwlkshoetgru")
     cost = {line: sum(1 + sum(pieces(char, known) for char in word) for word in words(line)) for line in lines}
     assert encoded.lengths.tolist() == [cost[line] + 1 for line in lines]
-    encoder = BatchEncoder(character_tokenizer.target_model, "uint16")
+    encoder = BatchEncoder(character_tokenizer.target, "uint16")
     assert encoder.encodes_by_word
     assert encoder.encode("".join(line + "\n" for line in lines)).ids.tolist() == encoded.ids.tolist()
 
@@ -87,7 +87,7 @@ def character_tokenizer() -> Tokenizer:
 def test_the_word_cache_gives_the_ids_of_whole_lines(
     joint_tokenizer: Tokenizer, lines: list[str], cache: tuple[int, str]
 ) -> None:
-    encoder = BatchEncoder(joint_tokenizer.source_model, cache[1], cached_words=cache[0])
+    encoder = BatchEncoder(joint_tokenizer.source, cache[1], cached_words=cache[0])
     assert encoder.encodes_by_word
     plain = joint_tokenizer.encode_source(lines)
     for _ in range(2):  # with words new, and with words known
@@ -151,7 +151,7 @@ NORMALIZED = st.lists(
 def test_words_of_a_model_with_a_normaliser_have_the_ids_of_whole_lines(
     foreign: Tokenizer, lines: list[str], cached_words: int
 ) -> None:
-    encoder = BatchEncoder(foreign.source_model, "uint16", cached_words)
+    encoder = BatchEncoder(foreign.source, "uint16", cached_words)
     assert encoder.encodes_by_word
     plain = foreign.encode_source(lines)
     for _ in range(2):  # with words new, and with words known
@@ -172,7 +172,7 @@ def test_rules_about_spaces_are_found(name: str, tmp_path: Path) -> None:
 
 
 def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenizer: Tokenizer) -> None:
-    encoder = BatchEncoder(unigram_tokenizer.source_model, "uint16")
+    encoder = BatchEncoder(unigram_tokenizer.source, "uint16")
     assert not encoder.encodes_by_word
     lines = ["a man", "", "the  green man\u2028 walks"]
     plain = unigram_tokenizer.encode_source(lines)
@@ -181,7 +181,7 @@ def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenize
 
 
 def test_long_words_are_not_kept(joint_tokenizer: Tokenizer) -> None:
-    encoder = BatchEncoder(joint_tokenizer.source_model, "uint16")
+    encoder = BatchEncoder(joint_tokenizer.source, "uint16")
     line = "ab" * 200
     first = encoder.encode(f"a {line} man\n").ids.tolist()
     assert len(encoder._table) == 2
@@ -195,12 +195,12 @@ def test_escape_is_undone() -> None:
 
 
 def test_decoding_never_breaks_a_line(joint_tokenizer: Tokenizer) -> None:
-    piece = joint_tokenizer._source.piece_to_id("<0x0A>")
+    piece = joint_tokenizer.source.processor.piece_to_id("<0x0A>")
     assert joint_tokenizer.decode_target([BOS, piece, EOS]) == " "
 
 
 def test_decoding_stands_bytes_that_are_no_text(joint_tokenizer: Tokenizer) -> None:
-    piece = joint_tokenizer._source.piece_to_id("<0xFF>")
+    piece = joint_tokenizer.source.processor.piece_to_id("<0xFF>")
     assert joint_tokenizer.decode_target([piece]) == "\ufffd"
 
 
