@@ -21,7 +21,7 @@ Measure = Callable[[str], Turn]  # name of a checkout -> its turn
 
 
 def compare(systems: Mapping[str, Measure], rounds: int) -> list[Row]:
-    """Measures each system with both checkouts, in the order A B, B A, …; returns the rows of the table."""
+    """Measures each system with both checkouts, in the order A B, B A, …. Returns the rows of the table."""
     turns: dict[str, dict[str, list[Turn]]] = {system: {name: [] for name in CHECKOUTS} for system in systems}
     for number in range(rounds):
         for system, measure in systems.items():

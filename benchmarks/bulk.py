@@ -1,4 +1,4 @@
-"""Does `generate` in shards write the same bytes as `generate`, also if processes are killed, and at what cost?
+"""Does `generate` in shards write the same bytes as `generate`, also if processes are killed, and how much slower?
 
     python benchmarks/bulk.py --lines 1000000
     python benchmarks/bulk.py --lines 1000000 --parts pace ray      # needs nmtkit[ray]
@@ -11,7 +11,7 @@ ray     A Ray cluster of two nodes on this machine, with an actor on each: kills
 
 Each job must write the bytes of `generate`, and leave no temporary file. The lines are sentences of the training set,
 again and again, each with one word exchanged; `--words` shortens the sentences. A narrow Transformer with one layer is
-trained briefly and searches greedily, so that most of the time is not the model's.
+trained briefly and searches greedily, so that the model takes less than half of the time.
 """
 
 import argparse

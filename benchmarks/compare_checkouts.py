@@ -1,4 +1,4 @@
-"""Two checkouts: what does a change cost or gain in speed, and does the change keep the outputs?
+"""Two checkouts: how much speed does a change cost or gain, and does the change keep the outputs?
 
     git worktree add /tmp/before COMMIT
     python benchmarks/compare_checkouts.py --before /tmp/before --text m30k

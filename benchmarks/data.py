@@ -3,10 +3,10 @@
     python benchmarks/data.py --text m30k --pairs 600000
     python benchmarks/data.py --text m30k --parts scale             # 2.5 GB of files, which are removed at the end
 
-speed   Pairs per second beside a plain script that calls SentencePiece line by line, on the text as it is, and on long
-        texts: the text again and again with a letter changed in one word of 33, 12 and 2, since a cache of words gains
-        by repeats. The tokenizer is given. Times are of whole processes, and the systems take turns. Compare core-
-        seconds: the plain script has one process. Both write the same ids, which is checked.
+speed   Pairs per second beside a plain script that calls SentencePiece line by line, on this text, and on long
+        texts: the text again and again with a letter changed in one word of 33, 12 and 2, because a cache of words is
+        faster for repeated words. The tokenizer is given. Times are of whole processes, and the systems take turns.
+        Compare core-seconds: the plain script has one process. Both write the same ids, which is checked.
 scale   Memory of preprocessing for `--small` and `--large` pairs, how full updates are, and the time and the memory to
         the first batch of a dataset of `--huge` pairs (with the lengths of this text, and random ids). Memory is
         anonymous memory, summed over a process and its children every 20 ms; mapped files are not counted.

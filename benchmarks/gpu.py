@@ -1,12 +1,12 @@
-"""Whether nmtkit is right and fast on a GPU, in under 25 minutes: every part is a process of its own with a time limit.
+"""Is nmtkit correct and fast on a GPU? Takes under 25 minutes. Each part is a separate process with a time limit.
 
     python benchmarks/gpu.py                                    # all parts, on the first GPU
     python benchmarks/gpu.py --parts correctness training       # some
-    python benchmarks/gpu.py --device cpu                       # all of it very small: whether the script itself works
+    python benchmarks/gpu.py --device cpu                       # everything very small, to test the script
 
-It needs nmtkit's dependencies (torch 2.11 or later) and this folder; nmtkit itself need not be installed. What is
-measured is printed as it comes, and after each part the report (`--output`, JSON) is written with what there is. A
-part that fails or takes too long prints its traceback, and the next one starts. The exit status is the number of parts
+The script needs nmtkit's dependencies (torch 2.11 or later) and this folder; nmtkit itself need not be installed. Each
+result is printed at once, and the report (`--output`, JSON) is written after each part. A part that fails or takes too
+long prints its traceback, and the next part starts. The exit status is the number of parts
 that failed.
 
 Data are synthetic: random ids in sentences of log-normal lengths, 28 tokens at the mean, or lines of made-up words.
@@ -48,7 +48,7 @@ GROUPS = {"training": ["training-base", "training-big", "compiled-base", "compil
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much is run."""
+    """The sizes of all parts."""
 
     device: str
     models: tuple[str, str] = ("base", "big")
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def run_all(parts: list[str], device: str, minutes: float, output: Path) -> int:
-    """Runs the parts one after the other; returns how many failed."""
+    """Runs the parts one after the other. Returns the number of failed parts."""
     report = json.loads(output.read_text()) if output.exists() else {"runs": []}
     run: dict[str, Any] = {"device": device, "machine": platform.platform(), "scale": asdict(SCALES[device])}
     run |= {"python": platform.python_version(), "started": time.strftime("%Y-%m-%d %H:%M:%S"), "parts": {}}
@@ -124,13 +124,13 @@ def run_all(parts: list[str], device: str, minutes: float, output: Path) -> int:
 
 
 def supervise(part: str, device: str, limit: float) -> dict[str, Any]:
-    """Runs one part in a process of its own; returns its status, seconds and rows."""
+    """Runs a part in a separate process. Returns its status, seconds and rows."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         words = [sys.executable, __file__, "--device", device, "--run-part", *PARTS[part][:2], str(rows)]
         environment = os.environ | {"PYTHONPATH": search_path(), "PYTHONUNBUFFERED": "1"}
-        # a session of its own, so that what the part has started ends with it
+        # a new session, so that the processes of the part end together
         process = subprocess.Popen(words, env=environment, start_new_session=True)
         try:
             status = "ok" if process.wait(max(limit, 1.0)) == 0 else "failed"
@@ -145,7 +145,7 @@ def supervise(part: str, device: str, limit: float) -> dict[str, Any]:
 
 
 def run_part(module: str, function: str, scale: Scale, rows: Path) -> int:
-    """Prints each row of a part and adds it to the file `rows`; returns the number of wrong results, 1 on an error."""
+    """Prints each row of a part and adds it to the file `rows`. Returns the number of wrong results; 1 for an error."""
     wrong = 0
     with rows.open("a") as file:
         try:
@@ -183,7 +183,7 @@ def write_text(folder: Path, pairs: int) -> None:
 
 
 def end_to_end(scale: Scale) -> Iterator[Row]:
-    """Types the commands of a user on made-up text, and compares the weights of a resumed run and a whole run."""
+    """Runs the commands of a user on made-up text, and compares the weights of a resumed run and a whole run."""
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), str(Path(name) / "data")
         write_text(folder, scale.pairs)

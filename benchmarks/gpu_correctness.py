@@ -1,7 +1,7 @@
-"""Part of `gpu.py`: the same numbers as on a CPU. Every row says how far off a result is, and whether that is `ok`.
+"""Part of `gpu.py`: compares results with a CPU. Each row has the error of a result, and whether the error is `ok`.
 
-References are computed in fp32 or fp64 on the CPU from the very same (already rounded) inputs, so that an error is the
-kernel's own: some units of 2^-8 in bf16, of 2^-11 in fp16 and TF32, of 2^-23 in fp32.
+References are computed in fp32 or fp64 on the CPU from the same rounded inputs, so that an error comes from the kernel
+alone: some units of 2^-8 in bf16, of 2^-11 in fp16 and TF32, of 2^-23 in fp32.
 """
 
 import copy
@@ -39,7 +39,7 @@ def correctness(scale: Scale) -> Iterator[Row]:
 
 
 def error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
+    """Returns the largest difference, relative to the largest value."""
     got, expected = got.detach().double().cpu(), expected.detach().double().cpu()
     return float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
@@ -53,7 +53,7 @@ def on(device: torch.device, *tensors: Tensor) -> list[Tensor]:
 
 
 def attention(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """Every backend that the device has, forward and backward, against the reference in fp32 on the CPU."""
+    """Compares every backend of the device, forward and backward, with the reference in fp32 on the CPU."""
     generator = torch.Generator().manual_seed(2)
     queries, keys = (Layout.of(lengths_of(scale.max_tokens[0], generator)[:20]) for _ in range(2))
     sentences = min(queries.sentences, keys.sentences)
@@ -89,7 +89,7 @@ def attention(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def residuals(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """norm(x + dropout(change)) without dropout, and the share and the scale of what dropout leaves."""
+    """Compares norm(x + dropout(change)) without dropout, and the share and scale of elements that dropout keeps."""
     x, change, direction = (torch.randn(300, 512) for _ in range(3))
     norm = nn.LayerNorm(512)
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
@@ -113,7 +113,7 @@ def residuals(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def losses(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """The fused losses against plain ones in fp64: value, negative log-likelihood, gradients of features and weight."""
+    """Compares fused losses with plain losses in fp64: value, log-likelihood, and gradients of features and weight."""
     tokens, width, vocabulary = 700, 512 if device.type == "cuda" else 32, scale.vocabulary
     projection = nn.Linear(width, vocabulary, bias=False)
     features = torch.randn(2, tokens, width)
@@ -147,7 +147,7 @@ def losses(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def normalizers(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """The log-sum-exp of logits against fp64, and the largest of each block, if they come with it."""
+    """Compares the log-sum-exp of logits, and the maximum of each block if it is computed, with fp64."""
     logits = 10 * torch.randn(64, scale.vocabulary)
     result, maxima = logsumexp(logits.to(device), BLOCK)
     errors = {"log-sum-exp": error(result, logits.double().logsumexp(1))}
@@ -159,7 +159,7 @@ def normalizers(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def whole_model(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """A small Transformer in fp32: loss and gradient of a batch, on the device and on the CPU."""
+    """Compares loss and gradient of a small Transformer in fp32 on the device and on the CPU."""
     model = small_model(scale.vocabulary).train()
     batch = micro_batch(400, scale.vocabulary, torch.Generator().manual_seed(3))
     gradients, values = [], []
@@ -176,7 +176,7 @@ def whole_model(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def small_model(vocabulary: int) -> nn.Module:
-    """Random, without dropout, and with translations of many lengths."""
+    """Returns a random model without dropout, whose translations have many lengths."""
     entry = ARCHITECTURES["transformer_tiny"]
     changes = {"dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
     size = Vocabulary(source=vocabulary, target=vocabulary, joint=True)
@@ -188,7 +188,7 @@ def small_model(vocabulary: int) -> nn.Module:
 
 
 def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
-    """Graph search, in CUDA graphs and without, against the plain search; in fp32, in 16 bits and under autocast."""
+    """Compares graph search, with and without CUDA graphs, with the plain search in all precisions."""
     vocabulary = min(scale.vocabulary, 4_000)
     sentences = random_sentences(96 if device.type == "cuda" else 6, vocabulary)
     for precision in ("fp32", "bf16", "autocast") if device.type == "cuda" else ("fp32",):
@@ -208,7 +208,7 @@ def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 
 def compared(name: str, results: BatchHypotheses, expected: BatchHypotheses) -> Row:
-    """Rounding may turn the order of two hypotheses that score alike, so scores count, and nearly all translations."""
+    """Rounding may exchange two hypotheses with equal scores, so scores must be equal, and nearly all translations."""
     pairs = [(ours[0], theirs[0]) for ours, theirs in zip(results, expected, strict=True)]
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs) / len(pairs)
     worst = max(abs(ours.score - theirs.score) / max(1.0, abs(theirs.score)) for ours, theirs in pairs)

@@ -40,7 +40,7 @@ from nmtkit.translation.search.segments import BatchHypotheses, Segment
 from nmtkit.translation.translator import prepare
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2
-System = Callable[[], int]  # decodes all sentences; returns the tokens of the translations, eos included
+System = Callable[[], int]  # decodes all sentences and returns the tokens of the translations with eos
 MEAN_LENGTH, SPREAD = 28, 0.55  # of the log-normal distribution of lengths, eos included
 LONGEST = 200
 # dense bf16 products by the makers' data sheets, TFLOP/s
@@ -48,7 +48,7 @@ PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S"
 
 
 def lengths_of(tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """Lengths of sentences that have `tokens` tokens together."""
+    """Returns lengths of sentences with `tokens` tokens together."""
     mean = math.log(MEAN_LENGTH) - SPREAD**2 / 2
     drawn = torch.empty(2 * tokens // MEAN_LENGTH + 8).log_normal_(mean, SPREAD, generator=generator)
     lengths = drawn.round().long().clamp(2, min(LONGEST, tokens))
@@ -59,14 +59,14 @@ def lengths_of(tokens: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def micro_batch(tokens: int, vocabulary: int, generator: torch.Generator) -> Batch:
-    """Random ids, `tokens` of them on each side."""
+    """Returns a batch of random ids with `tokens` tokens on each side."""
     source, target = lengths_of(tokens, generator), lengths_of(tokens, generator)
     sentences = min(len(source), len(target))
     sides = []
     for lengths in (source, target):
         kept = lengths[:sentences].clone()
         kept[-1] += lengths[sentences:].sum()
-        while kept.max() > LONGEST:  # what the cut sentences had goes to the shortest
+        while kept.max() > LONGEST:  # the shortest sentences get the tokens of the sentences that were cut
             extra = kept[kept.argmax()] - LONGEST
             kept[kept.argmax()] = LONGEST
             kept[kept.argmin()] += extra
@@ -76,7 +76,7 @@ def micro_batch(tokens: int, vocabulary: int, generator: torch.Generator) -> Bat
 
 
 def update_of(number: int, max_tokens: int, scale: Scale, device: str | None = None) -> Update:
-    """An update of about `scale.batch_tokens`, in micro-batches of `max_tokens`, on the device."""
+    """Returns an update of about `scale.batch_tokens` tokens, in micro-batches of `max_tokens`, on the device."""
     generator = torch.Generator().manual_seed(number)
     count = max(1, round(scale.batch_tokens / max_tokens))
     batches = [
@@ -107,7 +107,7 @@ def trainer_of(model: str, scale: Scale, **settings: Any) -> Trainer:
 
 
 def update_flop(config: Any, vocabulary: int, update: Update) -> float:
-    """Products of an update, forward and backward: with weights, and of attention's scores and values."""
+    """Returns the FLOP of an update, forward and backward: products with weights and products of attention."""
     width = config.heads * (2 * config.key_width + 2 * config.value_width) * config.d_model  # four projections
     inner = 2 * config.d_model * config.d_ff
     source = config.encoder_layers * (width + inner) + config.decoder_layers * width // 2
@@ -147,7 +147,7 @@ def timed(step: Callable[[], object], device: str) -> tuple[float, float]:
 
 
 def measure(trainer: Trainer, max_tokens: int, scale: Scale) -> Row:
-    """The median update of several, each of other sentences."""
+    """Measures the median of several updates with different sentences."""
     updates = [update_of(number, max_tokens, scale) for number in range(4)]
     for number in range(scale.warmup):
         trainer.step(updates[number % 4])
@@ -178,7 +178,7 @@ def sizes(model: str, scale: Scale, compiled: bool) -> Iterator[Row]:
     trainer = trainer_of(model, scale, precision="bf16", compile=compiled)
     title = {"model": model, "mode": "compiled" if compiled else "eager", "precision": "bf16"}
     if compiled:
-        if scale.device == "cpu":  # whose compiler takes minutes for what it is not asked about here
+        if scale.device == "cpu":  # its compiler takes minutes for kernels that are not measured here
             trainer.model.compile = functools.partial(trainer.model.compile, backend="aot_eager")
         start = time.perf_counter()
         trainer.compile(update_of(0, scale.max_tokens[-1], scale).micro_batches[0][1])
@@ -209,7 +209,7 @@ def compiled_big(scale: Scale) -> Iterator[Row]:
 
 
 def precisions(scale: Scale) -> Iterator[Row]:
-    """The other precisions, and what torch's own setting for fp32 products is worth."""
+    """Measures the other precisions, and the gain of torch's setting for fp32 products."""
     names = ("fp16", "fp32") if scale.device == "cuda" else ("fp32",)
     for precision in names:
         trainer = trainer_of(scale.models[0], scale, precision=precision)
@@ -221,7 +221,7 @@ def precisions(scale: Scale) -> Iterator[Row]:
 
 
 def profile(scale: Scale) -> Iterator[Row]:
-    """Three updates of base: kernels, their time, and the largest of them."""
+    """Profiles three updates of base: number of kernels, their time, and the largest kernels."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -261,7 +261,7 @@ def options_of(beam: int) -> SearchOptions:
 
 
 def random_sentences(number: int, vocabulary: int) -> list[Segment]:
-    """Longest first, as a translator sorts them."""
+    """Returns random sources, longest first, like a translator sorts them."""
     generator = torch.Generator().manual_seed(1)
     lengths = lengths_of(64 * number, generator)[:number].sort(descending=True).values.tolist()
     return [Segment([*torch.randint(3, vocabulary, (n - 1,), generator=generator).tolist(), EOS]) for n in lengths]
@@ -308,7 +308,7 @@ def in_slots(model: Architecture, sentences: list[Segment], beam: int, slots: in
 
 
 def decoding(scale: Scale) -> Iterator[Row]:
-    """Slots and beams; the first call of each records its graphs."""
+    """Measures numbers of slots and beams. The first call of each records its graphs."""
     device = torch.device(scale.device, 0) if scale.device == "cuda" else torch.device("cpu")
     sentences = random_sentences(scale.sentences, scale.vocabulary)
     base, big = scale.models
@@ -327,7 +327,7 @@ def decoding(scale: Scale) -> Iterator[Row]:
 
 
 def normalizers(scale: Scale, device: torch.device) -> Iterator[Row]:
-    """What a step does with its logits: log-sum-exp and top-k beside a log-softmax and its top-k."""
+    """Compares log-sum-exp and top-k of the logits of a step with a log-softmax and its top-k."""
     beam = scale.beams[0]
     logits = torch.randn(scale.slots[-1] * beam, scale.vocabulary, device=device)
 
@@ -368,7 +368,7 @@ def speed(system: System, scale: Scale) -> Row:
 
 
 def peers(scale: Scale) -> Iterator[Row]:
-    """Those that are installed."""
+    """Measures the other toolkits that are installed."""
     for name, run in (("CTranslate2 decoding", ctranslate2), ("Hugging Face training", hugging_face)):
         try:
             yield from run(scale)
@@ -415,7 +415,7 @@ def ctranslate2_system(translator: Any, sentences: list[Segment], beam: int) -> 
     def run() -> int:
         waiting = []
         for length, group in by_length.items():  # longest first
-            # without eos: as many steps as ours
+            # without eos, so that the number of steps is equal
             limits = {"min_decoding_length": length, "max_decoding_length": length}
             settings = {"max_batch_size": BATCH, "batch_type": "tokens", "asynchronous": True, "beam_size": beam}
             waiting += translator.translate_batch(group, **settings, **limits)
@@ -425,7 +425,7 @@ def ctranslate2_system(translator: Any, sentences: list[Segment], beam: int) -> 
 
 
 def hugging_face(scale: Scale) -> Iterator[Row]:
-    """MarianMTModel, the same Transformer, under bf16 autocast with fused AdamW, on sentences of one length."""
+    """Measures MarianMTModel of the same shape under bf16 autocast with fused AdamW, on sentences of one length."""
     from train import adamw, make_updates, padded_loss, padded_model
 
     config: Any = ARCHITECTURES[f"transformer_{scale.models[0]}"].preset

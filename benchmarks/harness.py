@@ -62,7 +62,7 @@ class Workspace:
         self.text = arguments.text.resolve() if arguments.text and not arguments.quick else self.demo(arguments.quick)
 
     def demo(self, quick: bool) -> Path:
-        """Writes the corpus of the demo (English and German), or a small part of it; returns its folder."""
+        """Writes the corpus of the demo (English and German), or a small part of it. Returns the folder."""
         from nmtkit.demo.run import read_corpus, write_corpus
 
         text, self.vocab_size = self.folder / "text", min(self.vocab_size, 1000)
@@ -88,7 +88,7 @@ class Workspace:
 
     @cached_property
     def data(self) -> Path:
-        """The dataset with one joint BPE vocabulary."""
+        """Returns the dataset with one joint BPE vocabulary."""
         return self.preprocess("data-bin", "--vocab-size", str(self.vocab_size))
 
     def preprocess(self, name: str, *flags: str) -> Path:
@@ -139,7 +139,7 @@ class Timing:
 def in_turns(systems: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
     """Times the systems in turns, so that a disturbance of the machine slows all of them alike.
 
-    Core-seconds are those of this process and of its living children.
+    Core-seconds count this process and its living children.
     """
     timings = {name: Timing(run()) for name, run in systems.items()}
     for _ in range(rounds):

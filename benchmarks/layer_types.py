@@ -40,9 +40,9 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # at width 256
 WIDTHS = (64, 128, 256, 512, 1024)  # at length 64
 FIXED_WIDTH, FIXED_LENGTH = 256, 64
 KERNEL, NEIGHBOURHOOD, HEAD = 3, 32, 64
-COUNTED_LENGTHS = (14, 41, 122, 365)  # what 3, 4, 5 and 6 convolutions of dilations 1, 3, 9, … just span
+COUNTED_LENGTHS = (14, 41, 122, 365)  # the spans of 3, 4, 5 and 6 convolutions of dilations 1, 3, 9, …
 
-warnings.filterwarnings("ignore", "TF32 acceleration")  # said when oneDNN is switched off for counting
+warnings.filterwarnings("ignore", "TF32 acceleration")  # the warning of torch when oneDNN is switched off for counting
 
 
 class SelfAttention(nn.Module):

@@ -16,7 +16,8 @@ has one; other engines run the same weights:
 Each system has one thread, and all take turns. `--lines` is the number of lines at a time. The table has BLEU, chrF,
 tokens of the reference per core-second, and bytes on disk: the checkpoint without training state (in 8 bits for int8),
 or the exported model. A system is on the frontier if no other system is both better in BLEU and faster. A second table
-says what an engine cannot do. Exports in `--folder` are used again: give a new folder after a new training.
+has the reasons why an engine cannot run a system. Exports in `--folder` are used again: give a new folder after a new
+training.
 
 `--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). `--output` writes
 all figures as JSON.
@@ -73,7 +74,7 @@ class Model:
 
     @cached_property
     def plain(self) -> Path:
-        """A copy without the state of a training."""
+        """Returns a copy of the checkpoint without training state."""
         path = self.folder / f"{self.name}.pt"
         checkpoint_file.save(
             path, {key: self.contents[key] for key in self.contents if key not in ("training", "checksum")}
@@ -82,7 +83,7 @@ class Model:
 
     @cached_property
     def quantized(self) -> Path:
-        """A copy with 8-bit weights."""
+        """Returns a copy of the checkpoint with 8-bit weights."""
         path = self.folder / f"{self.name}-int8.pt"
         path.unlink(missing_ok=True)
         checkpoint.export(checkpoint.load(self.plain), path, True)
@@ -109,7 +110,7 @@ class Model:
 
 @dataclass
 class Candidate:
-    """A system, not started yet. `files` are the files that its engine reads."""
+    """A system that has not been started. `files` are the files that its engine reads."""
 
     engine: str
     precision: str
@@ -244,7 +245,7 @@ LACKS = {
 
 
 def systems_of(model: Model) -> tuple[dict[str, tuple[System, Row]], list[Row]]:
-    """Returns the systems of a model, each with the first columns of its row, and what is missing, with the reason."""
+    """Returns the systems of a model with the first columns of their rows, and the reasons of missing systems."""
     systems: dict[str, tuple[System, Row]] = {}
     missing: list[Row] = []
     for engine, candidates in ENGINES.items():

@@ -5,10 +5,10 @@
     python benchmarks/quality.py --parts estimates --text m30k --checkpoint averaged.pt
 
 rivals     Table 2 of "Attention Is All You Need" in miniature. Every model is trained, averaged, and translates the
-           test set through the commands of nmtkit. Sizes are of the order of the Transformer's. All models read one BPE
-           vocabulary; ByteNet and Deep-Att also read what they were published on, characters and (with unknown words
-           replaced) words. One training serves both columns of BLEU, after `--updates` and after `--minutes` of one
-           core, start-up included. MFLOP are those of the matrix products of an update, forward and backward, per
+           test set through the commands of nmtkit. All models are about as large as the Transformer and read one BPE
+           vocabulary. ByteNet also reads characters, and Deep-Att words (with unknown words replaced), as in their
+           papers. One training serves both columns of BLEU, after `--updates` and after `--minutes` of one
+           core, start-up included. MFLOP count the matrix products of an update, forward and backward, per
            target token. A finished run is not repeated. `--refine` also refines GNMT by expected reward, `--ensemble`
            adds all models of one vocabulary together.
 precision  Loss curves of three fp32 seeds, and of bf16 with the first seed: nats per token in each tenth of a run. The

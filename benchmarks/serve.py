@@ -6,8 +6,8 @@ speed   Lines per second of 64 clients, each of which sends the next request whe
         with `--lines` lines in a request; lines per second of `generate --workers`, without its start; and the latency
         of one short line, alone and beside those clients, p50 and p95. The clients are one process on the same cores.
 faults  `--requests` requests of 64 clients, one in ten of which is malformed, oversize, slow or cut off in the middle.
-        Every other answer must be what `generate` writes. The table has the memory of all processes on the way.
-kills   Five workers are killed (SIGKILL) under load. Every answer must be what `generate` writes.
+        Every other answer must be the translation of `generate`. The table has the memory of all processes on the way.
+kills   Five workers are killed (SIGKILL) under load. Every answer must be the translation of `generate`.
 """
 
 import argparse
@@ -36,7 +36,7 @@ HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 
 
 class Client:
-    """One connection, kept open."""
+    """A connection that stays open."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -79,7 +79,7 @@ def request(q: Any, pair: tuple[str, str]) -> bytes:
 
 
 async def throughput(port: int, pair: tuple[str, str], lines: list[str], per_request: int, seconds: float) -> float:
-    """Returns the lines a second that CLIENTS clients get translated, once all are at it: in the last two thirds."""
+    """Returns the lines per second of CLIENTS clients in the last two thirds of the time, when all clients are busy."""
     chunks = itertools.cycle([lines[start : start + per_request] for start in range(0, len(lines), per_request)])
     start = time.monotonic()
     done = 0
@@ -106,7 +106,7 @@ async def throughput(port: int, pair: tuple[str, str], lines: list[str], per_req
 
 
 async def latency(port: int, pair: tuple[str, str], line: str, seconds: float) -> list[float]:
-    """Returns p50 and p95, in milliseconds, of one line after the other."""
+    """Returns p50 and p95 of the milliseconds of a line, sent one after the other."""
     client, times = Client(port), []
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(times) < 5:
@@ -133,7 +133,7 @@ async def speed(port: int, pair: tuple[str, str], expected: dict[str, str], opti
 
 
 async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> list[Row]:
-    """Sends requests, one in ten of which is bad; returns the counts of each kind and the memory in ten stages."""
+    """Sends requests, one in ten of which is bad. Returns the count of each kind and the memory in ten stages."""
     lines, left = list(expected), options.requests
     counts: Counter[str] = Counter()
     stages: list[Row] = []
@@ -239,7 +239,7 @@ def generate(
 
 @contextlib.contextmanager
 def server(path: Path, pair: tuple[str, str], options: argparse.Namespace, checkout: Path = ROOT) -> Iterator[int]:
-    """Runs the service with the code of a checkout; yields its port."""
+    """Runs the service with the code of a checkout. Yields its port."""
     words = [sys.executable, "-m", "nmtkit", "serve", "--port", "0", "--workers", str(options.workers)]
     words += ["--path", f"{'-'.join(pair)}={path}", *options.flags]
     with tempfile.NamedTemporaryFile("w+") as log:

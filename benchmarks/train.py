@@ -5,13 +5,13 @@
 
 updates   Updates (forward, backward, a step of fused AdamW) in turns with Hugging Face's MarianMTModel, the Transformer
           of the paper, in fp32 and under bf16 autocast. Updates hold as many real tokens on both sides. Each system
-          gets the batches that suit it: those of nmtkit's sampler, or sentences sorted by both lengths for the padded
-          model, so that they have little padding (the table says how much).
-commands  Whole commands in turns; the speed is what each program logs, the median of the second half. Marian and eole
-          come from environments of their own (`pip install pymarian`, `pip install eole`) and compute in fp32. All
+          gets suitable batches: nmtkit from its sampler, the padded model of sentences sorted by both lengths, with
+          little padding (the table has the share).
+commands  Whole commands in turns. The speed is the median of the second half of each program's log. Marian and eole
+          come from separate environments (`pip install pymarian`, `pip install eole`) and compute in fp32. All
           have the shape of transformer_tiny, one matrix for all embeddings and one SentencePiece model (nmtkit trains
-          its own, as special tokens have other ids). `2 ranks` are gloo processes of one thread. Memory is the largest
-          resident memory of one process.
+          another model, because its special tokens have other ids). `2 ranks` are gloo processes of one
+          thread. Memory is the largest resident memory of one process.
 """
 
 import argparse

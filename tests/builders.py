@@ -1,4 +1,4 @@
-"""Builders of tiny models, tokenizers and checkpoints: seconds become milliseconds, and nothing is downloaded.
+"""Builders of tiny models, tokenizers and checkpoints. They take milliseconds, and download nothing.
 
 Every builder is deterministic: the same arguments return the same weights.
 """
@@ -95,7 +95,7 @@ def tiny_model(
     sharpness: float = 1.0,
     **config: Any,
 ) -> Architecture:
-    """Returns a random model in evaluation mode, its settings those of `TINY_CONFIGS` with `config` on top.
+    """Returns a random model in evaluation mode. `config` overrides the settings in `TINY_CONFIGS`.
 
     A whole number stands for a joint vocabulary of that size. `sharpness` scales the weights of the output projection,
     so that the distributions of its tokens are far from uniform.
@@ -171,10 +171,10 @@ def fragments() -> list[str]:
 
 
 def save_ending_transformer(path: Path, **changes: Any) -> Path:
-    """Writes the model of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end.
+    """Writes the model of `save_transformer` after training for 2 s: it copies the first words of `fragments` and ends.
 
-    With `languages`, all pairs of different languages are taught; language i copies words from word i on. In a run of
-    pytest, each model is taught once.
+    With `languages`, the model is trained on all pairs of different languages; for target language i it copies words
+    from word i on. A run of pytest trains each model once.
     """
     name = hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()
     shutil.copy(built_once(f"{name}.pt", lambda file: _teach_to_end(file, **changes)), path)
@@ -195,7 +195,7 @@ def _teach_to_end(path: Path, **changes: Any) -> None:
     begins = [[[token] for token in (tokens[i], tokens[j])] if tokens else [[], []] for i, j in chosen]
     targets = [[*it[1], *ids] for it, ids in zip(begins, ids_of(tokenizer.encode_target(copies)), strict=True)]
     sources = [[*it[0], *ids] for it, ids in zip(begins, ids_of(tokenizer.encode_source(lines)), strict=True)]
-    # Documents need translations without double spaces, and so a model with tags is taught longer, for 13 s.
+    # Documents need translations without double spaces, so a model with tags is trained longer, for 13 s.
     longer = "tags" in changes
     model.train(longer)
     torch.manual_seed(1)
@@ -218,7 +218,7 @@ shared_folder = Path(tempfile.gettempdir()) / f"nmtkit-tests-{os.getpid()}"
 
 
 def built_once(name: str, build: Callable[[Path], object]) -> Path:
-    """Returns the file `name` of the folder of all workers of pytest-xdist. The first worker builds the file."""
+    """Returns the file `name` of a folder that all workers of pytest-xdist share. The first worker builds the file."""
     shared_folder.mkdir(exist_ok=True)
     file = shared_folder / name
     with file.with_name(f"{name}.lock").open("w") as lock:
@@ -237,7 +237,7 @@ MIRRORED_WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera"
 
 
 def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
-    """`prefix`.xx and `prefix`.yy: 1 to 9 words, and the same words backwards, in capitals."""
+    """Writes `prefix`.xx and `prefix`.yy. A target has the 1 to 9 words of its source, backwards and in capitals."""
     draw = random.Random(seed)
     sources = [[draw.choice(MIRRORED_WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
     prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))

@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch is imported: with pytest-xdist each core has a process of its own, and so one thread is enough.
+# Before torch is imported: with pytest-xdist each core runs one process, so one thread is enough.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,14 +20,14 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Shares the files of `builders.built_once` between the workers of pytest-xdist, as its documentation describes."""
+    """Shares the files of `builders.built_once` between workers, as the documentation of pytest-xdist describes."""
     base = tmp_path_factory.getbasetemp()
     builders.shared_folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-once"
 
 
 @pytest.fixture(scope="session")
 def mirror_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A binarized dataset of 200 training, 20 valid and 20 test pairs."""
+    """Returns the folder of a binarized dataset of 200 training, 20 valid and 20 test pairs."""
     folder = tmp_path_factory.mktemp("mirror")
     for seed, (name, pairs) in enumerate([("train", 200), ("valid", 20), ("test", 20)]):
         write_corpus(folder / name, pairs, seed)

@@ -1,11 +1,11 @@
-"""Translators that stand in for a model: they read and write segments as one does."""
+"""Translators that stand in for a model. They read and write segments like a model."""
 
 import html
 import re
 
 
 def upper(segment: str) -> str:
-    """Puts the text of a segment in capitals."""
+    """Returns the segment with its text in capitals."""
     parts = re.split(r"(<[^<>]*>)", segment)
     return "".join(
         part if part.startswith("<") else html.escape(html.unescape(part).upper(), quote=False) for part in parts

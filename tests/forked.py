@@ -1,7 +1,7 @@
-"""Runs nmtkit commands as processes, in forks of one that has imported everything: 50 ms each instead of 3 s.
+"""Runs nmtkit commands in forks of a process that has imported everything, in 50 ms each instead of 3 s.
 
-A fork ends with a signal when it takes too long, and with a MemoryError when it allocates too much, so that a hang and
-an absurd allocation are results of a test and not its end.
+A fork that takes too long ends with a signal, and a fork that allocates too much with a MemoryError. So a hang or an
+absurd allocation fails one test, and the other tests run.
 """
 
 import json
@@ -78,7 +78,7 @@ class Result:
 
 
 class Forks:
-    """A context manager; `run` runs a command."""
+    """The process that makes the forks. It is a context manager; `run` runs a command."""
 
     def __enter__(self) -> "Forks":
         command = [sys.executable, "-c", SERVER]
@@ -109,8 +109,8 @@ class Forks:
     ) -> Result:
         """Runs `nmtkit ARGUMENTS` on `text`; `files` replace standard input, output and error, None closes them.
 
-        The limits are `seconds` of CPU time, ten times as many seconds by the clock, and `memory` (bytes beyond those
-        of the imports).
+        The limits are `seconds` of CPU time, ten times as many seconds of wall time, and `memory` in bytes in addition
+        to the memory of the imports.
         """
         paths = [Path(self.folder.name) / name for name in ("in", "out", "err")]
         for path in paths:

@@ -1,4 +1,4 @@
-"""A server in a process of its own, with a tiny model."""
+"""A server with a tiny model in a separate process."""
 
 import contextlib
 import json

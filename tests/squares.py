@@ -9,7 +9,7 @@ LARGE = b"x" * (3 << 20)  # more than a pipe takes
 
 
 class Squares:
-    """Squares numbers, some more slowly than others, and remembers what it is told to."""
+    """Squares numbers, some more slowly than others, and remembers a value."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []

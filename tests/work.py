@@ -1,4 +1,4 @@
-"""Counts the work of Python code, so that tests of complexity need no clock."""
+"""Counts the work of Python code, so that tests of complexity do not measure time."""
 
 import sys
 from collections.abc import Callable

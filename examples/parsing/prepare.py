@@ -33,7 +33,7 @@ def split(files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def write(files: Sequence[Path], prefix: Path, tags: bool = False) -> int:
-    """Writes one set; returns the number of its trees."""
+    """Writes one set. Returns the number of its trees."""
     trees = [tree for tree in map(normalized, read_files(files)) if tree is not None]
     sequences = [linearized(tree, tags) for tree in trees]
     for suffix, lines in (

@@ -1,6 +1,6 @@
 """Constituency trees: reads Penn Treebank files, and turns trees into the token sequences that a model writes.
 
-The sequence of a tree is that of Vinyals et al. (2015, "Grammar as a Foreign Language", section 2.2): `(NP` opens a
+The sequence of a tree follows Vinyals et al. (2015, "Grammar as a Foreign Language", section 2.2): `(NP` opens a
 constituent, `XX` stands for each preterminal, and `)NP` closes the constituent. Instead of `XX`, a sequence may have
 the part of speech of each word: a model with few training trees learns from the tags which word it has reached.
 """

@@ -95,7 +95,7 @@ class TagDictionary:
 
 
 class TreeState(LogitsProcessorState):
-    """What each row has written: open constituents, words covered, and brackets opened since the last word."""
+    """The state of each row: open constituents, covered words, and brackets opened since the last word."""
 
     def __init__(
         self, tokens: TreeTokens, words: Tensor, longest: Tensor, tags: Tensor, beams: int, config: WellFormedConfig

@@ -1,4 +1,4 @@
-"""The Python interface: the results of the commands, in the shapes that were asked for; nothing is printed."""
+"""The Python interface returns the results of the commands, and prints nothing."""
 
 import json
 import logging
@@ -43,7 +43,7 @@ def model(path: Path) -> nmtkit.Model:
 
 
 def generated(path: Path, folder: Path, *flags: str) -> list[dict[str, Any]]:
-    """Returns what `nmtkit generate --format jsonl` writes for LINES."""
+    """Returns the records that `nmtkit generate --format jsonl` writes for LINES."""
     (folder / "in").write_text("".join(line + "\n" for line in LINES))
     flags = ("--path", str(path), "--input", str(folder / "in"), "--format", "jsonl", "--device", "cpu", *flags)
     result = CliRunner().invoke(main, ["generate", *flags])

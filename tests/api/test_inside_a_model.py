@@ -100,7 +100,7 @@ def test_a_trainable_model_has_gradients_of_single_logits(path: Path) -> None:
 
 
 def test_a_state_can_be_patched_by_a_hook(path: Path) -> None:
-    """Replacing the output of the last encoder layer by that of another sentence gives the logits of that sentence."""
+    """With the last encoder layer's output for another sentence, the decoder gives the logits of the other sentence."""
     model = nmtkit.load(path, device="cpu", trainable=True)
     source, other = "the dog runs .", "two dog runs ."
     states = model.encode(other, layers="all")

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py, as far as it goes without a GPU: every part runs, very small, and reports."""
+"""Every part of benchmarks/gpu.py runs on a CPU with very small models, and reports its rows."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The score of two models for `clean` equals the formula of Junczys-Dowmunt 2018, and self-training can be resumed."""
+"""The score by two models in `clean` equals the formula of Junczys-Dowmunt 2018, and self-training can be resumed."""
 
 import math
 from pathlib import Path

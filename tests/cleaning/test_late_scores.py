@@ -1,4 +1,4 @@
-"""Late scores: noise made of good pairs, the probability of a pair, and the pairs that get late scores."""
+"""Late scores: noise that is made of good pairs, the probability of a pair, and the pairs that get late scores."""
 
 import pickle
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_only_pairs_that_all_filters_keep_get_late_scores(tmp_path: Path) -> Non
 
 
 def test_scores_of_rules_do_not_count_beside_scores_of_words(tmp_path: Path) -> None:
-    """The first score is that of a rule. Noise changes both scores, but only the second changes the probability."""
+    """The first score comes from a rule. Noise changes both scores, but only the second changes the probability."""
 
     class Words(Limits):
         in_probability = True

@@ -1,4 +1,4 @@
-"""The filter `word_order` against bigram probabilities computed one by one, and on text with its words in any order."""
+"""The filter `word_order` against bigram probabilities computed one by one, and on text whose words are shuffled."""
 
 import math
 import random

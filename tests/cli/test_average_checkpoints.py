@@ -1,4 +1,4 @@
-"""`nmtkit average-checkpoints` as it is typed."""
+"""The command `nmtkit average-checkpoints`."""
 
 from pathlib import Path
 

@@ -207,7 +207,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def dropped_good(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, object]]:
-    """The pairs that are dropped from a corpus with all of KINDS, and their reasons."""
+    """Returns the pairs that are dropped from a corpus with all of KINDS, and their reasons."""
     path = tmp_path_factory.mktemp("kinds")
     write(path / "c.tsv", [*GOOD, *(pair for rows in KINDS.values() for pair in rows)])
     succeeds(path / "c.tsv", "--output", path / "o.jsonl", "--dropped", path / "d.jsonl", "--preset", "crawl")
@@ -247,7 +247,7 @@ def test_duplicates_of_one_side(tmp_path: Path) -> None:
 
 def test_the_most_probable_of_two_translations_stays(tmp_path: Path) -> None:
     source, target = GOOD[0]
-    rows = [(source, f"{target} {GOOD[1][1]}"), *dict.fromkeys(GOOD[:300])]  # the first target says too much
+    rows = [(source, f"{target} {GOOD[1][1]}"), *dict.fromkeys(GOOD[:300])]  # the first target is too long
     write(tmp_path / "c.tsv", rows)
     flags = (tmp_path / "c.tsv", "--filters", "length_ratio", "--max-length-z", "50", "--duplicates", "source")
     for more, expected in (((), rows[0][1]), (("--min-probability", "0"), target)):
@@ -315,7 +315,7 @@ def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
 
 def test_a_fasttext_model_identifies_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
-        """Stands for the model of the package fasttext-predict: a word says the language."""
+        """Stands for the model of the package fasttext-predict: the first word is the language."""
 
         def predict(self, line: str, k: int) -> tuple[list[str], list[float]]:
             assert k == 5 and "\n" not in line

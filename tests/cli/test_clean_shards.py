@@ -148,7 +148,7 @@ def test_a_process_of_another_machine_needs_only_the_folder(tmp_path: Path) -> N
     succeeds(nmtkit("clean", *flags, "--output-dir", tmp_path / "job", "--shard-lines", 200, "--shard", "6/6"))
     (tmp_path / "a.jsonl").unlink()
     plan = read_plan(tmp_path / "job")
-    load = pickle.loads(pickle.dumps(CleaningJob(plan.folder).load))  # as an actor of Ray gets the method
+    load = pickle.loads(pickle.dumps(CleaningJob(plan.folder).load))  # an actor of Ray gets the method in this way
     writer = ShardWriter(lambda: load(1), plan)
     assert [record["lines"] for _, record in map(writer.write, plan.unfinished())] == [200] * 5
     succeeds(nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv"))

@@ -1,4 +1,4 @@
-"""Every command with a closed or full standard stream: its work done, or exit code 2 and one line; no traceback."""
+"""With a closed or full standard stream, a command does its work or ends with exit code 2 and one line of error."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def folder(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(forks: Forks, folder: Path, command: str, *streams: str | None) -> tuple[int, str]:
-    """Runs the command on `text` with its standard streams replaced; returns exit code and standard error."""
+    """Runs the command on `text` with other standard streams. Returns the exit code and the standard error."""
     shutil.rmtree(folder / "new", ignore_errors=True)
     if (folder / "new").exists():
         (folder / "new").unlink()
@@ -89,7 +89,9 @@ def test_input_that_cannot_be_read_is_an_error(forks: Forks, folder: Path, comma
 def test_commands_that_write_files_do_without_standard_input(forks: Forks, folder: Path, command: str) -> None:
     code, stderr = run(forks, folder, command, None, os.devnull, "stderr")
     assert code == 0, stderr
-    check_error(*run(forks, folder, command, None, None, "stderr"))  # a file would take the number of standard output
+    check_error(
+        *run(forks, folder, command, None, None, "stderr")
+    )  # a file would get the descriptor of standard output
 
 
 @pytest.mark.parametrize("stream", [None, "/dev/full"], ids=["closed", "full"])

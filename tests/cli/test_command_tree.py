@@ -42,7 +42,7 @@ def registries() -> list[Registry]:
 
 
 def tree() -> Iterator[tuple[str, list[click.Option]]]:
-    """Every command with its own flags, then every registered name with the flags that its config adds to train."""
+    """Yields every command with its flags, then every registered name with the flags that its config adds to train."""
     for name in COMMANDS:
         yield name, [parameter for parameter in subcommand(name).params if isinstance(parameter, click.Option)]
     for registry in registries():
@@ -55,7 +55,7 @@ IDS = [place for place, _ in TREE]
 
 
 def help_of(option: click.Option) -> str:
-    """Its help text as the page has it, without the default."""
+    """Returns the help text of the option without the default, as on the help page."""
     record = option.get_help_record(click.Context(click.Command("any")))
     return re.sub(r"\s*\[default: .*\]$", "", record[1]).strip() if record else ""
 
@@ -99,7 +99,7 @@ def test_every_flag_states_its_default(place: str, options: list[click.Option]) 
         assert record and "default: " in record[1], f"{place} {option.opts[0]} does not say that it is {default!r}"
 
 
-# Words that say the same: a command that has a flag with one must not have the same flag with the other.
+# Synonyms: a command that has a flag with one of these words must not have the same flag with the other word.
 SAME = {
     "maximum": "max",
     "minimum": "min",
@@ -150,12 +150,12 @@ DOCUMENTS = [
     )
     if path.exists()
 ]
-# What shell variables of the scripts stand for, where it matters that a file of that name exists; others are 1.
+# Values of the shell variables that must name an existing file; other variables are 1.
 VARIABLES = {"pair": "en-de", "size": "base", "recipe": "baseline", "here": "."}
 
 
 def shell_lines(path: Path) -> list[str]:
-    """The lines of a script, or of the sh blocks and `$` transcripts of a page, continuations joined."""
+    """Returns the lines of a script, or of the sh blocks and `$` transcripts of a page, with continuations joined."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         blocks = re.findall(r"```(?:sh|console|bash)\n(.*?)```", text, re.DOTALL)
@@ -165,7 +165,7 @@ def shell_lines(path: Path) -> list[str]:
 
 
 def calls(path: Path) -> list[list[str]]:
-    """The argument lists of every `nmtkit …` in a document, shell variables filled in."""
+    """Returns the arguments of every `nmtkit …` in a document, with the values of shell variables."""
     found = []
     for line in shell_lines(path):
         if line.lstrip().startswith("#") or "nmtkit" not in line:
@@ -216,7 +216,7 @@ def test_every_command_in_the_documents_parses_and_its_flags_go_together(
         as_the_reader_has_it(tmp_path, path, arguments)
         monkeypatch.chdir(tmp_path)
     name, *rest = arguments
-    monkeypatch.delitem(FILTERS.entries, "questions", raising=False)  # other tests register filters of the same name
+    monkeypatch.delitem(FILTERS.entries, "questions", raising=False)  # other tests register filters of the same names
     if path.name == "CONTRIBUTING.md":  # its commands copy this plug-in to the package
         load_plugin(str(ROOT / "examples/plugin/gru.py"))
     if "--finetune-from" in rest:  # the checkpoint is read while flags are parsed

@@ -25,7 +25,7 @@ def compare(*arguments: object) -> Result:
 def write_run(
     folder: Path, *more: dict[str, Any], bleus: tuple[float, ...] = (10.0, 12.0, 11.0), **settings: Any
 ) -> Path:
-    """A run of 20 updates, 30 seconds until it was killed and 20 seconds after it was resumed."""
+    """Writes a run of 20 updates, which took 30 seconds until it was killed and 20 seconds after it was resumed."""
     run = {"seed": 1, "max_update": 20, "save_dir": str(folder), "data": "/data/bin"}
     config = {"run": run | settings, "optimizer": {"name": "adam", "adam_eps": 1e-9}}
     records: list[dict[str, Any]] = [{"kind": "start", "update": 0, "config": config, "dataset": "abc", "time": 100}]

@@ -26,13 +26,13 @@ PREPROCESS = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, and after the first four commands with everything else."""
+    """Returns a folder with the text and the results of the first four commands."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "data").mkdir()
     corpus, sizes = read_corpus(), {"train": 400, "valid": 20, "test": 30}
     write_corpus({subset: corpus[subset][:size] for subset, size in sizes.items()}, folder / "data")
     test = folder / "data" / "test.en"
-    test.write_text(test.read_text() + "\n", encoding="utf-8")  # one empty line, which must stay a line
+    test.write_text(test.read_text() + "\n", encoding="utf-8")  # an empty line must stay a line
     german = folder / "data" / "test.de"
     german.write_text(german.read_text() + "\n", encoding="utf-8")
     shell(PREPROCESS, folder)
@@ -42,7 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(line: str, folder: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs the line with `nmtkit` as this interpreter has it."""
+    """Runs the line in a shell, where `nmtkit` runs in this interpreter."""
     program = f'nmtkit() {{ "{sys.executable}" -m nmtkit "$@"; }}; set -o pipefail; '
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(

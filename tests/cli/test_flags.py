@@ -1,4 +1,4 @@
-"""Fields of configs are flags, with types, short forms and headings."""
+"""Each field of a config becomes a flag with a type, a short form and a heading."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command: what it reads, what it writes where, and how it refuses."""
+"""`nmtkit generate`: its inputs, its outputs and its errors."""
 
 import json
 import subprocess
@@ -167,7 +167,7 @@ def test_every_mode_gives_the_same_from_one_process_and_from_two_workers(folder,
 
 
 def test_a_dataset_gives_what_its_text_gives_and_is_checked(folder, tmp_path):
-    """Preprocessed with the checkpoint's own tokenizer; and again with another one."""
+    """A dataset with the tokenizer of the checkpoint is translated; a dataset with another tokenizer is refused."""
     tokenizer = Tokenizer.from_state(checkpoint.load(folder / "model.pt")["tokenizer"])
     tokenizer.save(tmp_path / "tokenizer")
     beside(tmp_path, "train.en", [" ".join(WORDS)] * 3), beside(tmp_path, "train.de", [" ".join(WORDS)] * 3)
@@ -199,7 +199,7 @@ def test_a_plug_in_that_is_not_loaded_is_named(folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_slow_writer_gets_its_lines_while_it_waits(folder):
-    """Lines come out though the input has not ended."""
+    """Translations of complete lines are written before the input ends."""
     command = [sys.executable, "-m", "nmtkit", "generate", "--device", "cpu", "--max-len-b", "3", "--max-len-a", "0",
                "--path", str(folder / "model.pt")]  # fmt: skip
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -268,7 +268,7 @@ def test_invisible_characters_that_the_vocabulary_lacks_are_left_out(folder, sig
 
 
 def test_white_space_of_the_vocabulary_stays(tmp_path):
-    """Trained on text with no-break spaces, the model reads them."""
+    """A model that was trained on text with no-break spaces reads no-break spaces."""
     tokenizer = Tokenizer(train_model(["a\u00a0dog runs in the\u00a0park", "two\u00a0men sleep"] * 20, 300))
     pipeline = Pipeline(tokenizer, SearchOptions())
     segments = pipeline.segments([Request("a\u00a0dog\truns"), Request("a\u00a0dog runs")])

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
 
-# Each text as what stays of it; what stands between is translated.
+# The parts of each document: markup stays unchanged, and the texts between the markup are translated.
 WHOLE = {
     "page.html": (
         '<!DOCTYPE html>\n<html lang="en"><title>', "the dog", '</title>\n<p title="', "a cat", '">', "a ", "<b>",

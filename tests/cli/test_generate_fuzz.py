@@ -1,4 +1,4 @@
-"""Hostile flags and text for generate and score: the work done, or exit code 2 and one line."""
+"""With hostile flags and text, generate and score do their work, or end with exit code 2 and one line of error."""
 
 import random
 from pathlib import Path
@@ -30,7 +30,7 @@ WORDS += [
     "ü",
 ]
 LINES = ["a dog runs .", "", "\t", "the cat\ttwo men", "x" * 300, "🙂", "▁", "\x00\x1b[0m", "two\rmen", "<unk> </s>"]
-KEPT = {"--device", "--workers", "--plugin", "--threads", "--path"}  # slow, or about the process itself
+KEPT = {"--device", "--workers", "--plugin", "--threads", "--path"}  # slow flags, and flags of the process itself
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def random_flags(command, draw: random.Random, number: int) -> list[str]:
-    """Some flags of a command, most with a value that it can take."""
+    """Draws some flags of a command, most of them with a valid value."""
     options = [option for option in command.params if option.opts[0].startswith("-") and option.opts[-1] not in KEPT]
     flags: list[str] = []
     for option in draw.sample(options, number):

@@ -1,4 +1,4 @@
-"""`torchrun … -m nmtkit generate`: the same output as one process's, and no output that only looks whole."""
+"""`torchrun … -m nmtkit generate` writes the output of one process, completely or not at all."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from nmtkit.jobs.distributed import rank_device
 
 @pytest.fixture(scope="module")
 def trained(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights."""
+    """Writes a checkpoint of random weights."""
     path = tmp_path_factory.mktemp("model") / "random.pt"
     return save_tiny_transformer(path, Dataset.open(mirror_data).tokenizer, decoder_layers=1)
 
@@ -44,7 +44,7 @@ def test_two_processes_write_what_one_writes_byte_for_byte(trained: Path) -> Non
 
 @pytest.mark.slow
 def test_two_processes_find_the_hypotheses_of_one(mirror_data: Path, trained: Path) -> None:
-    """Batches depend on the number of processes, hence scores in their last digits: products round by their shapes."""
+    """Scores differ in their last digits, because the batches depend on the number of processes."""
     flags = ["--path", str(trained), str(mirror_data), "--beam", "3", "--nbest", "2", "--format", "jsonl"]
     one, two = CliRunner().invoke(main, [*FLAGS, *flags]), two_processes(*flags)
     assert (one.exit_code, two.returncode) == (0, 0), two.stderr.decode()

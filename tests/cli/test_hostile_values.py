@@ -1,4 +1,4 @@
-"""Hostile numbers and paths on the command line: exit code 2 and one line; no traceback, hang or huge allocation."""
+"""Hostile numbers and paths on the command line end with exit code 2 and one line, without a huge allocation."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from nmtkit.data.dataset.binarized import Dataset
 
-# Names of files of the `hostile` folder below, and some that are no files of it.
+# Names of files in the `hostile` folder below, and of files that do not exist.
 PATHS = ["missing", "folder", "empty", "garbage", "garbage/under", "loop", "a" * 300, "b\udcffd", "broken", "cut.pt"]
 PATHS += ["text", "data", "/dev/null", "", " "]
-REFUSED = ["nan", "inf", "-inf", "1e999", "", " ", "two", "0x10"]  # these are no number anywhere
+REFUSED = ["nan", "inf", "-inf", "1e999", "", " ", "two", "0x10"]  # invalid numbers for every flag
 NUMBERS = [*REFUSED, "-1", "0", "-0.0", "0.5", "1", "1e-400", "1e12", "1e30", "100000000", str(2**31), str(2**63)]
 NUMBERS += ["9" * 20, "9" * 5000]
 TRAIN = "train data --dry-run --device cpu --arch"
@@ -42,7 +42,7 @@ COMMANDS = {  # with names of files of the `hostile` folder
     "train deep_att": f"{TRAIN} deep_att_small --lr-scheduler plateau",
     "train transformer_moe": f"{TRAIN} transformer_moe_tiny --lr-scheduler fixed",
 }
-UNTRIED = {"--dry-run-updates"}  # of which many take long
+UNTRIED = {"--dry-run-updates"}  # many of these combinations take long
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def material(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @cache
 def flags_of(forks: Forks, command: str) -> dict[str, list[str]]:
-    """Returns the flags of the command that take a number and those that take a path, by its help page."""
+    """Returns the flags of the command that take a number, and the flags that take a path, from its help page."""
     name, *arguments = COMMANDS[command].split()
     text = forks.run(name, *(arguments[1:] if name == "train" else []), "--help").stdout
     found = re.findall(r"^ +(?:-\w, )?(--[a-z0-9-]+) (\S+)", text, re.MULTILINE)

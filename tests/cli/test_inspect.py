@@ -1,4 +1,4 @@
-"""`nmtkit inspect` reports the contents of checkpoints and datasets as they are."""
+"""`nmtkit inspect` reports the contents of checkpoints and datasets."""
 
 import json
 import shlex

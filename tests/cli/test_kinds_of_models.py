@@ -1,4 +1,4 @@
-"""Commands refuse the checkpoint of a language model in the place of a translation model, before they do any work."""
+"""Commands that need a translation model refuse a language model before they do any work."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory, mirror_data: Path) -> dict[str, str]:
-    """Paths by the names in `COMMANDS`."""
+    """Returns the paths that the names in `COMMANDS` stand for."""
     folder, tokenizer = tmp_path_factory.mktemp("kinds"), tiny_tokenizer()
     of_data = Dataset.open(mirror_data).tokenizer
     (folder / "text.tsv").write_text("a dog\tein Hund\n")

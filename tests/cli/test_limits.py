@@ -1,4 +1,4 @@
-"""Every number that a user can set has limits, which NaN, infinity and absurd sizes do not pass."""
+"""Every number that a user can set has limits, which exclude NaN, infinity and absurd sizes."""
 
 import dataclasses
 import math
@@ -41,7 +41,7 @@ def configs() -> Iterator[tuple[str, Any]]:
 
 
 def numeric(hint: Any) -> Any:
-    """Returns int or float where a value of this type is or holds such numbers, else None."""
+    """Returns int or float if values of this type are or contain such numbers, else None."""
     if hint in (int, float):
         return hint
     return next((kind for part in typing.get_args(hint) if (kind := numeric(part))), None)

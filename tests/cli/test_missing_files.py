@@ -1,4 +1,4 @@
-"""A file that is missing or cannot be written is named in words, without the numbers of the operating system."""
+"""The error for a file that is missing or cannot be written has words, without the error numbers of the system."""
 
 from pathlib import Path
 

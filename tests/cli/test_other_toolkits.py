@@ -1,4 +1,4 @@
-"""Names of other toolkits are answered with the name here, and every name in the answers exists."""
+"""For a flag of another toolkit, the error suggests a flag of nmtkit, and every suggested flag exists."""
 
 import re
 
@@ -19,7 +19,7 @@ ROWS = [
 
 
 def flags_of(command: str, of_components: bool) -> set[str]:
-    """Returns the flags of a command; those of `train` with all components, or with those it has by default."""
+    """Returns the flags of a command. The flags of `train` include the flags of all components, or of its defaults."""
     found = main.get_command(click.Context(main), command)
     assert found is not None
     options = list(found.params)
@@ -39,7 +39,7 @@ def test_every_row_names_a_flag_that_is_not_here_and_others_that_are(
         if word[0]:
             where = word[0]
             assert where in COMMANDS
-        elif word[1] not in ("--nproc-per-node",):  # torchrun's too
+        elif word[1] not in ("--nproc-per-node",):  # torchrun has this flag, too
             assert word[1] in flags_of(where, of_components=True), f"{where} has no {word[1]}"
 
 

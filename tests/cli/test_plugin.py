@@ -1,4 +1,4 @@
-"""A plug-in of a few lines adds an architecture, which trains, translates and is refused when it is not loaded."""
+"""A plug-in of a few lines adds an architecture that trains and translates. Without the plug-in it is refused."""
 
 from pathlib import Path
 

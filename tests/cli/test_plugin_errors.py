@@ -32,7 +32,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def train(data: Path, folder: Path, body: str, *more: str) -> tuple[Path, str]:
-    """Returns the plug-in's file and what training by a criterion of this body says; it must fail with exit code 2."""
+    """Trains by a criterion with this body, which must fail. Returns the plug-in's file and the error."""
     name = f"mine_{len(CRITERIONS.names())}"
     path = written(folder, name, CRITERION.replace("NAME", name).replace("BODY", body))
     flags = ["--plugin", str(path), "--criterion", name, *RUN.split(), "--save-dir", str(folder / "run"), *more]
@@ -60,7 +60,7 @@ def test_a_mistake_in_a_run_is_shown_with_its_line(mirror_data: Path, tmp_path: 
 def test_our_own_messages_keep_their_one_line(mirror_data: Path, tmp_path: Path) -> None:
     _, said = train(mirror_data, tmp_path, "return 3")
     assert said.splitlines()[-1].startswith("nmtkit: error: criterion Mine returned 3")
-    body = "from nmtkit.config import convert; return convert('a', int)"  # a ValueError that ours raises
+    body = "from nmtkit.config import convert; return convert('a', int)"  # a ValueError that our code raises
     _, said = train(mirror_data, tmp_path, body)
     assert said.splitlines()[-1] == "nmtkit: error: 'a' is not a whole number"
 

@@ -33,7 +33,7 @@ def generated_text(generator, lines):
 
 
 def garbled(generator, text, rate):
-    """The text with words dropped, doubled and exchanged."""
+    """Returns the text with some words dropped, doubled or exchanged."""
     return [
         " ".join(
             generator.choice([word, word, word, generator.choice(WORDS), "", f"{word} {word}"])
@@ -46,7 +46,7 @@ def garbled(generator, text, rate):
 
 
 def figures(text):
-    """All numbers and stars but the ratio of the lengths, which we leave out."""
+    """Returns all numbers and stars of the output except the ratio of the lengths."""
     return re.findall(r"[\d.]+|\*", re.sub(r"ratio ?= ?\S+", "", text))
 
 
@@ -216,7 +216,7 @@ def test_a_mistake_is_named_and_exits_with_2(files, flags, message, tmp_path, mo
     assert result.stdout == ""
 
 
-ACTS = {  # a value of every flag, and what it belongs to
+ACTS = {  # a value of every flag, and the metric that the flag belongs to
     "--gen-subset": (["test"], ["--data"]),
     "--tokenize": (["char"], ["bleu"]),
     "--lowercase": ([], ["bleu", "chrf", "chrf++"]),

@@ -1,4 +1,4 @@
-"""`nmtkit shortlist`, and `--shortlist` of generate, as they are typed."""
+"""The command `nmtkit shortlist`, and the flag `--shortlist` of `generate`."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a command sets up before its work: the garbage collector, and the memory of a GPU."""
+"""Before its work, a command sets up the garbage collector and the memory of a GPU."""
 
 import os
 import subprocess
@@ -33,14 +33,17 @@ def test_what_a_command_imports_is_out_of_the_collectors_sight() -> None:
     [
         ({}, "expandable_segments:True"),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),  # its older name, which torch still reads
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            None,
+        ),  # the older name of the variable, which torch still reads
     ],
 )
 def test_a_gpus_allocator_may_let_blocks_grow_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
 ) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.setenv(name, "")  # monkeypatch restores the value after the test
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""`nmtkit train` as it is typed: where settings come from, what help shows, and mistakes."""
+"""`nmtkit train`: sources of its settings, its help, and mistakes."""
 
 import os
 import re
@@ -118,7 +118,7 @@ def test_the_resolved_config_can_be_fed_back(mirror_data: Path, tmp_path: Path) 
 def test_the_saved_config_alone_starts_or_resumes_the_run_from_anywhere(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its paths, those of data and plug-ins among them, are relative to the file: the tree may move as a whole."""
+    """All paths are relative to the file, also of data and plug-ins, so that the folder can be moved as a whole."""
     before, after = tmp_path / "before", tmp_path / "after"
     (before / "plugins").mkdir(parents=True)
     (before / "plugins" / "mine.py").write_text(PLUGIN)
@@ -258,7 +258,7 @@ def test_a_flag_of_a_component_that_is_not_chosen_names_the_flag_that_chooses_it
     ("arguments", "shown"),
     [
         ("--optimizer=sgd", "--momentum"),
-        ("--optimizer adamw --optimizer sgd", "--momentum"),  # the last one counts
+        ("--optimizer adamw --optimizer sgd", "--momentum"),  # the last value counts
         ("--optimizer sgd --optimizer=adam", "--adam-betas"),
         ("--save-dir --optimizer sgd", "--adam-betas"),  # the folder has that name, and sgd is DATA
         ("--optimizer sgd --", "--momentum"),
@@ -409,7 +409,7 @@ def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypat
     result = train(*flags, "--arch", "transformer_base")
     assert result.exit_code == 0, result.stderr
     assert "63.0 M" in result.stdout
-    # as test_estimate.py reckons it; weights alone make 9.45
+    # computed as in test_estimate.py; the weights alone have 9.45
     assert "9.54 TFLOP" in result.stdout
     # weights, gradients and Adam's two means of 63.0 M parameters, 4 bytes each; and an eighth of that
     assert re.search(r"state +1.01 GB", result.stdout)
@@ -451,7 +451,7 @@ TRANSFORMS.register("cut", CutConfig())(type("Cut", (Keep,), {}))
 
 @pytest.fixture
 def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A plug-in of two transforms, which are forgotten after the test."""
+    """Loads a plug-in with two transforms, and removes the transforms after the test."""
     monkeypatch.setattr(TRANSFORMS, "entries", dict(TRANSFORMS.entries))
     (tmp_path / "several.py").write_text(SEVERAL)
     return tmp_path / "several.py"

@@ -38,7 +38,7 @@ def test_a_device_or_a_folder_is_not_replaced(kind: str, tmp_path: Path) -> None
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """Makes every file full at 100,000 bytes."""
+    """Limits every file to 100,000 bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     yield

@@ -1,4 +1,4 @@
-"""A registry has one factory for each name, and its errors say what to do."""
+"""A registry has one factory for each name, and its errors name a solution."""
 
 import importlib
 import sys

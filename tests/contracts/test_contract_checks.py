@@ -1,4 +1,4 @@
-"""The contract checks find what they are there for, each in a component that breaks one promise; and pass ours."""
+"""Each contract check fails for a component that breaks its promise, and passes for our components."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ from nmtkit.training.metrics import METRICS, Metric
 from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
-# --- ours pass ------------------------------------------------------------------------------------------------------
+# --- our components pass ----------------------------------------------------------------------------------------------
 
 CHEAP = {"expected_reward": {"candidates_per_sentence": 2, "candidate_extra": 0}}
 
@@ -99,9 +99,9 @@ def test_schedulers_keep_to_the_contract(name: str, check: Check) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", check_metric.checks, ids=title)
-@pytest.mark.parametrize("name", [name for name in METRICS.names() if name != "comet"])  # which needs an extra
+@pytest.mark.parametrize("name", [name for name in METRICS.names() if name != "comet"])  # this component needs an extra
 def test_metrics_keep_to_the_contract(name: str, check: Check) -> None:
-    if name == "accuracy" or "resumes" not in title(check):  # a run is the same with all of them
+    if name == "accuracy" or "resumes" not in title(check):  # a run is the same with all trackers
         check(check_metric.subject(name))
 
 
@@ -112,7 +112,7 @@ def test_transforms_keep_to_the_contract(name: str, check: Check) -> None:
         check(check_transform.subject(name))
 
 
-# --- what breaks a promise is found ---------------------------------------------------------------------------------
+# --- broken promises are found ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def failures(contract: Contract[Any], name: str, *titles: str) -> dict[str, str]
 
 
 class Sound(Architecture):
-    """The sum of the source and a running sum of the target: each subclass breaks one promise."""
+    """Adds the sum of the source to a running sum of the target. Each subclass breaks one promise."""
 
     def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Remembers(Sound):
 
 
 class ReadsWeights(Sound):
-    """Reads the weight of a layer instead of calling the layer, which a prepared model may have laid out anew."""
+    """Reads the weight of a layer instead of calling it. A prepared model may store weights in another layout."""
 
     def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)
@@ -230,7 +230,7 @@ class ReadsWeights(Sound):
 
 
 class ForgetsHooks(Sound):
-    """A module whose copies are made anew, without the hooks of the original."""
+    """A module whose copies lack the hooks of the original."""
 
     class Table(nn.Embedding):
         def __deepcopy__(self, memo: Any) -> "ForgetsHooks.Table":
@@ -592,7 +592,7 @@ def test_a_sound_logits_processor_passes(registered: Any) -> None:
 
 
 class Listening(Callback):
-    """A callback of users of other toolkits; each subclass makes one mistake."""
+    """A callback as users of other toolkits write it. Each subclass makes one mistake."""
 
     def __init__(self, config: Any) -> None:
         self.seen = 0

@@ -1,4 +1,4 @@
-"""Plug-ins in pairs with features of the package: each test is a cell of a table, at the cost of a tiny training."""
+"""Plug-ins together with features of the package. Each test is a cell of a table, and trains a tiny model."""
 
 import json
 import shlex
@@ -106,7 +106,7 @@ def toml(flags: str) -> str:
 
 @pytest.fixture(scope="module")
 def watchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plug-in of the callback and the metrics, which a process loads once."""
+    """Returns the plug-in of the callback and the metrics. A process loads it once."""
     path = tmp_path_factory.mktemp("watchers") / "watchers.py"
     path.write_text(WATCHERS)
     return path

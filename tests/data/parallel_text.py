@@ -8,7 +8,7 @@ GERMAN = "ein der Mann Frau Hund Katze Haus grün rot klein groß läuft geht si
 
 
 def parallel_lines(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Made-up sentence pairs of 1 to 14 words."""
+    """Returns made-up sentence pairs of 1 to 14 words."""
     rng = random.Random(seed)
     rows = [[rng.randrange(len(ENGLISH)) for _ in range(rng.randint(1, 14))] for _ in range(count)]
     return [" ".join(ENGLISH[word] for word in row) for row in rows], [
@@ -17,7 +17,7 @@ def parallel_lines(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def write_pair(folder: Path, name: str, source: list[str], target: list[str]) -> str:
-    """Files name.en and name.de; gives the prefix."""
+    """Writes the files NAME.en and NAME.de. Returns the prefix."""
     for language, lines in (("en", source), ("de", target)):
         (folder / f"{name}.{language}").write_bytes("".join(line + "\n" for line in lines).encode())
     return str(folder / name)

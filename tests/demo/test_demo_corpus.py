@@ -1,4 +1,4 @@
-"""The demo corpus is correct German, equals what its generator makes, and its test sentences are new."""
+"""The demo corpus is correct German and equals the output of its generator. Its test sentences are new."""
 
 import bz2
 import sys
@@ -33,7 +33,7 @@ STEMS = {**lexicon.OF_PEOPLE, **lexicon.OF_THINGS, **lexicon.OF_PLACES}
 
 
 def phrase(text: str, number: int | None = None, relative: Predicate | None = None) -> NounPhrase:
-    """`the old man`, `the old man+` for a plural, `- old man+` without a determiner."""
+    """Reads `the old man`; `the old man+` is a plural, and `- old man+` has no determiner."""
     determiner, *adjective, noun = text.split()
     return NounPhrase(
         NOUNS[noun.removesuffix("+")],

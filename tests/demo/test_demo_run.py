@@ -1,4 +1,4 @@
-"""The commands that the demo shows are the commands that it runs, and its baselines are computed as it says."""
+"""The demo runs exactly the commands that it shows, and computes its baselines as described."""
 
 import io
 import shlex

@@ -19,7 +19,7 @@ def steps() -> list[str]:
 
 
 def follow(lines: list[str], folder: Path) -> str:
-    """Runs the lines in a copy of the tree, where `python` is this one; returns what they print."""
+    """Runs the lines in a copy of the tree, with `python` as this interpreter. Returns their output."""
     for name in ("nmtkit", "tests", "examples/plugin"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "CONTRIBUTING.md"):  # test_imports reads the table of layers

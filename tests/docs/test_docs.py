@@ -1,4 +1,4 @@
-"""The pages in docs/ are true: their Python runs, the files they describe look like that, the site builds."""
+"""The pages in docs/ are correct: their Python runs, files have the described format, and the site builds."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def blocks(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the Python of the pages can run: text, a checkpoint, and after it a dataset and a run."""
+    """Returns a folder in which the Python of the pages can run. It has text, a checkpoint, a dataset and a run."""
     path = tmp_path_factory.mktemp("docs")
     (path / "data").mkdir()
     for name, pairs, seed in (("train", 60, 1), ("val", 6, 2)):
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         train, preprocess = nmtkit.train, nmtkit.preprocess
-        # the page's settings, checked, on a model that takes a second
+        # the settings of the page are checked, and a smaller model is trained
         patch.setattr(nmtkit, "train", lambda settings, data: train(settings | TINY, data), raising=False)
         patch.setattr(
             nmtkit, "preprocess", lambda **settings: preprocess(**settings | {"vocab_size": 320}), raising=False

@@ -1,6 +1,6 @@
 """The shell commands of docs/models.md, docs/fine-tuning.md and docs/multilingual.md, typed for tiny models.
 
-Files of the pages stand for tiny ones: opus-mt-en-de is a bilingual Marian model of transformers, and
+Tiny models have the names of the pages: opus-mt-en-de is a bilingual Marian model of transformers, and
 nllb-200-distilled-600M a model of many languages. Only `train` and
 `generate` get more flags, so that a command takes a second.
 """
@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: bool) -> None:
     first, smaller, imported, languages, new_language, adapters = blocks("fine-tuning.md")
-    # averaged.pt of the page is the user's own model; here it is an import
+    # on the page, averaged.pt is the model of the user; here it is an imported model
     typed(f"nmtkit import {'nllb-200-distilled-600M' if multilingual else 'opus-mt-en-de'} averaged.pt", False)
     for line in first:
         typed(line, multilingual)
@@ -146,7 +146,7 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
     assert result.exit_code == 0, result.output
     typed(export, False)
     assert {"vocab.spm", "lex.s2t.bin", "config.yml"} <= {path.name for path in Path("en-de-bergamot").iterdir()}
-    shutil.copy("en-de.pt", "averaged.pt")  # a model with positions that transformers has
+    shutil.copy("en-de.pt", "averaged.pt")  # transformers has the positions of this model
     for line in huggingface:
         typed(line, False)
     typed("nmtkit import en-de again.pt", False)
@@ -156,7 +156,7 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
 
 
 def test_the_commands_from_an_opus_download_to_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types all three commands, for German instead of Italian, in a folder that has nothing but the archive."""
+    """Runs all three commands, for German instead of Italian, in a folder that has only the archive."""
     monkeypatch.chdir(tmp_path)
     rows = read_corpus()["train"][:3500]
     with zipfile.ZipFile("en-de.txt.zip", "w") as archive:  # the members of an archive of OPUS

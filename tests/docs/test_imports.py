@@ -35,7 +35,7 @@ def room_of(module: str) -> str:
 
 
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Line and module of every nmtkit import in a file, those inside functions included."""
+    """Returns line and module of every nmtkit import in a file, also inside functions."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

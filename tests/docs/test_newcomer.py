@@ -52,7 +52,7 @@ def unregistered() -> Iterator[None]:
 
 
 def written(folder: Path, name: str, *edit: str) -> list[str]:
-    """Writes a snippet of the page, changed by re.sub(*edit); returns the flags that load it."""
+    """Writes a snippet of the page after the change re.sub(*edit). Returns the flags that load the file."""
     text = SNIPPETS[name]
     if edit:
         changed = re.sub(*edit, text, flags=re.DOTALL)  # type: ignore[call-overload]
@@ -91,7 +91,7 @@ def test_all_plugins_train_together_and_the_run_is_rebuilt_from_its_averaged_che
     assert lines.exit_code == 0 and lines.stdout.count("\n") == 2
 
 
-PLACE = r'  File ".*{}", line \d+, in .*\n.*'  # after which the code line comes
+PLACE = r'  File ".*{}", line \d+, in .*\n.*'  # the line of code follows
 MISTAKES = {
     "a Tensor for a Loss": ("focal_loss", (r"Loss\((\(weight \* nll\)\.sum\(\)), \{.*?\}\)", r"\1"),
         r"criterion FocalLoss returned a Tensor of shape \[\]; it must return Loss\(sum, counts\)"),

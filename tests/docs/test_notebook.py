@@ -1,4 +1,4 @@
-"""The notebook runs from the first cell to the last, in a folder of its own, and cells may run twice."""
+"""The notebook runs from the first cell to the last in an empty folder, and cells may run twice."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def cells() -> list[str]:
 def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     code = cells()
     (component,) = [cell for cell in code if "LR_SCHEDULERS.register" in cell]
-    code.insert(code.index(component), component)  # as when the cell is run again
+    code.insert(code.index(component), component)  # like a second run of the cell
     script = tmp_path / "cells.py"
     runner = (
         "import json, sys\nscope = {'__name__': '__main__'}\nfor cell in json.load(sys.stdin):\n    exec(cell, scope)\n"

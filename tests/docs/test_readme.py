@@ -1,4 +1,4 @@
-"""README and docs are true: the Python runs, links have a target, and commands and flags exist."""
+"""README and docs are correct: their Python runs, links have a target, and commands and flags exist."""
 
 import dataclasses
 import math
@@ -70,7 +70,7 @@ def test_every_file_and_name_of_the_walks_in_contributing_is_true() -> None:
 
 
 def known_flags() -> set[str]:
-    """Returns the flags of every command, those of every registered component among them."""
+    """Returns the flags of every command and of every registered component."""
     context = click.Context(main)
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
@@ -101,7 +101,7 @@ def test_every_flag_that_a_page_names_exists(name: str) -> None:
     flags = known_flags() | set(OTHERS.split())
     for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
         if "fairseq" in name and line.startswith("|"):
-            line = line.split("|")[2]  # the left column has fairseq's
+            line = line.split("|")[2]  # the left column has the flags of fairseq
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line):
             assert flag in flags, f"{name} names {flag}, which no command has: {line}"
 

@@ -1,4 +1,4 @@
-"""The recipes in examples/: the download survives interruptions, and every config is what the paper says."""
+"""The recipes in examples/: the download survives interruptions, and every config has the settings of its paper."""
 
 import gzip
 import hashlib
@@ -30,7 +30,7 @@ WMT14 = EXAMPLES / "wmt14"
 
 
 class Server:
-    """Serves `files`; `cut` bytes into an answer it drops the connection, once for every entry."""
+    """Serves `files`. For each entry of `cut`, one answer ends after so many bytes."""
 
     def __init__(self, files):
         self.files, self.cuts, self.ranges, self.knows_ranges = files, [], [], True
@@ -346,7 +346,7 @@ else:
 
 @pytest.mark.slow
 def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path, monkeypatch):
-    """Run for real, but with an nmtkit that only notes what it was asked, and whether the real one knows the flags."""
+    """Runs the script with a stand-in for nmtkit that records its commands, and checks that nmtkit has the flags."""
     folder, text, log = tmp_path / "multi30k", tmp_path / "text", tmp_path / "log"
     shutil.copytree(EXAMPLES / "multi30k", folder, ignore=shutil.ignore_patterns("data*", "runs"))
     text.mkdir()
@@ -468,7 +468,7 @@ def test_the_recipe_for_a_model_of_transformers_tunes_and_scores_it_on_both_sets
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("MODEL", str(tmp_path))
     monkeypatch.chdir(folder)
-    for _ in range(2):  # the second time, only what is cheap is done again
+    for _ in range(2):  # the second run repeats only the cheap steps
         subprocess.run(["./imported.sh", "--threads", "1"], check=True, capture_output=True, text=True)
     made = [json.loads(line) for line in log.read_text().splitlines()]
     names = [one[0] for one in made]
@@ -484,7 +484,7 @@ def test_the_recipe_for_a_model_of_transformers_tunes_and_scores_it_on_both_sets
 
 
 def flop_of_an_update(tokens, vocabulary, layers, d, ff):
-    """Of products with weights, forward and backward, for sources and targets of `tokens` each."""
+    """Returns the FLOP of products with weights, forward and backward, for sources and targets of `tokens` each."""
     encoder = layers * (4 * d * d + 2 * d * ff)
     decoder = layers * (8 * d * d + 2 * d * ff)
     return 6 * tokens * (encoder + decoder + d * vocabulary)

@@ -1,4 +1,4 @@
-"""examples/pipeline: which steps run again, and which commands they are."""
+"""examples/pipeline runs the steps whose inputs have changed."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ NAMES = ["clean", "preprocess", "train", "average-checkpoints", "generate", "sco
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, whose commands only write their outputs and are listed in `ran`."""
+    """Returns the script with stand-ins for the commands, which write their outputs and are listed in `ran`."""
     spec = importlib.util.spec_from_file_location("pipeline", FOLDER / "pipeline.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

@@ -93,7 +93,7 @@ def test_max_tokens_is_a_share_of_the_update_on_a_gpu_and_4096_on_a_cpu(monkeypa
     on_a_gpu(monkeypatch)
     one, eight = plan("transformer_base"), plan("transformer_base", 8)
     assert (one.max_tokens, eight.max_tokens) == (25_000, 3_438)  # 10 % above an eighth
-    assert one.fits_max_tokens and one.job.run.max_tokens is None  # found anew by a run on another machine
+    assert one.fits_max_tokens and one.job.run.max_tokens is None  # a run on another machine measures it again
     assert one.batch_tokens == eight.batch_tokens == 25_000
     given = plan("transformer_base", max_tokens=500)
     assert given.max_tokens == 500 and not given.fits_max_tokens
@@ -143,7 +143,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_adds_in_a_fixed_order_when_asked(monk
 def test_onednn_keeps_code_of_few_shapes_unless_the_user_has_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "500")
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1")  # so that it is as before after the test
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1")  # monkeypatch restores the value after the test
     monkeypatch.delenv("LRU_CACHE_CAPACITY")
     try:
         plan("transformer_base").configure_torch()

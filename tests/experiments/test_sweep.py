@@ -1,4 +1,4 @@
-"""Sweep files: which runs they make, how these are named, run, resumed and compared, and what is refused."""
+"""Sweep files: their runs, the names of the runs, resuming, comparison, and mistakes."""
 
 import contextlib
 import io
@@ -164,7 +164,7 @@ def test_a_mistake_in_the_file_is_one_line_before_anything_runs(tmp_path: Path, 
 
 @pytest.fixture
 def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Runs are made without starting Python anew; returns their commands."""
+    """Makes the runs in this process, without starting Python. Returns their commands."""
     made: list[list[str]] = []
 
     def run(self: Runner, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
@@ -233,11 +233,11 @@ def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     assert sweep(file).exit_code == 0
     assert "finished before" in sweep(file).stderr
     (tmp_path / "mine.py").write_text("LOSS = 2\n")
-    for loaded in (sys.modules, plugins._digests):  # as in a new process
+    for loaded in (sys.modules, plugins._digests):  # like a new process
         loaded.pop(plugins.plugin_module(str(tmp_path / "mine.py")))
     within_this_process.clear()
     assert "finished before" not in sweep(file).stderr
-    assert len(within_this_process) == 1  # whose training warns of the change
+    assert len(within_this_process) == 1  # training warns of the change
 
 
 def test_a_run_that_the_system_killed_has_failed(
@@ -351,7 +351,7 @@ def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_pat
     updates: dict[str, int] = {}
 
     def attempt(run: sweeps.SweepRun, go_on: Callable[[], bool]) -> str | None:
-        """Its loss is the distance from lr 0.01, in decades."""
+        """A run whose loss is the distance of its learning rate from 0.01, in decades."""
         log = sweep.folder / run.name / "log.jsonl"
         log.parent.mkdir(parents=True, exist_ok=True)
         loss = abs(math.log10(run.settings["lr"]) + 2)

@@ -1,4 +1,4 @@
-"""The steps that run on a fake GPU: functions of plain arguments, called in a process of their own by the tests."""
+"""Steps on a fake GPU: functions with plain arguments, which the tests call in a separate process."""
 
 from typing import Any
 from unittest import mock
@@ -84,7 +84,7 @@ def trainer(architecture: str, settings: dict[str, Any]) -> Trainer:
 
 
 def updates(architecture: str, settings: dict[str, Any], count: int = 2) -> None:
-    """Updates of two micro-batches each; the second update finds the optimizer state that the first has made."""
+    """Makes updates of two micro-batches each. The second update uses the optimizer state of the first update."""
     with fake_gpu():
         of_run = trainer(architecture, settings)
         tokens = 2 * TARGET
@@ -123,7 +123,7 @@ class Arguments(TorchDispatchMode):
 
 
 class Halving(torch.nn.Module):
-    """An output projection without a weight of its own."""
+    """An output projection without a weight."""
 
     def __init__(self, projection: torch.nn.Linear) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def graph_search(architecture: str, dtype: str, models: int, options: dict[str, 
 
 
 class Wide(TorchDispatchMode):
-    """Writes down the operations that make a new tensor of `columns` columns."""
+    """Records the operations that make a new tensor of `columns` columns."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def logits_of_a_step() -> list[str]:
 
 
 def calls_of_kernels() -> tuple[int, int]:
-    """Returns how often a forward pass calls the fused residual connection, and a search step the log-sum-exp."""
+    """Returns the calls of the fused residual connection in a forward pass, and of the log-sum-exp in a search step."""
 
     def residual(x: Any, change: Any, weight: Any, bias: Any, eps: float, p: float) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x.to(change.dtype) + change, weight.shape, weight, bias, eps)
@@ -219,7 +219,7 @@ def encodes_in_background() -> bool:
 
 
 def forbidden(deed: str) -> None:
-    """Does what no step may do, which raises."""
+    """Runs an operation that is forbidden in a step, and therefore raises."""
     with fake_gpu():
         x, index = torch.empty(4, 4, device=DEVICE), ids(2)
         half, made_on_cpu = torch.empty(2, 4, device=DEVICE, dtype=torch.bfloat16), torch.empty(4, 4)

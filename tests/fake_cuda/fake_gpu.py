@@ -52,8 +52,8 @@ class StepRules(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and given[0].device.type == "cpu":
             return (
                 1.0 if given[0].is_floating_point() else 1
-            )  # a number of the host's own, which no device is asked for
-        if func is aten._fused_sgd_.default:  # it has no shape function, and needs none
+            )  # a number on the host, which is read without asking the device
+        if func is aten._fused_sgd_.default:  # the operation has no shape function and does not need one
             return None
         types_given = {str(x.dtype) for x in given if x.is_floating_point() and x.is_cuda}
         if func.overloadpacket in SAME_TYPE and len(types_given) > 1:
@@ -74,7 +74,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 @contextlib.contextmanager
 def fake_gpu() -> Iterator[None]:
-    """Within it there is one GPU, of the Hopper generation, all of whose tensors are fake; so are those of the CPU."""
+    """The context of a fake GPU of the Hopper generation. All tensors are fake, also on the CPU."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (torch.cuda, "is_bf16_supported", lambda *_, **__: True),
@@ -84,7 +84,9 @@ def fake_gpu() -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(FakeTensorMode())
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # the modes are of this thread
+        stack.enter_context(
+            torch.autograd.set_multithreading_enabled(False)
+        )  # modes of torch apply to the current thread
         yield
 
 

@@ -23,7 +23,7 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Compiles guard.cpp into `folder`; raises RuntimeError with the compiler's words if it fails."""
+    """Compiles guard.cpp into `folder`. A failure raises RuntimeError with the messages of the compiler."""
     program, torch, library = compiler(), torch_folder(), folder / "libguard.so"
     assert program is not None
     flags = ["-shared", "-fPIC", "-O0", "-std=c++20", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
@@ -36,7 +36,7 @@ def build(folder: Path) -> Path:
 
 
 def load(library: Path | None) -> None:
-    """Loads the guard. torch looks for one while it is imported, and never again, so this comes before."""
+    """Loads the guard before torch is imported, because torch looks for a guard only during its import."""
     if library is not None:
         ctypes.CDLL(str(torch_folder() / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(library))

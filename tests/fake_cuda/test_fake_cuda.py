@@ -1,6 +1,6 @@
 """Steps of training and decoding on CUDA tensors without contents: one device, types that kernels take, no waiting.
 
-What only a real GPU shows, limits of kernels and speed, is for `benchmarks/gpu.py`.
+`benchmarks/gpu.py` measures the limits of kernels and the speed on a real GPU.
 """
 
 import multiprocessing
@@ -146,7 +146,7 @@ def test_logits_of_a_static_step_have_the_output_bias_and_are_fp32(
         ("bfloat16", 1, {}, "fp32"),
         ("bfloat16", 2, {"nbest": 4, "min_len": 3}, "fp32"),
         ("float32", 1, {"beam": 1}, "fp32"),
-        ("float32", 1, {}, "bf16"),  # as a validation does
+        ("float32", 1, {}, "bf16"),  # like a validation
         ("float32", 1, {}, "fp16"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_graph_search(run: Runner, dtype: str, models: int, options: dict[str,
 
 
 def test_a_graph_search_writes_logits_once(run: Runner) -> None:
-    """Neither log probabilities nor a masked copy: at a vocabulary of 37,000, logits are most of what a step moves."""
+    """A step makes no log probabilities and no masked copy, because logits are most of the memory traffic of a step."""
     assert run(checks.logits_of_a_step) == ["linear"]
 
 

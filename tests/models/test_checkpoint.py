@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or absent, and never run."""
+"""A checkpoint file appears completely or not at all, and reading it runs no code."""
 
 import os
 import pickle
@@ -175,7 +175,7 @@ def test_tied_weights_have_one_owner() -> None:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_damage_anywhere_is_told_or_does_no_harm(tmp_path: Path, seed: int) -> None:
-    """Flips, cuts and fills at random places: the file is refused in one line, or loads as it was."""
+    """Damages the file at random places. It is refused in one line, or its contents are unchanged."""
     path = tmp_path / "c.pt"
     checkpoint_file.save(path, {**CONTENTS, "training": {"lr": 0.5, "names": ["a", "b"]}, "plugins": ["mine.py"]})
     data, whole = path.read_bytes(), checkpoint_file.checksum(checkpoint.load(path))

@@ -1,4 +1,4 @@
-"""A model and its checkpoint: there and back, and what cannot be read says why."""
+"""A model is the same after a checkpoint, and checkpoints that cannot be read are refused with a reason."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checkpoints with 8-bit weights: their size, and all that a checkpoint in fp32 does."""
+"""Checkpoints with 8-bit weights: their size, and their use in every command."""
 
 import io
 import json

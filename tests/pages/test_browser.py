@@ -1,4 +1,4 @@
-"""The translator page in a browser: headless Chromium runs its scripts against answers that are made up here."""
+"""Headless Chromium runs the scripts of the translator page. The answers of the server are made up here."""
 
 import html
 import json
@@ -61,7 +61,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def told(address: str, folder: Path, script: str) -> Any:
-    """Returns what `script` passes to `tell`, after it ran in the page."""
+    """Runs `script` in the page. Returns the value that the script passes to `tell`."""
     page = (PAGES / "translator.html").read_text(encoding="utf-8")
     begin = f"<script>{SERVER}\nconst tell = value => {{ document.body.dataset.told = JSON.stringify(value); }};\n"
     begin += f"addEventListener('load', async () => {{ {script} }});</script>"

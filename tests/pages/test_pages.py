@@ -1,4 +1,4 @@
-"""Pages need nothing but themselves: charts, documents, and the translator's files, which node tries where it is."""
+"""Pages need no other files. Node runs the scripts of the translator if it is installed."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ def test_every_file_of_the_pages_is_in_the_package() -> None:
 
 @pytest.mark.parametrize("name", ["style.css", "translator.css"])
 def test_every_colour_is_a_variable_of_the_scheme(name: str) -> None:
-    """So that dark is dark everywhere. Shadows and the arrow of the language pickers are grey on both."""
+    """Every colour has a dark variant, except shadows and the arrow of the language pickers, which are grey."""
     rules = re.sub(
         r"/\*.*?\*/|url\(.*?\)\s*;|(?:box-shadow|background): [^;]*#000\w*;", "", asset(name), flags=re.DOTALL
     )
@@ -44,7 +44,7 @@ def test_every_colour_is_a_variable_of_the_scheme(name: str) -> None:
 
 
 def luminance(colour: str) -> float:
-    """By WCAG 2.2, relative luminance."""
+    """Returns the relative luminance of a colour, as defined in WCAG 2.2."""
     parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -8,7 +8,7 @@ from nmtkit.scoring.significance import compare
 
 
 class StandIn:
-    """Scores a translation by its share of the reference's length: what COMET's API looks like, without the model."""
+    """Has the interface of COMET without a model. The score is the ratio of the lengths of both texts."""
 
     def predict(self, data, batch_size, gpus, progress_bar):
         assert all(set(row) == {"src", "mt", "ref"} for row in data)

@@ -1,4 +1,4 @@
-"""The metric off-target: lines in a wrong language are counted as py3langid identifies them."""
+"""The metric off-target counts the lines whose language by py3langid is wrong."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from nmtkit.scoring.metrics import Settings, score
 
 
 def multi_bleu(hypotheses, references):
-    """Corpus BLEU over white-space tokens, unsmoothed, one reference: the definition, counted plainly."""
+    """Returns unsmoothed corpus BLEU over white-space tokens with one reference, by the definition."""
     matches, totals, lengths = [0] * 4, [0] * 4, [0, 0]
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         tokens = hypothesis.split(), reference.split()

@@ -104,7 +104,7 @@ def test_text_without_spaces_is_told_once_where_its_words_are_compared(warnings:
     assert "--tokenize char" in said[0] and "prefer chrF" in said[1]
     tokenizers.warn_once.cache_clear()
     warnings.clear()
-    score(THAI, [THAI], ["bleu"], Settings(tokenize="zh"))  # which splits Chinese only
+    score(THAI, [THAI], ["bleu"], Settings(tokenize="zh"))  # this tokenizer splits only Chinese
     assert "no spaces between words" in warnings.text
 
 

@@ -1,4 +1,4 @@
-"""Clients of LibreTranslate as their users call them, and the ways in which they send requests."""
+"""Clients of LibreTranslate, called like their users call them, and the formats of their requests."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def post(server, path, body=b"", headers=None):
 
 
 def test_deep_translator_translates(server, expected):
-    """It sends all fields, the key among them, in the query string of a POST without a body."""
+    """The client sends all fields, also the key, in the query string of a POST without a body."""
     deep_translator = pytest.importorskip("deep_translator")
     translator = deep_translator.LibreTranslator("en", "de", api_key=KEY, custom_url=f"{server.url}/")
     assert translator.translate(LINE) == expected
@@ -73,7 +73,7 @@ def test_libretranslatepy_translates(server, expected):
     ],
 )
 def test_clients_in_javascript_translate(model, server, expected, package, script, tmp_path):
-    """They are found where NODE_PATH points: npm install -g libretranslate; export NODE_PATH=$(npm root -g)."""
+    """NODE_PATH names the folder of the packages: npm install -g libretranslate; export NODE_PATH=$(npm root -g)."""
     node, folder = shutil.which("node"), os.environ.get("NODE_PATH", "")
     if node is None or not os.path.isdir(os.path.join(folder, package)):
         pytest.skip(f"node and the npm package {package} are not installed")

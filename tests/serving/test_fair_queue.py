@@ -1,4 +1,4 @@
-"""Which lines become a batch: fair between requests, bounded, of one kind and similar length."""
+"""Batches of the queue are fair to all requests, limited in size, of one key and of similar lengths."""
 
 import asyncio
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_lines_of_a_dead_worker_come_again_and_one_that_kills_fails_by_itself(
         else:
             for item in batch:
                 item.job.finish(item.index, [item.text.upper()])
-    assert 4 <= deaths <= 6  # it is alone after one to three, and then dies three times
+    assert 4 <= deaths <= 6  # the line is alone after one to three batches, and then its worker dies three times
     assert good.done.result() == [["ONE"], ["TWO"], ["THREE"], ["FOUR"]]
     with pytest.raises(TranslationError):
         bad.done.result()

@@ -1,4 +1,4 @@
-"""What hostile clients send: each is refused, bounded or harmless. docs/serving.md lists what each gave."""
+"""Requests of hostile clients are refused, bounded or harmless. docs/serving.md lists the answers."""
 
 import gzip
 import io
@@ -99,13 +99,13 @@ def test_an_invalid_request_gets_a_json_error_and_no_line_in_the_log(server):
 
 
 def test_two_equal_lengths_are_one_length(server):
-    """RFC 9110, section 8.6, allows it. Nothing after the body is swallowed or invented."""
+    """RFC 9110, section 8.6, allows such a length. The bytes after the body are the next request."""
     twice = head("Content-Length: 2", "Content-Length: 2", JSON.strip()) + b"{}"
     assert statuses(exchange(server, twice + SMUGGLED)) == [403, 200]
 
 
 def test_a_body_of_tiny_chunks_is_refused_before_the_event_loop_is_busy_for_long(server):
-    """h11 takes some 20 µs for a chunk. 600,000 chunks of one byte held up all other clients for seconds."""
+    """h11 takes some 20 µs for a chunk, so 600,000 chunks of one byte would delay all other clients for seconds."""
     chunked = head("Transfer-Encoding: chunked", JSON.strip())
     found = exchange(server, chunked + b"1\r\na\r\n" * 600_000)
     assert statuses(found) == [413] and b"small chunks" in found

@@ -1,4 +1,4 @@
-"""The declared interface is the interface: validation, /openapi.json and /docs come from the same models."""
+"""Validation, /openapi.json and /docs of the service come from the same models."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""The server as clients see it: LibreTranslate's interface, its limits, and requests when processes end."""
+"""The interface and the limits of the server, and requests during the end of a process."""
 
 import dataclasses
 import http.client
@@ -49,7 +49,7 @@ def server(model):
 
 @pytest.fixture(scope="module")
 def expected(model):
-    """Translations by the Python interface, of lines alone."""
+    """Returns the translations of single lines by the Python interface."""
     found = Translator.load(model).translate(LINES, max_len_b=5)
     return {line: translation.text for line, translation in zip(LINES, found, strict=True)}
 
@@ -78,7 +78,7 @@ def test_alternatives_are_the_next_best_translations(server, model):
 
 
 def test_alignment_links_characters_of_the_whole_text_as_the_search_does(server, model):
-    first, second = "Cafe\u0301 " + LINES[0], LINES[1]  # no normal form: links are of the one that is
+    first, second = "Cafe\u0301 " + LINES[0], LINES[1]  # the text is not in NFC; links refer to its NFC
     fields = {"q": f" {first}\n\n{second}", "source": "en", "target": "de", "alternatives": 1, "alignment": True}
     status, answer = server.ask("/translate", fields)
     assert status == 200
@@ -117,7 +117,7 @@ def test_many_clients_at_once_each_get_their_own_translations(server, expected):
     before = server.metric("nmtkit_batches_total")
     with ThreadPoolExecutor(16) as threads:
         assert all(threads.map(client, range(16)))
-    assert server.metric("nmtkit_batches_total") - before < 6 * 16  # some were translated together
+    assert server.metric("nmtkit_batches_total") - before < 6 * 16  # the server has batched some lines
 
 
 def test_html_keeps_its_tags_around_their_words(server):

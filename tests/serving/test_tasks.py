@@ -1,4 +1,4 @@
-"""What workers make of tasks, in this process: the lines of `generate`, with the operator's treatment of text."""
+"""Workers, run in this process, give the translations of `generate` with the text options of the operator."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ def task(texts, **fields):
 
 
 def job(*paths, **fields):
-    """The job as it arrives in the process of the models."""
+    """Returns the job that arrives in the process of the models."""
     settings = {
         "paths": [(pair, str(path)) for pair, path in paths], "plugins": [], "workers": 1, "split_sentences": False,
         "search": to_dict(SearchOptions(**SHORT)), "devices": to_dict(DeviceOptions(device="cpu")),
@@ -223,7 +223,7 @@ def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
     line, languages = "right to life", {"source_lang": "en", "target_lang": "de"}
     translator = Translator.load(tmp_path / "m2m.pt")
     soft = translator.translate([line], alignment="soft", **SHORT, **languages)[0].hypotheses[0]
-    # columns: the language, right, to, life in four pieces, eos; what is translated is one word
+    # columns: the language, right, to, life in four pieces, eos; the translation is one word
     totals = [sum(row[index] for row in soft.alignment for index in columns) for columns in ([1], [2], [3, 4, 5, 6])]
     best = [(0, 5), (6, 8), (9, 13)][totals.index(max(totals))]
     models, _ = load_models(job((("en", "de"), tmp_path / "m2m.pt")))

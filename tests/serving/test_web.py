@@ -1,4 +1,4 @@
-"""What a browser gets from the server: the translator and its files, and nothing that runs what a text holds."""
+"""A browser gets the translator and its files from the server, and runs no script from a text."""
 
 import html
 import http.client

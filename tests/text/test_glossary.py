@@ -1,4 +1,4 @@
-"""Glossaries: how their files are read, and where their terms stand in texts."""
+"""Glossaries: their files, and the positions of their terms in texts."""
 
 import logging
 import random

@@ -24,7 +24,7 @@ def flat(sentences: list[list[int]]) -> Flat:
 def reference_table(
     pairs: list[tuple[list[int], list[int]]], null: int, iterations: int
 ) -> dict[tuple[int, int], float]:
-    """EM as in the paper, word by word, in float64."""
+    """Runs EM by the formulas of the paper, word by word, in float64."""
     table = {(e, f): 1.0 for source, target in pairs for e in [null, *source] for f in target}
     for _ in range(iterations):
         counts: dict[tuple[int, int], float] = defaultdict(float)
@@ -40,7 +40,7 @@ def reference_table(
 
 
 def random_pairs(number: int, sources: int, targets: int) -> list[tuple[list[int], list[int]]]:
-    """Pairs with repeated words, with empty sentences on each side, and with one pair of two empty sentences."""
+    """Returns pairs with repeated words, empty sentences on each side, and one pair of two empty sentences."""
     draw = random.Random(3)
     pairs = [
         (

@@ -1,4 +1,4 @@
-"""Every regular expression of text/ and documents/ takes linear time on hostile text."""
+"""Every regular expression of text/ takes linear time on hostile text."""
 
 import importlib
 import pkgutil
@@ -46,7 +46,7 @@ def seconds(pattern: re.Pattern, text: str, anchored: bool) -> float:
 
 @pytest.mark.parametrize("name", patterns())
 def test_no_pattern_takes_quadratic_time(name):
-    """%000… took 26 s for 20,000 characters."""
+    """A quadratic pattern took 26 s for %000… with 20,000 characters."""
     pattern, anchored = patterns()[name], any(f".{each}[" in name for each in ANCHORED)
     for prefix in PREFIXES:
         for unit in UNITS:

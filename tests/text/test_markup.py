@@ -1,4 +1,4 @@
-"""Markup goes where the words go: never lost, doubled or crossed, whatever the alignment says."""
+"""Markup follows the words. It is never lost, doubled or crossed, for any alignment."""
 
 import html
 import random
@@ -118,7 +118,7 @@ NESTED = {
 
 @pytest.mark.parametrize("name", NESTED)
 def test_twenty_thousand_nested_tags_are_put_back(name):
-    """1,500 of them exceeded the recursion limit."""
+    """1,500 nested tags once exceeded the recursion limit."""
     source, expected = NESTED[name]
     line = marked(source)
     assert line.text == "A dog"

@@ -1,4 +1,4 @@
-"""NFC that takes linear time on any text."""
+"""NFC takes linear time on any text."""
 
 import random
 import re
@@ -28,7 +28,7 @@ from nmtkit.text.normalization import MAX_MARKS, normalized
     ],
 )
 def test_nfc_with_a_separator_in_runs_of_more_than_30_marks(text, expected):
-    if "\u0316" in expected:  # NFC moves the mark below before the acute, which is a mark of its own there
+    if "\u0316" in expected:  # NFC moves the mark below before the acute, which stays a separate mark
         expected = unicodedata.normalize("NFC", expected)
     assert normalized(text) == expected
     assert normalized(expected) == expected

@@ -1,4 +1,4 @@
-"""Protected text comes out as it went in, whatever a model makes of the rest. Every expected text is written out."""
+"""Protected text stays unchanged, for any translation of the rest. Every expected text is written out."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Signs of a translation's quality, by hand."""
+"""Estimates of the quality of a translation equal values computed by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Averages against arithmetic, and what must not be averaged."""
+"""Averages equal arithmetic, and checkpoints that do not belong together are refused."""
 
 from pathlib import Path
 from typing import Any

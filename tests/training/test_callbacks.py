@@ -1,4 +1,4 @@
-"""Callbacks of a run: what they see, what they may ask for, what they keep; and the trackers, by their own readers."""
+"""Callbacks of a run: events, requests and state. The files of trackers are read by the packages of the trackers."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class Recorder(Callback):
-    """Notes every event; asks for what `asks` has for an event: a function of the run."""
+    """Records every event. Calls the function of the run that `asks` has for the event."""
 
     def __init__(self, **asks: Any) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -396,7 +396,7 @@ def test_optuna_prunes_with_the_example(mirror_data: Path, tmp_path: Path, monke
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     monkeypatch.chdir(tmp_path)
-    # gives up whatever is not better than the best so far at the same update
+    # stops each run that is not better than the best earlier run at the same update
     monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: optuna.pruners.PercentilePruner(1, n_startup_trials=1))
     settings = {"arch": "transformer_tiny", "d_model": 8, "heads": 1, "encoder_layers": 1, "decoder_layers": 1}
     settings |= {"max_update": 6, "batch_tokens": 400, "validate_interval_updates": 2, "metrics": [], "device": "cpu"}

@@ -1,4 +1,4 @@
-"""Where a run's decay of the learning rate ends, and what a resumed run says of a jump."""
+"""The end of a decay of the learning rate, and the warning of a resumed run about a jump."""
 
 import logging
 from pathlib import Path

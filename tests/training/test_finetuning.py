@@ -57,7 +57,7 @@ def base(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def domain_data(base: Path, mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of other text with the tokenizer of `base`; its second valid set is that of `mirror_data`."""
+    """Returns a dataset of other text with the tokenizer of `base`. Its second valid set comes from `mirror_data`."""
     folder = tmp_path_factory.mktemp("domain")
     for seed, (name, pairs) in enumerate([("train", 120), ("valid", 15)], start=7):
         write_corpus(folder / name, pairs, seed)
@@ -111,7 +111,7 @@ def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
 
 @pytest.fixture(scope="module")
 def adapted(base: Path, domain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with adapters; `merged.pt` holds the weights W + alpha / rank B A, computed here."""
+    """Returns the folder of a run with adapters. `merged.pt` has the weights W + alpha / rank B A, computed here."""
     folder = tmp_path_factory.mktemp("adapted") / "run"
     flags = ["--finetune-from", base, "--adapter-rank", 4, "--adapter-alpha", 8, "--max-update", 6, "--lr", 0.5]
     train(domain_data, folder, *flags, "--save-interval-updates", 3, "--keep-last", 2)
@@ -184,7 +184,7 @@ def test_a_run_keeps_the_shortlist_of_its_start_if_the_vocabulary_is_the_same(
     train(domain_data, tmp_path / "run", "--finetune-from", start, "--max-update", 2)  # resumes
     assert checkpoint_file.read(tmp_path / "run/last.pt")["update"] == 2 and shortlist_of("run") == expected
     train(domain_data, tmp_path / "few", "--finetune-from", start, "--max-update", 1, "--adapter-rank", 2)
-    assert shortlist_of("few") is None  # the base has it
+    assert shortlist_of("few") is None  # the base has a shortlist
     assert checkpoint.load(tmp_path / "few/last.pt")["shortlist"]["targets"].tolist() == [3]
     smaller = ["-s", "xx", "-t", "yy", "--trainpref", mirror_data.parent / "valid", "--vocab-size", "300"]
     smaller += ["--validpref", mirror_data.parent / "test"]
@@ -265,7 +265,9 @@ def test_adapters_refuse_what_would_change_the_base(
     adapted = tmp_path / "adapters/last.pt"
     said = refusal(domain_data, tmp_path / "run", "--finetune-from", adapted, "--adapter-rank", 4)
     assert "holds adapters; " in said
-    train(domain_data, tmp_path / "full", "--finetune-from", adapted, "--max-update", 1)  # all weights, from the merged
+    train(
+        domain_data, tmp_path / "full", "--finetune-from", adapted, "--max-update", 1
+    )  # all weights, from the merged model model
 
 
 @pytest.mark.slow

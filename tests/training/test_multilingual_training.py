@@ -85,7 +85,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(home: Path) -> Path:
-    """A model of a few seconds of training."""
+    """Returns the run of a model that was trained for a few seconds."""
     save = home / "trained"
     run("train", home / "bin", *MODEL, "--save-dir", save, "--max-update=250", "--sampling-temperature=5",
         "--metrics=accuracy,bleu", "--validate-interval-updates=250", "--valid-beam=1")  # fmt: skip

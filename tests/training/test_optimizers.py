@@ -1,4 +1,4 @@
-"""Each optimizer's first steps against its formula, by hand."""
+"""The first steps of each optimizer equal its formula."""
 
 import io
 from typing import Any
@@ -20,7 +20,7 @@ def group_of(*parameters: torch.nn.Parameter, name: str = "matrices", **settings
 
 
 def stepped(name: str, gradients: list[float], lr: float = 0.1, start: float = 1.0, **settings: Any) -> float:
-    """The one weight of a model after a step on each gradient."""
+    """Returns the single weight of a model after a step on each gradient."""
     weight = torch.nn.Parameter(torch.tensor([[start]], dtype=torch.float32))
     entry = OPTIMIZERS[name]
     optimizer = entry.factory(derive(entry.preset, settings, "test"), group_of(weight))
@@ -102,7 +102,7 @@ def test_adafactors_state_is_loaded_onto_the_device_of_the_weights() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_a_skipped_first_update_changes_nothing(name: str) -> None:
-    """Skipped as the trainer skips it: fused optimizers read `found_inf` on the device, others are not stepped."""
+    """The trainer skips an update: fused optimizers read `found_inf` on the device, and others make no step."""
     torch.use_deterministic_algorithms(True)  # fills memory that is allocated uninitialised with NaN
     try:
         weights = []
@@ -224,7 +224,7 @@ def test_muon_without_a_matrix_is_refused() -> None:
 
 
 def test_a_composite_optimizer_goes_on_from_its_saved_state() -> None:
-    """It makes the steps of its parts, and its state goes through a file of plain tensors."""
+    """The composite optimizer makes the steps of its parts, and its state can be saved as plain tensors."""
 
     def parameters() -> list[torch.nn.Parameter]:
         torch.manual_seed(1)

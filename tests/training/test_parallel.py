@@ -1,4 +1,4 @@
-"""`--parallel` on two real processes: the updates of one process, and checkpoints that either way goes on from."""
+"""`--parallel` on two real processes makes the updates of one process. Both can continue from each checkpoint."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ def one_process(*arguments: str) -> int:
 
 
 def assert_alike(one: Path, other: Path) -> None:
-    """Two checkpoints hold the same: names, shapes and, but for rounding, numbers; optimizer and scores too."""
+    """Asserts that two checkpoints are equal: names, shapes, numbers except for rounding, optimizer and scores."""
     a, b = (checkpoint.load(path / "last.pt") for path in (one, other))
     assert list(a["model"]) == list(b["model"])
     for name, tensor in a["model"].items():
@@ -106,7 +106,7 @@ def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
 def test_composite_optimizers_and_transforms_make_the_same_updates_on_two_processes(
     mirror_data: Path, tmp_path: Path
 ) -> None:
-    # tokens differ from those on disk, and each process makes but its own
+    # the tokens differ from the tokens on disk, and each process makes only its own tokens
     more = ["--optimizer", "muon", "--transforms", "word_dropout,bpe_dropout,word_shuffle,casing", "--max-update", 3]
     assert launch(flags(mirror_data, tmp_path / "two", *more), 2) == 0
     assert one_process(*flags(mirror_data, tmp_path / "one", *more)) == 0
@@ -134,7 +134,7 @@ def test_every_architecture_trains_on_two_processes(
     for name, more in (("two", ["--parallel", parallel, "--nproc-per-node", "2"]), ("one", [])):
         arguments = flags(mirror_data, tmp_path / name, "--max-update", 3, *more)
         start = arguments.index("--arch")
-        if "--arch" in model:  # the flags of the Transformer's shape are not those of others
+        if "--arch" in model:  # other architectures have other flags than the Transformer
             del arguments[start : arguments.index("--dropout")]
         words = [*arguments, *shlex.split(model)]
         command = [sys.executable, "-m", "nmtkit", *words]

@@ -1,4 +1,4 @@
-"""The weights a run starts from: each piece keeps its own row, whichever vocabulary it was in."""
+"""At the start of a run, each piece keeps its embedding, also in another vocabulary."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ TARGET = ["the dog sees the cat", "the cat sees the house", "the house is here"]
 
 
 def tokenizer(joint: bool, more: str) -> Tokenizer:
-    """A vocabulary of the lines and of `more`, so that no two are in the same order."""
+    """Returns a tokenizer of the lines and of `more`. Different texts give different orders of pieces."""
     if joint:
         return Tokenizer(train_model([more, *SOURCE, *TARGET], 300))
     return Tokenizer(train_model([more, *SOURCE], 285), train_model([more, *TARGET], 283))
@@ -97,7 +97,7 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
         assert len(spelling) > 1 and "".join(spelling) == "▁" + "dogs"
         torch.testing.assert_close(table[ids["▁dogs"]], old_table[[old_ids[piece] for piece in spelling]].mean(0))
         unknown = [piece for piece in ids.keys() - old_ids.keys() if "ó" in piece or "ł" in piece]
-        for piece in unknown:  # bytes, which an old model has never read
+        for piece in unknown:  # byte pieces, which an old model has never read
             torch.testing.assert_close(table[ids[piece]], old_table[3:].mean(0))
         assert unknown
 
@@ -146,7 +146,7 @@ def test_vectors_fill_the_rows_of_their_pieces(tmp_path: Path, header: list[str]
         f"t {' '.join(['-2e-3'] * width)} ",
     ]
     path = vectors(tmp_path / "v.txt", header + lines)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))  # as editors of Windows write
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))  # editors on Windows write such files
     assert load_embeddings(model, vocabulary, "target", path) == 2
     expected = before.clone()
     expected[first], expected[second] = 0.5, -2e-3

@@ -1,4 +1,4 @@
-"""Several real processes on gloo: they walk the path of one, go on in other numbers, and fail together."""
+"""Several real processes on gloo make the updates of one process, resume in other numbers, and fail together."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def train_flags(data: Path, save_dir: Path, *more: object) -> list[str]:
 
 
 def run(data: Path, save_dir: Path, *more: object, code: str = "from nmtkit.cli import main; main()") -> int:
-    """One process; gives its exit code, negative for a signal."""
+    """Runs one process. Returns its exit code, which is negative for a signal."""
     return subprocess.run([sys.executable, "-c", code, *train_flags(data, save_dir, *more)], check=False).returncode
 
 
@@ -45,7 +45,7 @@ def updates_logged(save_dir: Path) -> list[int]:
 
 
 def terminate_after(save_dir: Path, updates: int) -> None:
-    """Sends SIGTERM to this process, which passes it on, as soon as so many updates are logged."""
+    """Sends SIGTERM to this process, which forwards the signal, after so many updates are logged."""
 
     def wait() -> None:
         while not updates_logged(save_dir)[updates - 1 :]:
@@ -213,7 +213,7 @@ def test_a_signal_ends_a_validation_that_translates(mirror_data: Path, tmp_path:
     assert [(line["update"], "bleu" in line) for line in lines if line["kind"] == "valid"] == [(3, True), (6, True)]
 
 
-# The n-th call of a function of os ends the process at once, as kill -9 would.
+# The n-th call of a function of os ends the process at once, like kill -9.
 KILLED = """
 import os, signal
 from nmtkit.cli import main
@@ -264,7 +264,7 @@ def test_killed_at_five_random_moments_equals_uninterrupted_bit_for_bit(mirror_d
 
 @pytest.fixture
 def two_machines() -> Iterator[dict[str, str]]:
-    """Two network namespaces joined by a cable, by name with the address of each."""
+    """Connects two network namespaces by a virtual cable. Yields the address of each namespace by its name."""
     machines = {"nmtkit-a": "10.77.0.1", "nmtkit-b": "10.77.0.2"}
 
     def ip(*arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""Log lines for people, and the page of curves."""
+"""Log lines, and the page of curves."""
 
 import json
 import re

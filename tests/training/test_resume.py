@@ -1,4 +1,4 @@
-"""Resumed runs: state belongs to parameters by name, whatever is averaged, frozen or reset."""
+"""In resumed runs, state belongs to parameters by name, with averaging, freezing and resets."""
 
 import logging
 from dataclasses import replace
@@ -20,7 +20,7 @@ from nmtkit.training.run_log import Lines
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log records reach caplog, whatever command line ran before in this process."""
+    """Sends log records to caplog, also after a command in this process."""
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     logging.getLogger("nmtkit").setLevel(logging.INFO)
 
@@ -30,7 +30,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], Path]:
-    """Runs of three updates by --ema-decay and --freeze."""
+    """Makes runs of three updates with each combination of --ema-decay and --freeze."""
     folders = {}
     for ema, freeze in product((None, 0.5), ((), ("encoder.*",))):
         folders[ema, freeze] = tmp_path_factory.mktemp("stopped") / "run"
@@ -166,7 +166,7 @@ def test_a_plug_in_that_was_edited_since_the_stop_is_named(
         CALLBACKS.entries.pop("nothing_much", None)
         module = plugins.plugin_module(str(plugin))
         plugins._digests.pop(module, None)
-        plugins.sys.modules.pop(module, None)  # as in a new process
+        plugins.sys.modules.pop(module, None)  # like a new process
         plugins.load_plugin(str(plugin))
         config = job(tmp_path / "run", {"callbacks": "nothing_much"}, max_update=updates)
         Run(replace(config, plugins=(str(plugin),)), mirror_data, Lines()).run()

@@ -60,7 +60,7 @@ def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log records reach caplog, whatever command line ran before in this process."""
+    """Sends log records to caplog, also after a command in this process."""
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     logging.getLogger("nmtkit").setLevel(logging.INFO)
 
@@ -204,7 +204,7 @@ def test_the_total_of_updates_is_an_estimate_until_the_last_and_then_right(mirro
     assert ending.updates == sum(lengths)
     assert {line["estimated"] for line in lines[:-1]} == {True}
     assert all(abs(line["updates"] - sum(lengths)) <= 4 for line in lines)
-    # in the last epoch: what the first two had, and as many again as half of it
+    # in the last epoch: the number of the first two epochs, and half of this number in addition
     assert lines[-2]["updates"] == round(1.5 * (lengths[0] + lengths[1]))
     assert (lines[-1]["updates"], lines[-1]["estimated"]) == (sum(lengths), False)
     train(mirror_data, tmp_path / "other", max_epoch=3, max_update=4, log_interval=1)
@@ -228,7 +228,7 @@ def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
 ) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
     caplog.clear()
-    logging.getLogger("nmtkit").setLevel(logging.WARNING)  # as -q does
+    logging.getLogger("nmtkit").setLevel(logging.WARNING)  # like -q
     train(mirror_data, tmp_path / "run", {"lr-scheduler": "fixed"}, max_update=2, clip_norm=0.5, warmup_updates=1)
     text = caplog.records[0].getMessage()
     assert text.splitlines()[0].endswith("different settings:")
@@ -266,7 +266,7 @@ def test_a_resumed_run_takes_its_own_hyper_parameters(mirror_data: Path, tmp_pat
     assert decays == {"matrices": 5.0, "embeddings": 5.0, "vectors": 0.0}
     assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {3.0}
     run.run()
-    # and a run that sets nothing else goes on with them
+    # and a run without other settings continues with these settings
     assert groups_of(Run(job(tmp_path / "run", names, **settings), mirror_data, Lines())) == groups_of(run)
 
 
@@ -425,7 +425,7 @@ def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     corpus = mirror_data.parent / "train"
     flags = ["-s", "xx", "-t", "yy", "--trainpref", str(corpus), "--destdir", str(tmp_path / "data-bin")]
     main(["preprocess", *flags, "--vocab-size", "320"], standalone_mode=False)
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # which the command has set
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # the command sets this handler
     without = {name: value for name, value in SMALL_RUN.items() if name != "validate_interval"}
     settings = TINY | without | {"save_dir": tmp_path / "run", "max_update": 2}
     config = JobConfig.read(names={"architecture": "transformer_tiny"}, settings=settings)
@@ -434,7 +434,7 @@ def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     (notice,) = warned(caplog)
     assert "no subset 'valid'" in notice and "--validpref" in notice
     assert not records(tmp_path / "run", "valid")
-    # a run that is told to validate does not go on without
+    # a run with the flag for validation needs a valid set
     for names, more in (
         ({}, {"patience": 3}),
         ({}, {"valid_subset": ("valid",), "validate_interval_updates": 5}),
@@ -478,7 +478,7 @@ def test_processes_without_work_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(BatchLoader, "idle_share", lambda loader: share)
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # which a command has set
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # a command sets this handler
     train(mirror_data, tmp_path / "run", max_update=1)
     idle = [message for message in warned(caplog) if "processes are idle" in message]
     assert len(idle) == warns

@@ -126,7 +126,7 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(mirror_data: Path) -> 
 
 
 def poisoned(one: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every loss is infinite, with gradients that are finite."""
+    """Makes every following loss infinite. Gradients stay finite."""
     forward = one.criterion.forward
 
     def infinite(model: Any, batch: Any) -> Any:
@@ -288,10 +288,10 @@ def test_the_probe_reserves_the_state_that_the_first_update_makes(
         assert reserved == per_weight * sum(weight.numel() for weight in one.model.parameters())
     one.step(first_update(loader_of(mirror_data)))
     after = sum(value.nbytes for entries in one.optimizer.state.values() for value in entries.values())
-    # besides, optimizers keep a step counter for each tensor, and Adafactor a number for each row and column
+    # optimizers also keep a step counter for each tensor, and Adafactor a number for each row and column
     small = sum(sum(weight.shape) * 4 + 8 for weight in one.model.parameters())
     assert reserved <= after - before <= reserved + small
-    assert missing_state_bytes(one) == 0  # as in a resumed run
+    assert missing_state_bytes(one) == 0  # like a resumed run
 
 
 def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
 def test_max_tokens_is_lowered_where_only_the_most_sentences_do_not_fit(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flash attention rounds what it keeps of every sentence up to 128 rows."""
+    """Flash attention saves a multiple of 128 rows for each sentence."""
     one, loader = trainer(mirror_data), loader_of(mirror_data)
     by_tokens, by_sentences = loader.extreme_micro_batches()
     assert len(by_tokens) < len(by_sentences)

@@ -1,4 +1,4 @@
-"""Metrics of validations, against sacreBLEU and arithmetic of one's own; what a run goes by; what it keeps."""
+"""Metrics of validations equal sacreBLEU and plain arithmetic, and choose the checkpoints that a run keeps."""
 
 import json
 import logging
@@ -245,7 +245,7 @@ def test_bleu_of_a_validation_knows_the_target_language_also_by_length(
 
 
 class Given(Metric):
-    """Returns a fixed score, or reads texts that it has not asked for."""
+    """Returns a fixed score, or reads texts without `translates`."""
 
     def __init__(self, value: float | None) -> None:
         self.value = value

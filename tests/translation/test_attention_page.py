@@ -73,8 +73,8 @@ def test_an_empty_sentence_is_refused(model_and_tokenizer):
 def test_the_page_asks_for_nothing_from_elsewhere(attention):
     text = page(attention, "Attention in <model>.pt")
     assert "<title>Attention in &lt;model&gt;.pt</title>" in text
-    assert text.count("</script>") == 2  # what the sentence holds ends no script
-    assert set(re.findall(r"https?://[^\"' ]*", text)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert text.count("</script>") == 2  # the sentence does not end the script
+    assert set(re.findall(r"https?://[^\"' ]*", text)) <= {"http://www.w3.org/2000/svg"}  # a name instead of an address
     assert not re.search(r"""(src|href)=["'](?!data:)""", text) and "@import" not in text and "fetch(" not in text
 
 
@@ -82,7 +82,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(attention):
 
 
 def dump(folder, text, address="", *flags):
-    """The page's elements after its script has run, in a browser that can reach no other machine."""
+    """Returns the elements of the page after its script, in a browser without a network."""
     path = folder / "page.html"
     path.write_text(text, encoding="utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -114,7 +114,7 @@ def test_an_address_opens_a_head_and_follows_a_token_through_all_of_them(attenti
     shown = dump(tmp_path, page(attention, "Attention"), "#cross-2-3-target-0")
     assert "Cross-attention, layer 2, head 3</h2>" in shown
     captions = re.findall(r'<span class="caption">(.*?)</span>', shown)
-    # the first target token is followed as a query of the decoder and of cross-attention; the encoder knows it not
+    # the first target token is a query of the decoder and of cross-attention, but not of the encoder
     assert [bool(caption) for caption in captions] == [False] * 6 + [True] * 12
     weights = attention.weights["cross"][1][2, 0]
     assert f"{100 * weights.max():.0f} %" in captions[-1]

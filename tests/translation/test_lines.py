@@ -1,4 +1,4 @@
-"""Lines as people write them, around a model that knows sentences."""
+"""Lines that people write, translated with a model that knows sentences."""
 
 import html
 import re
@@ -171,7 +171,7 @@ def test_a_language_that_is_none_and_a_missing_package_are_told(path, monkeypatc
 
 
 def test_sentences_of_a_script_without_spaces_get_spaces_between_their_translations(path, monkeypatch):
-    """。 ends a sentence without white space after it; a target language with spaces has a space there."""
+    """A sentence with 。 ends without white space. Its translation gets a space if the target language has spaces."""
     split = lambda language, text: re.findall("[^。]*(?:。|$)", text)  # noqa: E731
     monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split)
     model = nmtkit.load(path)

@@ -1,7 +1,7 @@
 """`nmtkit generate` with every pair of text options, on lines and on every document format.
 
-Each document has the same three segments, in its own notation. The markup of the documents is written out, so that the
-translations are what stands in its place. A model that copies the first words is loaded once.
+Each format has the same three segments in its notation. The markup of the documents is written out, so that the rest of
+a file are the translations. A model that copies the first words is loaded once.
 """
 
 import functools
@@ -40,7 +40,7 @@ OPTIONS = {
 }
 PAIRS = [pair for pair in itertools.combinations(OPTIONS, 2) if pair != ("cut", "parts")]
 
-# What stands before, between and after the segments; in the translated file, a catalogue has more.
+# The texts before, between and after the segments. A translated catalogue has additional text.
 HTML = ["<!DOCTYPE html>\n<ul><li>", "</li>\n<li>", "</li>\n<li>", "</li></ul>\n"]
 SRT = [
     "1\n00:00:01,000 --> 00:00:02,000\n",

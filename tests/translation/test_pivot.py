@@ -1,4 +1,4 @@
-"""Translation through a pivot language equals two translations, one after the other."""
+"""A translation through a pivot language equals two translations, one after the other."""
 
 import json
 from pathlib import Path

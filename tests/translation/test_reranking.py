@@ -173,7 +173,7 @@ def test_tuning_keeps_the_sign_of_a_feature() -> None:
 
 @pytest.fixture(scope="module")
 def directed(folder: Path) -> Path:
-    """The models with the languages of their datasets: a backward model, a model of the other direction, and an LM."""
+    """Returns models with the languages of their datasets: a backward model, a forward model, and a language model."""
     for name, origin, languages in (
         ("de-en", "back", ["de", "en"]),
         ("en-de", "back", ["en", "de"]),

@@ -18,7 +18,7 @@ WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory) -> list[str]:
-    """Translates standard input, into a few pieces a line, with a random tiny Transformer."""
+    """Returns a command that translates each line of standard input into a few pieces with a random model."""
     path: Path = tmp_path_factory.mktemp("streams") / "model.pt"
     save_tiny_transformer(path, tiny_tokenizer(), decoder_layers=1)
     limits = ["--device", "cpu", "--threads", "1", "--max-len-a", "0", "--max-len-b", "3"]
@@ -76,7 +76,7 @@ def test_bytes_that_are_not_utf_8_at_a_terminal_are_told_and_the_next_line_is_tr
 
 
 def peak_memory_of(command: list[str], lines: int) -> int:
-    """Kilobytes of the largest process so far, once this many lines have been translated."""
+    """Translates so many lines. Returns the kilobytes of the largest child process so far."""
     with subprocess.Popen([*command, "--beam", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
 
         def feed() -> None:
@@ -94,6 +94,6 @@ def peak_memory_of(command: list[str], lines: int) -> int:
 
 @pytest.mark.slow
 def test_60_000_lines_take_the_memory_of_20_000(command):
-    """20,000 fill the window of lines that are sorted together, and what is read ahead."""
+    """20,000 lines fill the window of lines that are sorted together, and the lines that are read ahead."""
     few = peak_memory_of(command, 20_000)
     assert peak_memory_of(command, 60_000) < 1.2 * few

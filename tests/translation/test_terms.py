@@ -1,4 +1,4 @@
-"""Glossaries around a model: its translations hold the terms as whole words, beside everything else done to a line."""
+"""Translations with a glossary contain the terms as whole words, together with all other options of text."""
 
 import re
 

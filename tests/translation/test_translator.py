@@ -1,4 +1,4 @@
-"""From lines to translations, in order, whatever the lines are."""
+"""Translations have the order of the lines, for all kinds of lines."""
 
 import logging
 import multiprocessing
@@ -143,7 +143,7 @@ def test_windows_do_not_change_translations(checkpoint_path):
 
 
 def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_path, monkeypatch):
-    """As on a GPU, whose kernels the calling thread launches."""
+    """Behaves like a GPU: the calling thread launches kernels, and another thread encodes text."""
     translator, lines, threads = Translator.load(checkpoint_path), ODD_LINES * 20, {}
     expected = [translation.text for translation in translator.translate(lines, beam=2, max_len_b=3)]
     monkeypatch.setattr("nmtkit.translation.translator.WINDOW", 50)
@@ -222,7 +222,7 @@ LARGE_BF16 = torch.bfloat16 if multiplies_in_bf16() else torch.float32
 
 @pytest.fixture(scope="module")
 def wide_checkpoint_path(tokenizer, tmp_path_factory):
-    """A model of 512 dimensions, for whose layers every precision has a kernel of its own."""
+    """Returns a model of 512 dimensions. Every precision has a separate kernel for its layers."""
     path = tmp_path_factory.mktemp("model") / "wide.pt"
     sizes = {"d_model": 512, "d_ff": 640, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
     return save_tiny_transformer(path, tokenizer, tie_output=False, share_embeddings=False, **sizes)
@@ -417,13 +417,13 @@ def test_work_is_split_evenly_between_processes(number, processes):
     assert all(len(batch) * batch[0] <= 2048 or len(batch) == 1 for batch in batches)
     if processes == 1:
         return
-    assert len(batches) >= min(number, processes)  # nobody is idle
+    assert len(batches) >= min(number, processes)  # no process is idle
     costs = [(len(batch) + STEP_COST) * batch[0] for batch in batches]
     load = [0] * processes
-    for cost in costs:  # as the processes take them
+    for cost in costs:  # in the order in which the processes take the batches
         load[load.index(min(load))] += cost
     if number >= 64:
         alone = (1 + STEP_COST) * lengths[0]  # no batch costs less than its longest sentence
         assert max(load) <= max(1.25 * sum(load) / processes, alone)
     single = batch_ends(lengths, 2048, 1)
-    assert len(batches) <= -(-len(single) // processes) * processes  # and no batch is smaller than that needs
+    assert len(batches) <= -(-len(single) // processes) * processes  # and batches are as large as these limits allow

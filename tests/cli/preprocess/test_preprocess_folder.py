@@ -17,7 +17,7 @@ def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_pa
     target = tmp_path / "data"
     flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", target]
     target.mkdir()
-    assert preprocess(*flags).exit_code == 0  # an empty folder is as good as none
+    assert preprocess(*flags).exit_code == 0  # an empty folder is replaced, like a folder that does not exist
     refused("holds a dataset; give --overwrite", *flags)
     assert preprocess(*flags, "--overwrite").exit_code == 0
     (target / "manifest.json").rename(target / "thesis.txt")
@@ -108,7 +108,7 @@ def killed(point: str, *flags: str | Path) -> None:
 
 
 def check_after_kill(point: str, corpora: Path, folder: Path) -> None:
-    """Kills a preprocess at `point`; nothing may look finished, and the next run must make what was wanted."""
+    """Kills a preprocess at `point`. The folder must not look finished, and the next run must make the dataset."""
     flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", folder / "data"]
     killed(point, *flags, "--workers", "1")
     assert not (folder / "data").exists()

@@ -1,4 +1,4 @@
-"""Every format keeps every text, and errors name the file, the line and the way out."""
+"""Every format keeps every text, and errors name the file, the line and a solution."""
 
 import bz2
 import gzip

@@ -35,7 +35,7 @@ def write_links(path: Path, links: list[Links]) -> Path:
 
 
 def plain_links(tokenizer: Tokenizer, source: str, target: str, links: Links, tag: bool) -> set[tuple[int, int]]:
-    """Maps links of words to pieces word by word: each piece of the one to each piece of the other."""
+    """Maps links of words to links of pieces: each piece of a source word to each piece of its target word."""
     pieces = []
     for side, (text, encode) in enumerate(((source, tokenizer.encode_source), (target, tokenizer.encode_target))):
         counts = [len(encode([word]).ids) - 1 for word in text.split()]
@@ -54,7 +54,7 @@ def make(folder: Path, train: list[str], alignments: tuple[Path | None, ...], **
 @pytest.mark.parametrize("tag", ["<2de>", None])
 def test_links_of_words_become_links_of_their_pieces(model_type: str, tag: str | None, tmp_path: Path) -> None:
     source, target = parallel_lines(80)
-    source[5], target[5] = "a  man ", " ein   Mann"  # runs of spaces separate words, as one does
+    source[5], target[5] = "a  man ", " ein   Mann"  # several spaces separate words like a single space
     links = random_links(source, target)
     sizes = {"bpe": 320, "unigram": 310, "char": 400}
     flags = {"model_type": model_type, "vocab_size": sizes[model_type], "tags": (tag,)}
@@ -73,7 +73,7 @@ def test_links_of_words_become_links_of_their_pieces(model_type: str, tag: str |
     moved = [(1 if row == 3 else 0, s, t) for row, s, t in expected if row in (3, 7)]
     assert sorted(map(tuple, some.alignments.tolist())) == sorted(moved)
     unchanged = dataset["train"].batch(np.array([3]), lambda pairs, source, target: (source, target))
-    assert unchanged.alignments is None  # what a transform leaves of them is not known
+    assert unchanged.alignments is None  # a transform changes the words, so their links are unknown
 
 
 def test_links_stay_with_their_pairs_when_pairs_are_dropped_repeated_and_mixed(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def test_pairs_meet_others_in_another_epoch() -> None:
         update_of.append(numbers)
     both = update_of[0] * 10_000 + update_of[1]
     _, sizes = np.unique(both, return_counts=True)
-    met_twice = (sizes * (sizes - 1)).sum() / 20_000  # others a pair meets in both epochs, of about 75 it meets in one
+    met_twice = (
+        (sizes * (sizes - 1)).sum() / 20_000
+    )  # the pairs that share a batch with a pair in both epochs; about 75 share a batch with it in one epoch
     assert met_twice < 10
 
 

@@ -14,7 +14,7 @@ from nmtkit.data.tokenizers.tokenizer import BOS
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 300 training and 20 test pairs."""
+    """Makes a dataset of 300 training and 20 test pairs."""
     here = tmp_path_factory.mktemp("binarized")
     train, test = write_pair(here, "train", *parallel_lines(300)), write_pair(here, "test", *parallel_lines(20, 9))
     config = PreprocessConfig(
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
-    """A copy of it to damage."""
+    """Returns a copy of the dataset, which a test may damage."""
     import shutil
 
     shutil.copytree(folder, tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Datasets whose manifest or files are damaged: each is refused with a ValueError, or reads as it did before."""
+"""A dataset whose manifest or files are damaged is refused with a ValueError, or its contents are unchanged."""
 
 import json
 import shutil
@@ -94,7 +94,7 @@ def damage_file(data: st.DataObject, folder: Path) -> None:
 
 
 def check_damaged(data: st.DataObject, folder: Path, copy: Path, as_small: bool) -> None:
-    """Damages a copy; it must read as before or be refused, and `verify` must find what differs in any file."""
+    """Damages a copy. Either it is refused or its contents are unchanged, and `verify` must find every changed file."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)
     before = contents(copy)

@@ -1,4 +1,4 @@
-"""Preprocess warns of sick training text, once for each sign, and of nothing else."""
+"""Preprocess warns once of each kind of fault in the training text, and only of real faults."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ def warnings(
     folder: Path, source: list[str], target: list[str], caplog: pytest.LogCaptureFixture, **settings: Any
 ) -> list[str]:
     """Returns the warnings of a preprocess."""
-    logging.getLogger("nmtkit").propagate = True  # a command that ran before may have turned it off
+    logging.getLogger("nmtkit").propagate = True  # an earlier command may have turned propagation off
     caplog.clear()
     defaults = {"source_lang": "en", "target_lang": "de", "vocab_size": 340, "workers": 1, "overwrite": True}
     train = write_pair(folder, "train", source, target)
@@ -95,7 +95,7 @@ def test_sides_in_each_others_language_are_told(
     (warning,) = warnings(tmp_path, TARGET[rows], SOURCE[rows], caplog, **valid)
     assert f"{tmp_path / 'train'}.en are exchanged" in warning
     assert "test sets is -0.9" in warning or "test sets is -1.0" in warning
-    # without other text, a part of the lines against the rest
+    # without other text, each part of the lines is compared with the rest
     monkeypatch.setattr(blocks, "BLOCK_LINES", 500)
     mixed = [
         [*one[:1000], *other[1000:1500], *one[1500:]] for one, other in ((SOURCE, TARGET), (TARGET, SOURCE))
@@ -103,7 +103,7 @@ def test_sides_in_each_others_language_are_told(
     (warning,) = warnings(tmp_path, *mixed, caplog)
     assert "first near line 1,001" in warning
     assert "all training text" in warning
-    # one corpus against another
+    # the corpora are compared with each other
     other = write_pair(tmp_path, "other", SOURCE, TARGET)
     wrong = write_pair(tmp_path, "wrong", TARGET[:1000], SOURCE[:1000])
     found = warnings(tmp_path, SOURCE, TARGET, caplog, train=(other, wrong))

@@ -1,4 +1,4 @@
-"""A tokenizer grows by the pieces and the token of a new language, and the model that used it goes on from there."""
+"""A tokenizer gets the pieces and the token of a new language, and training of its model continues."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Transforms of training pairs: against plain Python on lists of words, and as functions of (seed, epoch, pair)."""
+"""Transforms of training pairs equal plain Python on lists of words, and depend only on (seed, epoch, pair)."""
 
 import hashlib
 import unicodedata
@@ -153,7 +153,7 @@ def by_type(before: str, after: str) -> str:
 
 def test_typos_change_a_share_of_the_sources_by_single_errors_of_each_kind(joint_tokenizer: Tokenizer) -> None:
     lines = ["Der kleine Hund sieht Maria"] * 60
-    once = pipeline(joint_tokenizer, "typos", typos=0.5, typos_words=0.001)  # nearly always one word
+    once = pipeline(joint_tokenizer, "typos", typos=0.5, typos_words=0.001)  # nearly always a single word
     kinds: dict[str, int] = {}
     changed = 0
     for epoch in range(20):
@@ -275,7 +275,7 @@ def test_sentences_of_a_line_are_permuted() -> None:
     assert found <= orders and len(found) > 3
 
 
-# --- what the random numbers follow from ------------------------------------------------------------------------------
+# --- the random numbers are those of (seed, epoch, pair) --------------------------------------------------------------
 
 ALL = ("casing", "typos", "end_punctuation", "noise_lines", "word_dropout", "word_blank", "word_shuffle", "bpe_dropout")
 

@@ -1,4 +1,4 @@
-"""A SentencePiece model under other ids segments as before."""
+"""A SentencePiece model with renumbered pieces segments as before."""
 
 import io
 import random

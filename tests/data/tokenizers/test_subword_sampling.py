@@ -1,4 +1,4 @@
-"""Segmentation at random: without noise SentencePiece's own, with it the distribution that the papers state."""
+"""Random segmentation equals SentencePiece without noise, and has the distribution of the papers with noise."""
 
 import math
 import subprocess

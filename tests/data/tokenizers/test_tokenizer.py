@@ -62,7 +62,7 @@ def test_text_round_trips_with_a_unigram_model(unigram_tokenizer: Tokenizer, lin
 def test_characters_round_trip_and_come_one_by_one(character_tokenizer: Tokenizer, lines: list[str]) -> None:
     encoded = character_tokenizer.encode_target(lines)
     assert [character_tokenizer.decode_target(ids.tolist()) for ids in encoded.split()] == list(map(survives, lines))
-    # a character of the vocabulary is one piece, any other its bytes, a space one before each word
+    # a character of the vocabulary is one piece, another character is bytes, and each word begins with a space
     known = set("amnwlkshoetgru")
     cost = {line: sum(1 + sum(pieces(char, known) for char in word) for word in words(line)) for line in lines}
     assert encoded.lengths.tolist() == [cost[line] + 1 for line in lines]
@@ -78,7 +78,7 @@ def unigram_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def character_tokenizer() -> Tokenizer:
-    """Its vocabulary is what there is: for characters the size asked for is only a limit."""
+    """The vocabulary has the characters of the text, because the requested size is only a limit."""
     return Tokenizer(train_model(["a man walks home", "the man sees a green house"] * 50, 10_000, "char"))
 
 
@@ -90,14 +90,14 @@ def test_the_word_cache_gives_the_ids_of_whole_lines(
     encoder = BatchEncoder(joint_tokenizer.source, cache[1], cached_words=cache[0])
     assert encoder.encodes_by_word
     plain = joint_tokenizer.encode_source(lines)
-    for _ in range(2):  # with words new, and with words known
+    for _ in range(2):  # first with new words, then with known words
         encoded = encoder.encode("".join(line + "\n" for line in lines))
         assert encoded.ids.tolist() == plain.ids.tolist()
         assert encoded.lengths.tolist() == plain.lengths.tolist()
 
 
 def foreign_model(**settings: Any) -> bytes:
-    """A model as others train them, by SentencePiece's defaults: nmt_nfkc, and no byte fallback."""
+    """Returns a model by SentencePiece's defaults: nmt_nfkc, and no byte fallback."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(["a man walks home", "the woman sees ein grünes Haus", "…½ ﬁ ¨a"] * 20),
@@ -154,7 +154,7 @@ def test_words_of_a_model_with_a_normaliser_have_the_ids_of_whole_lines(
     encoder = BatchEncoder(foreign.source, "uint16", cached_words)
     assert encoder.encodes_by_word
     plain = foreign.encode_source(lines)
-    for _ in range(2):  # with words new, and with words known
+    for _ in range(2):  # first with new words, then with known words
         encoded = encoder.encode("".join(line + "\n" for line in lines))
         assert encoded.ids.tolist() == plain.ids.tolist()
         assert encoded.lengths.tolist() == plain.lengths.tolist()

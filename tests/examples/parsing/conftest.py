@@ -1,4 +1,4 @@
-"""The files of examples/parsing are scripts beside each other: their folder is put on the path."""
+"""Adds the folder examples/parsing to the path, because its scripts import each other."""
 
 import sys
 from pathlib import Path

@@ -36,7 +36,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def accepted(both: Tokenizer, sentence: str, longest: int, tag_dictionary: Path | None = None) -> set[tuple[int, ...]]:
-    """Returns every output that the processor allows, followed to its end token by token."""
+    """Returns every complete output that the processor allows, built token by token."""
     processor = WellFormedTrees(WellFormedConfig(max_unary=2, tag_dictionary=tag_dictionary), both)
     source = Packed.from_lists([both.encode_source([sentence]).ids.tolist()])
     complete: set[tuple[int, ...]] = set()
@@ -140,7 +140,7 @@ def test_scores_of_allowed_tokens_are_not_changed(both: Tokenizer) -> None:
 
 
 def test_the_processor_keeps_the_contract_of_logits_processors(both: Tokenizer, tmp_path: Path) -> None:
-    """By the command, with the vocabulary of trees; with words alone, the plug-in says what it needs."""
+    """The command writes trees with a vocabulary of trees. Without such a vocabulary, the plug-in names the reason."""
     both.save(tmp_path / "tokenizer")
     plugin = ["check", "--plugin", str(Path(__file__).parents[3] / "examples/parsing/well_formed.py")]
     kept = CliRunner().invoke(main, [*plugin, "well_formed_trees", "--tokenizer-from", str(tmp_path / "tokenizer")])

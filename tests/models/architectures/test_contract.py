@@ -25,7 +25,7 @@ TRAINED = ("transformer_tiny", "gnmt_small", "moe_small")  # the fast tests trai
 
 
 def tiny(name: str, size: int = SIZE, **changes: Any) -> Architecture:
-    """A small model of the architecture; its gates, where it has some, are no longer all zero."""
+    """Returns a small model of the architecture. Gates that start as zeros get random weights."""
     model = tiny_model(name, size, seed=3, **changes)
     for parameter in model.parameters():
         if not parameter.any() and parameter.dim() > 1:
@@ -101,7 +101,7 @@ def test_a_step_keeps_a_cache(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_beam_search_equals_exhaustive_search(name: str) -> None:
-    """Two words, at most four of them: 31 translations, each scored by a forward pass of its own."""
+    """With two words and outputs of at most four words, there are 31 translations. A forward pass scores each."""
     model = tiny(name, size=5).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -126,7 +126,9 @@ def test_beam_search_equals_exhaustive_search(name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", [name for name in TINY_NAMES if "moe" not in name])  # whose noise is larger
+@pytest.mark.parametrize(
+    "name", [name for name in TINY_NAMES if "moe" not in name]
+)  # noise is larger in these architectures
 def test_features_under_bf16_autocast_are_close(name: str) -> None:
     model = tiny(name, dropout=0.0).train()
     source, target = sentences(5, 8, 3), sentences(7, 4, 9, seed=6)
@@ -173,7 +175,7 @@ SMALL = [name for name in ARCHITECTURES.names() if name.endswith(("_small", "_ti
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_fresh_small_model_depends_on_its_source(name: str) -> None:
-    """Another source changes the logits by 5 % of their deviation or more; where it changes none, learning is slow."""
+    """Another source changes the logits by at least 5 % of their deviation. Otherwise the model would learn slowly."""
     torch.manual_seed(3)
     entry = ARCHITECTURES[name]
     model = entry.factory(entry.preset, Vocabulary(source=200, target=200, joint=True)).eval()

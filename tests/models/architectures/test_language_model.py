@@ -42,9 +42,9 @@ def softmax(x: Array) -> Array:
 
 
 def log_probabilities(model: Transformer, ids: list[int]) -> list[float]:
-    """Returns the log probability of each of `ids` and of eos, in float64 with numpy, one sentence and head at a time.
+    """Returns the log probabilities of `ids` and of eos in float64 with numpy, for one sentence and head at a time.
 
-    The equations are those of Vaswani et al. 2017 with norms before the sub-layers, without any attention to a source.
+    The equations come from Vaswani et al. 2017, with norms before the sub-layers and without attention to a source.
     """
     config, table = model.config, model.target_embedding.tokens.weight.detach().double().numpy()
     inputs, width = [BOS, *ids], model.config.d_model
@@ -112,7 +112,7 @@ def invoke(*arguments: str, input: str | None = None) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model that was trained on lines of one language, given for both sides."""
+    """Trains a language model. Both sides of the corpus have the same lines."""
     folder = tmp_path_factory.mktemp("lm")
     write_corpus(folder / "train", 120, 1)
     write_corpus(folder / "valid", 10, 2)

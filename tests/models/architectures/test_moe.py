@@ -14,7 +14,7 @@ SOURCE, TARGET = Packed.from_lists([[3, 5, 2], [4, 2]]), Packed.from_lists([[1, 
 
 
 def test_experts_stand_below_the_top_layer_inside_residual_connections() -> None:
-    """With every LSTM silenced, what is left of the encoder is x + sigmoid(experts(x))."""
+    """If all LSTMs return zeros, the encoder computes x + sigmoid(experts(x))."""
     torch.manual_seed(2)
     model = MoE(CONFIG, VOCABULARY).eval()
     for layer in (model.bottom_encoder, *model.encoder):

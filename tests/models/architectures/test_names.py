@@ -1,4 +1,4 @@
-"""A rival of the Transformer lives in its own file: the trainer, the search and the command line know none by name."""
+"""Each architecture is in one file. The trainer, the search and the command line know no architecture by name."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parameter counts at the published configurations, beside what was published or follows from the paper's shapes."""
+"""Parameter counts of published configurations equal the published counts, or the counts by the paper's shapes."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def neural_gpu_weights(vocabulary: int = 32_768, width: int = 512, layers: int =
     return units + tape + 3 * vocabulary * width
 
 
-# name -> source and target vocabulary, millions of weights by the paper's shapes, millions the paper or a later one
+# name -> source and target vocabulary, millions of weights by the shapes, and millions that this or a later paper
 # states (GNMT and the mixture: Shazeer et al. 2017, tables 2 and 3)
 SIZES = {
     "gnmt": ((32_000, 32_000), gnmt_weights(), 278),
@@ -79,6 +79,6 @@ def test_sizes_match_the_published_or_derived_ones(name: str, capsys: pytest.Cap
         stated = f"{published:,} M" if published else "no figure"
         shapes = f"by the paper's shapes {weights / 1e6:9.1f} M"
         print(f"\n{name:<16} {count / 1e6:9.1f} M   {shapes}   published {stated}", end="")
-    assert weights <= count <= 1.004 * weights  # biases, norms and gains are what the shapes leave out
+    assert weights <= count <= 1.004 * weights  # the shapes leave out biases, norms and gains
     if published:
         assert abs(count / 1e6 - published) < 0.03 * published

@@ -46,7 +46,7 @@ def test_static_steps_equal_decoding_every_prefix_again_when_rows_change_places_
     prefixes = PrefixState(first, beams)
     position = torch.zeros(slots, dtype=torch.int64)
     for turn in range(12):
-        if turn == 5:  # the second sentence is done; another takes its place
+        if turn == 5:  # the second sentence has ended, and a new sentence takes its slot
             new = memories(model, 4)
             static.insert(torch.tensor([1]), new)
             prefixes.insert(torch.tensor([1]), new)
@@ -85,7 +85,9 @@ def test_the_transformers_own_way_to_decode_is_static():
 
     model = tiny()
     assert model.supports_static_decoding
-    model.__class__ = type("FSDPTransformer", (FSDPModule, type(model)), {})  # as fully_shard does
+    model.__class__ = type(
+        "FSDPTransformer", (FSDPModule, type(model)), {}
+    )  # fully_shard replaces the class in this way
     assert model.supports_static_decoding
     assert tiny("transformer_moe_tiny").supports_static_decoding
     assert tiny("student_tiny").supports_static_decoding
@@ -110,7 +112,9 @@ def test_static_decoding_is_off_where_it_would_bypass_code_of_a_plug_in():
     assert model.supports_static_decoding
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.nn.utils.weight_norm(model.decoder[0].feed_forward.fc1)  # a CUDA graph records what this hook computes
+        torch.nn.utils.weight_norm(
+            model.decoder[0].feed_forward.fc1
+        )  # a CUDA graph records the operations of this hook
     assert model.supports_static_decoding
 
 
@@ -156,7 +160,7 @@ def test_static_steps_under_autocast_stay_near_those_in_fp32():
 
 @torch.inference_mode()
 def test_a_step_in_16_bits_mixes_no_types_or_devices_and_never_waits():
-    """On tensors without contents, which know types and refuse whatever would look at a value."""
+    """Runs on tensors without contents, which know their types and refuse to be read."""
     model = tiny().to("meta", torch.bfloat16)
     state, lengths = model.static_start(4, 2, 32, 32), CacheLengths(16, 16)
     values = torch.empty(11, 16, device="meta", dtype=torch.bfloat16)

@@ -142,7 +142,7 @@ def test_a_sentence_scores_alike_alone_and_in_any_batch(changes: dict[str, Any])
 
 
 def test_padding_sentences_change_nothing() -> None:
-    """A batch of fixed shape ends in a dummy sentence; its `max_length` is only a bound."""
+    """A batch of fixed shape ends with a dummy sentence, and its `max_length` is only an upper bound."""
     model = model_of().eval()
     source, target = sentences(4, 6, 5), sentences(3, 5, 4, seed=2)
     right = model(source.select(torch.tensor([0, 1])), target.select(torch.tensor([0, 1])))
@@ -180,7 +180,7 @@ def test_attention_weights_are_distributions_over_what_may_be_seen(changes: dict
 
 
 def test_attention_weights_give_back_the_output_of_attention() -> None:
-    """The weights of the first encoder layer, applied to its values, are what the layer goes on with."""
+    """The attention weights of the first encoder layer, applied to its values, give the result of its attention."""
     model = model_of().eval()
     source = sentences(4)
     weights_by_kind = model.attention_weights(source, sentences(3, seed=2))

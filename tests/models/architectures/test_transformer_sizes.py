@@ -48,7 +48,7 @@ def test_presets_have_the_shapes_they_are_known_by() -> None:
     assert shapes["transformer_big_en_fr"] == (6, 6, 1024, 4096, 16, 0.1)
 
 
-# Table 3: name of the row, what it changes of the base model, millions of parameters in the paper
+# Table 3: name of the row, changes to the base model, millions of parameters in the paper
 TABLE_3: list[tuple[str, TransformerConfig, int]] = [
     ("base", BASE, 65),
     ("(B) d_k 16", replace(BASE, d_key=16), 58),

@@ -52,7 +52,7 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
     for one, other in zip(gradients, rounded, strict=True):
         assert one is not None and other is not None and other.dtype == torch.float32
         errors.append(float((one - other).norm() / one.norm()))
-    assert max(errors) < 0.3 and sum(errors) < 0.08 * len(errors)  # what torch's own autocast leaves: 0.14, 0.036
+    assert max(errors) < 0.3 and sum(errors) < 0.08 * len(errors)  # torch's autocast has 0.14 and 0.036
 
 
 # Dropout and LayerDrop
@@ -146,7 +146,7 @@ def test_layerdrop_compiles_once_for_every_draw(checkpointed: bool) -> None:
 
 @pytest.mark.slow
 def test_the_whole_model_is_one_graph_to_the_compiler() -> None:
-    """Dynamo finds no graph break, and the graph, run eagerly, computes the same."""
+    """Dynamo finds no graph break, and the graph computes the same values without a compiler."""
     torch._dynamo.reset()
     model = model_of().eval()
     source, target = sentences(4, 6), sentences(5, 3, seed=2)

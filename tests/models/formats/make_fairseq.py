@@ -1,10 +1,10 @@
-"""Makes the folders in fairseq/: tiny models that fairseq's own commands train, and what it makes of them.
+"""Makes the folders in fairseq/: tiny models that the commands of fairseq train, and their translations.
 
     FAIRSEQ tests/models/formats/make_fairseq.py      (FAIRSEQ: a Python that has the package fairseq, 0.12.2)
 
-The checkpoints are as fairseq-train writes them, but for weights in half precision and without progress meters.
-They differ in their form too: settings as a Namespace in a dict (fairseq 0.12), in omegaconf's DictConfig (0.10) and
-alone, in the file format of torch before 1.6 (0.9). Each folder has an expected.json: sources, and the pieces and
+The checkpoints have the format of fairseq-train, with weights in half precision and without progress meters. Their
+settings are in a Namespace in a dict (fairseq 0.12), in a DictConfig of omegaconf (0.10), or in a Namespace alone, in
+the file format of torch before 1.6 (0.9). Each folder has an expected.json: sources, and the pieces and
 scores that greedy and beam search find for them.
 """
 
@@ -48,7 +48,7 @@ LANGUAGES: dict[str, list[tuple[str | None, str | None]]] = {
 
 
 def train(kind: str, folder: Path, pairs: Sequence[tuple[str, str]], flags: str, updates: int = 250) -> None:
-    """Trains a model by fairseq's own commands and leaves what `nmtkit import` reads in `folder`, which must be new."""
+    """Trains a model by the commands of fairseq, and leaves the files for `nmtkit import` in the new `folder`."""
     folder.mkdir(parents=True)
     separate = kind == "separate"
     texts = dict(zip(("en", "de"), zip(*pairs, strict=True), strict=True))
@@ -60,7 +60,7 @@ def train(kind: str, folder: Path, pairs: Sequence[tuple[str, str]], flags: str,
             name = f"spm.{language}.model" if separate else "sentencepiece.bpe.model"
             (folder / name).write_bytes(model)
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            # two pieces that the dictionary does not have, and entries that fairseq adds to fill it up
+            # two pieces that the dictionary lacks, and entries that fairseq adds for padding
             pieces = [processor.id_to_piece(id) for id in range(3, len(processor))][:-2]
             pieces += ["madeupword0000", "madeupword0001"]
             counts = "".join(f"{piece} {len(pieces) - index}\n" for index, piece in enumerate(pieces))
@@ -90,35 +90,37 @@ def run(command: str) -> None:
 
 
 def perturb(kind: str, path: Path) -> None:
-    """Changes the norms and biases of a checkpoint, which training has hardly, and saves it as fairseq then did."""
+    """Changes norms and biases, which training has hardly changed. Saves the checkpoint in an older format."""
     state = torch.load(path, weights_only=False)
     weights = state["model"]
     torch.manual_seed(1)
     for name, tensor in weights.items():
         if "norm" in name or "bias" in name:
             weights[name] = tensor + 0.1 * torch.randn_like(tensor)
-    for name in [name for name in weights if "encoder.layers.0.in_proj" in name]:  # an encoder layer has them twice
+    for name in [
+        name for name in weights if "encoder.layers.0.in_proj" in name
+    ]:  # an encoder layer has these weights twice
         kinds = [f"encoder.layers.0.self_attn.{part}_proj.{name.rpartition('_')[2]}" for part in "qkv"]
         weights[name] = torch.cat([weights[part] for part in kinds])
     state["model"] = {name: tensor.half() for name, tensor in weights.items()}
     state["extra_state"].pop("metrics")
-    if kind == "separate":  # as of fairseq 0.9
+    if kind == "separate":  # the format of fairseq 0.9
         state["args"] = state.pop("cfg")["model"]
         torch.save(state, path, _use_new_zipfile_serialization=False)
         return
-    if kind == "tied":  # as of 0.10
+    if kind == "tied":  # the format of fairseq 0.10
         import omegaconf._utils
 
-        omegaconf._utils.is_primitive_type = lambda _: True  # what fairseq does too
+        omegaconf._utils.is_primitive_type = lambda _: True  # fairseq does the same
         state["cfg"] = omegaconf.OmegaConf.create(state["cfg"])
     torch.save(state, path)
 
 
-# --- what fairseq makes of them -------------------------------------------------------------------------------------
+# --- translations by fairseq -------------------------------------------------------------------------------------
 
 
 class Original:
-    """A folder as fairseq has it."""
+    """A model in a folder, loaded by fairseq."""
 
     def __init__(self, folder: Path) -> None:
         from fairseq import checkpoint_utils
@@ -142,7 +144,7 @@ class Original:
         words, prefix = self.task.target_dictionary, None
         if target is not None:
             prefix = torch.tensor([[words.index(f"__{target}__")]])
-        # a length of the translation in which the search does not end for it but for its own rule
+        # a maximum length that no translation reaches, so that the search ends by its own rule
         generator = SequenceGenerator(
             [self.model], words, beam_size=beam, max_len_a=0, max_len_b=LONGEST + (prefix is not None),
             normalize_scores=False,
@@ -151,13 +153,13 @@ class Original:
         sample = {"net_input": {"src_tokens": ids, "src_lengths": torch.tensor([ids.shape[1]])}}
         best = generator.generate([self.model], sample, prefix_tokens=prefix)[0][0]
         tokens, scores = best["tokens"].tolist(), best["positional_scores"].double()
-        begun = 0 if prefix is None else 1  # what is given costs nothing in nmtkit
+        begun = 0 if prefix is None else 1  # in nmtkit, the given prefix adds nothing to the score
         pieces = [words[token] for token in tokens[begun:-1]]
         return {"pieces": pieces, "score": round(float(scores[begun:].sum()), 5)}
 
     @torch.inference_mode()
     def log_probabilities(self, line: str, source: str | None, pieces: Sequence[str]) -> dict[str, list[float]]:
-        """Returns those of all entries after the decoder's tokens: eos, then `pieces`. By entry."""
+        """Returns the log probabilities of all entries after eos and `pieces`, by entry."""
         words = self.task.target_dictionary
         ids = self.encode(line, source)[None]
         start = torch.tensor([[2, *(words.index(piece) for piece in pieces)]])
@@ -178,7 +180,7 @@ class Original:
 
 
 def main() -> None:
-    """Without arguments makes the folders; with a folder, prints what fairseq makes of the lines of stdin."""
+    """Makes the folders. If a folder is given, prints fairseq's translations of the lines of standard input instead."""
     if len(sys.argv) > 1:
         kind, folder, lines = sys.argv[1], Path(sys.argv[2]), sys.stdin.read().splitlines()
         train(kind, folder, [(line, start_of(line)) for line in lines], KINDS[kind])

@@ -1,9 +1,9 @@
-"""Makes the folders in huggingface/: tiny models of transformers with random weights, and what it makes of them.
+"""Makes the folders in huggingface/: tiny models of transformers with random weights, and their translations.
 
     python tests/models/formats/make_huggingface.py      (with the package transformers)
 
-The folders are as `save_pretrained` writes them, but for weights in half precision, which halves their size. Each has
-an expected.json: sources, and the pieces and scores that greedy and beam search find for them, and n-best lists.
+The folders are written by `save_pretrained`, with weights in half precision, which halves their size. Each has an
+expected.json with sources, the pieces and scores of greedy and beam search, and n-best lists.
 """
 
 import gzip
@@ -35,7 +35,7 @@ SHAPE |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim"
 
 
 def real_lines(number: int) -> list[str]:
-    """Returns lines of Multi30k, whose folder MULTI30K names, or those of the fixtures."""
+    """Returns lines of Multi30k if MULTI30K names its folder, else the lines of the fixtures."""
     path = Path(os.environ.get("MULTI30K", "")) / "test_2016_flickr.en.gz"
     if not path.is_file():
         return LINES
@@ -44,7 +44,7 @@ def real_lines(number: int) -> list[str]:
 
 
 def sentencepiece_model(lines: Sequence[str], size: int = 150, kind: str = "unigram") -> bytes:
-    """Returns a model file; without a normaliser's table, which takes 240 KB."""
+    """Returns a model file without the normaliser's table, which takes 240 KB."""
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(list(lines) * 3), model_writer=file, vocab_size=size, model_type=kind,
@@ -176,7 +176,7 @@ def save_multilingual(model: Any, folder: Path, seed: int) -> None:
     randomise(model.eval(), seed)
     with torch.no_grad():
         bias = model.get_decoder().layer_norm.bias
-        push = bias / bias.square().sum()  # adds 1 to the logit
+        push = bias / bias.square().sum()  # this adds 1 to the logit
         weight = model.get_decoder().embed_tokens.weight
         weight[2] = (weight[2] + push).half()
         weight[:2] = (-20 * push).half()  # no padding within a translation
@@ -192,8 +192,8 @@ MODELS = {
     "marian": make_marian,
     "marian_separate": partial(make_marian, separate=True),
 }
-SEEDS = {"nllb": 10}  # with which some translations end
-# settings of each model's translations: languages, and what stands before a source line instead
+SEEDS = {"nllb": 10}  # some translations end with these settings
+# settings of each model's translations: languages, or the text before each source line
 LANGUAGES: dict[str, list[tuple[str | None, str | None]]] = {
     "marian": [(None, None)],
     "marian_separate": [(None, None)],
@@ -204,11 +204,11 @@ LANGUAGES: dict[str, list[tuple[str | None, str | None]]] = {
 }
 
 
-# --- what transformers makes of them ---------------------------------------------------------------------------------
+# --- translations by transformers ---------------------------------------------------------------------------------
 
 
 class FairseqTokenizer:
-    """The ids of fairseq from a SentencePiece model, as mBART-50's tokenizer was before transformers 5."""
+    """Gives the pieces of a SentencePiece model the ids of fairseq, like mBART-50's tokenizer before transformers 5."""
 
     def __init__(self, folder: Path) -> None:
         self.model = sentencepiece.SentencePieceProcessor(str(folder / "sentencepiece.bpe.model"))
@@ -227,7 +227,7 @@ class FairseqTokenizer:
 
 
 class Original:
-    """A folder as transformers has it."""
+    """A model in a folder, loaded by transformers."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -272,7 +272,7 @@ class Original:
             with torch.no_grad():
                 bias = self.model.get_decoder().layer_norm.bias
                 push = bias / bias.square().sum()
-                # <s> is never the best token, but its probability is not 0; that of <pad> is
+                # <s> is never the best token, but its probability is not 0; <pad> has the probability 0
                 self.model.get_decoder().embed_tokens.weight[:2] = torch.stack([-3 * push, -20 * push])
 
     def target_ids(self) -> dict[str, int]:
@@ -294,8 +294,8 @@ class Original:
     def translate(
         self, line: str, source: str | None, target: str | None, beams: int, longest: int = LONGEST
     ) -> dict[str, Any] | None:
-        """Returns the best translation of a line with its log probability, without what was given; None for a beam
-        search that is cut."""
+        """Returns the best translation of a line without the given prefix, and its log probability. Returns None if the
+        beam search was cut off."""
         ids = self.encode(line, source, target)
         forced = {} if source is None else {"forced_bos_token_id": self.language_id(target)}
         begun = 1 if source is None else 2
@@ -307,7 +307,7 @@ class Original:
         eos = self.model.config.eos_token_id
         tokens = tokens[: tokens.index(eos) if eos in tokens else longest][:longest]
         if beams > 1 and len(tokens) == longest:
-            return None  # an end that is forced costs nothing here
+            return None  # transformers does not count the log probability of a forced eos
         decoded = self.model(input_ids=ids, decoder_input_ids=torch.tensor([[*start, *tokens]])).logits[0]
         steps = decoded.log_softmax(-1)[begun - 1 :].gather(1, torch.tensor([*tokens, eos])[:, None])
         score = float(steps.double().sum())
@@ -319,9 +319,9 @@ class Original:
     def nbest(
         self, line: str, source: str | None, target: str | None, longest: int = LONGEST
     ) -> list[dict[str, Any]] | None:
-        """Returns the four translations of a beam search of four, best first, without what was given. None where one
-        of them did not end by itself: transformers takes what is cut at the longest length for finished, or forces its
-        end free of charge, and nmtkit lets every hypothesis pay for its end."""
+        """Returns the four best translations of a beam search of four, without the given prefix. Returns None if a
+        translation did not end by itself: transformers accepts such translations, or adds eos without its log
+        probability, but nmtkit adds the log probability of eos to every hypothesis."""
         forced = {} if source is None else {"forced_bos_token_id": self.language_id(target)}
         begun = 1 if source is None else 2
         found = self.model.generate(
@@ -340,14 +340,14 @@ class Original:
 
     @torch.inference_mode()
     def log_probabilities(self, line: str, source: str | None, target: str | None, ids: list[int]) -> Tensor:
-        """Returns those of all tokens after each of the decoder's tokens `ids`, the first one included: T V."""
+        """Returns the log probabilities of all tokens after each of the decoder's tokens `ids`: T V."""
         found = self.model(input_ids=self.encode(line, source, target), decoder_input_ids=torch.tensor([ids]))
         return found.logits[0].log_softmax(-1)
 
     def expected(
         self, lines: Sequence[str], source: str | None, target: str | None, longest: int = LONGEST
     ) -> list[dict[str, Any]]:
-        """Returns what is expected of lines: what greedy and beam search find, and the n-best list of the latter."""
+        """Returns the expected results for lines: greedy search, beam search, and the n-best list of the latter."""
         searches = (("greedy", 1), ("beam", 4))
         return [
             {"source": line, "nbest": self.nbest(line, source, target, longest)}

@@ -1,9 +1,9 @@
-"""Makes the folders in marian/: small models that Marian itself trained on the demo's corpus, and their results.
+"""Makes the folders in marian/: small models that Marian trains on the demo's corpus, and their translations.
 
     python tests/models/formats/make_marian.py PYMARIAN [KIND …]    (PYMARIAN: a program of the package pymarian)
 
-And exported/, a model that nmtkit trained and Marian only reads. Each has an expected.json: sources, and what greedy
-and beam search of Marian find for them, with scores.
+The folder exported/ has a model that nmtkit trains and Marian only reads. Each folder has an expected.json with
+sources, and the translations and scores of greedy and beam search by Marian.
 """
 
 import json
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent / "marian"
 EXPORTED = FOLDER / "exported"
 SEARCHES = {"greedy": 1, "beam": 4}
 SIZES = "--transformer-dim-ffn 64 --transformer-heads 2"
-# one SentencePiece model as the vocabulary of both sides; and lists of pieces, as OPUS-MT's, with normalised embeddings
+# one SentencePiece model as the vocabulary of both sides; or lists of pieces, like OPUS-MT, with normalised embeddings
 KINDS = {
     "spm": "--dim-emb 32 --enc-depth 2 --dec-depth 2 --tied-embeddings-all --transformer-ffn-activation relu "
     "--sentencepiece-options --normalization_rule_name=identity",
@@ -49,7 +49,7 @@ def marian(program: str, command: str, *arguments: str | Path, folder: Path) -> 
 
 
 def train(program: str, kind: str, folder: Path, pairs: list[tuple[str, str]]) -> None:
-    """Trains the model of a kind in `folder`, and leaves there what decoding needs."""
+    """Trains the model of a kind in `folder`, and leaves the files for decoding there."""
     files = [folder / "train.source", folder / "train.target"]
     for side, file in enumerate(files):
         lines = [pair[side] for pair in pairs]
@@ -71,13 +71,13 @@ def train(program: str, kind: str, folder: Path, pairs: list[tuple[str, str]]) -
 
 
 def pieces(model: Path, lines: list[str]) -> list[str]:
-    """Returns lines as pieces with spaces between, as a vocabulary in YAML wants them."""
+    """Returns lines as pieces with spaces between them, the input for a vocabulary in YAML."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     return [" ".join(processor.encode(line, out_type=str)) for line in lines]
 
 
 def translations(program: str, folder: Path, lines: list[str]) -> list[dict[str, object]]:
-    """Returns what Marian makes of lines: text and log probability, by the name of the search."""
+    """Returns Marian's translations of lines, with log probabilities, by the name of the search."""
     (decoder,) = folder.glob("*decoder.yml")
     spm = folder / "source.spm"
     found: list[dict[str, object]] = [{"source": line} for line in lines]
@@ -102,7 +102,7 @@ def write_expected(target: Path, expected: list[dict[str, object]]) -> None:
 
 
 def export(program: str) -> None:
-    """Writes a checkpoint of nmtkit's, and what Marian makes of it."""
+    """Writes a checkpoint of nmtkit, and the translations of its export by Marian."""
     shutil.rmtree(EXPORTED, ignore_errors=True)
     EXPORTED.mkdir(parents=True)
     path = save_ending_transformer(EXPORTED / "model.pt", positions="sinusoidal_fairseq")

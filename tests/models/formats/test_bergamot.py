@@ -1,4 +1,4 @@
-"""A student as a folder for Bergamot and slimt: the file of the model, read here byte by byte, has the model's weights.
+"""A student is exported for Bergamot and slimt: the file, which is read here byte by byte, has the model's weights.
 
 Where SLIMT names the Python of an environment with slimt, slimt translates with an export. slimt 0.1.0 gives every
 target token the encoding of position 0, so only the first pieces of translations are compared.

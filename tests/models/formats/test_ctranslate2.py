@@ -1,4 +1,4 @@
-"""CTranslate2 gives what nmtkit gives, and what it cannot express is refused."""
+"""CTranslate2 gives the translations of nmtkit. Models that CTranslate2 cannot express are refused."""
 
 import dataclasses
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_ctranslate2_gives_the_same_translations_and_probabilities(tmp_path, cha
     theirs, ours = package.Translator(str(tmp_path / "ct2")), Translator.load(model)
     tokenizer = Tokenizer.load(tmp_path / "ct2")
     sources = [tokenizer.source_pieces(ids[:-1]) for ids in tokenizer.encode_source(REAL_LINES).split()]
-    never = {"disable_unk": True, "suppress_sequences": [["<s>"]]}  # as nmtkit does by itself
+    never = {"disable_unk": True, "suppress_sequences": [["<s>"]]}  # nmtkit does this without an option
     greedy = theirs.translate_batch(sources, beam_size=1, max_decoding_length=20, **never)
     for line, result in zip(ours.translate(REAL_LINES, beam=1, max_len_a=0, max_len_b=20), greedy, strict=True):
         assert line.hypotheses[0].pieces == result.hypotheses[0]

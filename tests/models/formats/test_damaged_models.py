@@ -1,4 +1,4 @@
-"""Damaged folders of every format: each import works, or raises a ValueError or OSError that names the folder."""
+"""An import of a damaged folder works, or raises a ValueError or OSError that names the folder."""
 
 import json
 import os
@@ -30,7 +30,7 @@ VALUES: list[Any] = [None, [1], {"a": [{}]}, -1, 10**9, "x"]
 
 
 class Hangs(BaseException):
-    """No `except Exception` of an import catches this."""
+    """The error of a timeout. `except Exception` does not catch it."""
 
 
 @pytest.fixture(autouse=True)

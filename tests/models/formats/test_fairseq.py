@@ -1,8 +1,8 @@
-"""Models of fairseq, imported: the same log probabilities, translations and scores as fairseq's own.
+"""Imported models of fairseq give the log probabilities, translations and scores of fairseq.
 
-fairseq/ holds small models that fairseq trained, and what it made of them (make_fairseq.py, which also makes them
-anew). Where FAIRSEQ names a Python with that package, models are trained and compared live, on more lines: those of
-Multi30k if MULTI30K names its folder.
+fairseq/ has small models that fairseq trained, and their translations; make_fairseq.py makes the files. If FAIRSEQ
+names a Python with the package, models are trained and compared live on more lines: lines of Multi30k if MULTI30K names
+its folder.
 """
 
 import json
@@ -39,8 +39,8 @@ def imported(folder: Path, temporary: Path) -> Translator:
 
 
 def compare(translator: Translator, results: list[dict[str, Any]]) -> int:
-    """Returns how many beam searches found the same. fairseq's ends with the fourth hypothesis, and may miss the best:
-    what is found must be that, or have a higher probability."""
+    """Returns the number of equal beam searches. fairseq ends with the fourth hypothesis, and may miss the best: our
+    hypothesis must be the same or have a higher probability."""
     same = 0
     for result in results:
         source, target = result["languages"]
@@ -98,11 +98,11 @@ def test_models_that_fairseq_trains_translate_as_it_does(kind: str, tmp_path: Pa
     assert same >= 0.9 * lines
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- models that are refused ------------------------------------------------------------------------------------------
 
 
 def refused(source: Path) -> str:
-    """Returns the one line that `nmtkit import` says; nothing may be written."""
+    """Returns the single line of error of `nmtkit import`, which must not write a file."""
     target = source.parent / "model.out"
     result = CliRunner().invoke(main, ["import", str(source), str(target)], prog_name="nmtkit")
     assert result.exit_code != 0 and not target.exists()
@@ -117,7 +117,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 def change(folder: Path, weights: dict[str, Any] | None = None, **settings: Any) -> None:
-    """Changes settings, or weights (None: left out), of a checkpoint."""
+    """Changes settings or weights of a checkpoint. None removes a weight."""
     state = state_of(folder)
     (state["args"] or state["cfg"]["model"]).__dict__.update(settings)
     state["model"].update(weights or {})
@@ -192,7 +192,7 @@ def test_what_cannot_be_imported_is_refused_in_one_line(
 
 
 class Hostile:
-    """Calls something when its pickle is loaded by plain means."""
+    """An object whose pickle calls a function when it is loaded without restrictions."""
 
     def __init__(self, call: Callable[..., Any], argument: str) -> None:
         self.reduced = call, (argument,)

@@ -1,7 +1,7 @@
-"""Models of transformers, imported: the same log probabilities and translations as the originals.
+"""Imported models of transformers give the log probabilities and translations of the originals.
 
-huggingface/ holds small folders and what transformers made of them (make_huggingface.py, which also makes it anew);
-where the package is installed, more lines are compared live: those of Multi30k if MULTI30K names its folder.
+huggingface/ has small models and their translations by transformers; make_huggingface.py makes the files. If the
+package is installed, more lines are compared live: lines of Multi30k if MULTI30K names its folder.
 """
 
 import json
@@ -38,7 +38,7 @@ def imported(name: str, folder: Path, source: Path = FOLDER) -> Translator:
     return Translator([model], tokenizer)
 
 
-# as transformers searches: <unk> is a piece like others
+# in the search of transformers, <unk> is a piece like others
 def compare(
     translator: Translator, expected: list[dict[str, Any]], languages: Languages, longest: int = LONGEST
 ) -> None:
@@ -65,7 +65,7 @@ def compare(
 def compare_nbest(
     translator: Translator, expected: list[dict[str, Any]], languages: Languages, longest: int = LONGEST
 ) -> int:
-    """Compares the n-best lists of which every hypothesis ended by itself; returns how many these are."""
+    """Compares the n-best lists in which every hypothesis ended by itself. Returns the number of these lists."""
     source, target = languages
     lines = [line for line in expected if line["nbest"] is not None]
     options = {"lenpen": 0.0, "unkpen": 0.0, "max_len_a": 0.0, "max_len_b": longest + (source is not None)}
@@ -124,11 +124,11 @@ def test_log_probabilities_and_translations_are_those_of_transformers(
         assert torch.allclose(ours[:, known[:, 1]], theirs[:, known[:, 0]], atol=1e-4)
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- models that are refused ------------------------------------------------------------------------------------------
 
 
 def refused(folder: Path, *arguments: str) -> str:
-    """Returns the one line that `nmtkit import` says; nothing may be written."""
+    """Returns the single line of error of `nmtkit import`, which must not write a file."""
     target = folder.parent / "model.pt"
     result = CliRunner().invoke(main, ["import", str(folder), str(target), *arguments], prog_name="nmtkit")
     assert result.exit_code != 0 and not target.exists()
@@ -220,12 +220,12 @@ def test_nllb_has_the_language_before_the_source_and_at_the_beginning_of_the_tar
     before, begin = tokenizer.language_ids("deu_Latn", "fra_Latn")
     assert tokenizer.source_pieces(before) == ["deu_Latn"] and tokenizer.target_pieces(begin) == ["fra_Latn"]
     template = json.loads((FOLDER / "nllb/tokenizer.json").read_text())["post_processor"]["single"]
-    kinds = [next(iter(part)) for part in template]  # the original's: language, text, end
+    kinds = [next(iter(part)) for part in template]  # the original has language, text, end
     assert kinds == ["SpecialToken", "Sequence", "SpecialToken"] and template[0]["SpecialToken"]["id"] == "eng_Latn"
 
 
 def tokenizer_json(name: str) -> dict[str, Any]:
-    """Returns what transformers writes for a fixture: for mBART-50, which was saved without, by hand."""
+    """Returns the tokenizer.json of a fixture. mBART-50 was saved without the file, so it is made by hand."""
     if (FOLDER / name / "tokenizer.json").is_file():
         found: dict[str, Any] = json.loads((FOLDER / name / "tokenizer.json").read_text())
         return found

@@ -1,4 +1,4 @@
-"""A Transformer as a folder of transformers: loaded there it translates alike, and read again it is the same model."""
+"""A Transformer that is exported for transformers translates alike there, and is the same model after an import."""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict
     result = CliRunner().invoke(main, ["export", "--format", "huggingface", str(path), str(folder)])
     assert result.exit_code == 0, result.output
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
-    model.generation_config.forced_eos_token_id = None  # at the limit, where it would cost nothing
+    model.generation_config.forced_eos_token_id = None  # at the limit, transformers would not count its log probability
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     lines = real_lines(200)
     for beam in (1, 4):

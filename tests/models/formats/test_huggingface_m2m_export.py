@@ -58,7 +58,7 @@ def test_an_import_that_was_tuned_without_output_bias_is_exported(tmp_path: Path
     """The tokenizer of an import has the piece <pad>, which is also a special token of M2M-100."""
     transformers = pytest.importorskip("transformers")
     contents = huggingface.load(ORIGINAL)
-    contents["config"] |= {"output_bias": False}  # as after train --finetune-from m2m100.pt --no-output-bias
+    contents["config"] |= {"output_bias": False}  # like a model after train --finetune-from m2m100.pt --no-output-bias
     del contents["model"]["output_projection.bias"]
     path, folder = tmp_path / "model.pt", tmp_path / "folder"
     checkpoint_file.save(path, contents)
@@ -79,7 +79,7 @@ def test_an_import_that_was_tuned_without_output_bias_is_exported(tmp_path: Path
 
 @pytest.fixture
 def with_bias(tmp_path: Path) -> Path:
-    """A copy of the original that also has an output bias, which M2M100ForConditionalGeneration never reads."""
+    """Returns a copy of the original with an output bias, which M2M100ForConditionalGeneration never reads."""
     folder = shutil.copytree(ORIGINAL, tmp_path / "original")
     weights = load_safetensors(folder / "model.safetensors")
     bias = torch.randn(1, len(weights["model.shared.weight"]), generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Settings and files that change what an imported model computes: compared with transformers, or told in words."""
+"""Settings and files that change an imported model are compared with transformers, or named in a message."""
 
 import json
 import logging
@@ -184,7 +184,7 @@ def test_an_output_projection_of_its_own_is_read_under_both_names(name: str, out
         **{name: lambda weights: output(2 * weights["Wemb"])},
     )  # fmt: skip
     untied = detect.load(folder)["model"]
-    rows = slice(2, None)  # the first ids of nmtkit, <unk> and <s>, are not rows of their own
+    rows = slice(2, None)  # the first ids of nmtkit, <unk> and <s>, have no rows
     assert torch.equal(untied["output_projection.weight"][rows], 2 * tied["output_projection.weight"][rows])
     assert torch.equal(untied["target_embedding.tokens.weight"], tied["target_embedding.tokens.weight"])
 

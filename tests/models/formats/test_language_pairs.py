@@ -1,7 +1,7 @@
 """Languages of imported models in documents and in the service: imports, and a fine-tuned checkpoint, by commands.
 
-Random models stand for large ones. What is compared are translations of the same text as a line, with the languages of
-the pair; the other languages of a model give other translations.
+Small random models stand for large models. A document must have the translations of the same text as a line with the
+languages of the pair; the other languages of a model give other translations.
 """
 
 import re
@@ -90,7 +90,7 @@ def test_a_catalogue_gets_the_plural_forms_of_the_target_language(models: dict[s
 
 @pytest.fixture(scope="module")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NLLB after an update on files called text.en and text.de."""
+    """Returns an NLLB model after one update on files with the names text.en and text.de."""
     folder = tmp_path_factory.mktemp("fine-tuned")
     dataset = preprocessed("nllb", folder)
     more = ["--max-update", 1, "--lr", 1e-3, "--device", "cpu", "--metrics", "none", "--save-dir", folder / "run"]

@@ -106,7 +106,7 @@ def test_a_dataset_whose_valid_set_lacks_language_tokens_is_refused(tmp_path: Pa
     preprocessed("m2m_100", tmp_path)
     path = tmp_path / "data" / "manifest.json"
     manifest = json.loads(path.read_bytes())
-    del manifest["languages"]  # as nmtkit wrote it before the languages were in every subset
+    del manifest["languages"]  # the format of nmtkit before the languages were in every subset
     path.write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="lack the language tokens"):
         Dataset.open(tmp_path / "data")

@@ -13,7 +13,7 @@ MAGIC = 0xF11A48D5013417F5
 
 
 def marian_checksum(body: bytes) -> int:
-    """`hashMem` of Marian, number by number; a last half of a number does not count."""
+    """Computes `hashMem` of Marian number by number. An incomplete last number does not count."""
     seed = 0
     for position in range(0, len(body) - 7, 8):
         (value,) = struct.unpack_from("<Q", body, position)

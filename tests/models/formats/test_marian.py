@@ -1,8 +1,8 @@
-"""Models of Marian, imported: the same translations and scores as Marian's own.
+"""Imported models of Marian give the translations and scores of Marian.
 
-marian/ holds small models that Marian trained, and what it made of them (make_marian.py, which also makes them
-anew). Where PYMARIAN names the program, other lines are compared live: those of Multi30k for the
-model that knows its letters, if MULTI30K names its folder.
+marian/ has small models that Marian trained, and their translations; make_marian.py makes the files. If PYMARIAN names
+the program, other lines are compared live: lines of Multi30k for the model that knows their letters, if MULTI30K names
+its folder.
 """
 
 import gzip
@@ -59,7 +59,7 @@ def test_translations_and_scores_are_those_of_marian(kind: str, tmp_path: Path) 
 
 
 def ends(line: dict[str, Any]) -> bool:
-    """Returns whether no search was cut off. The two programs cut off at different lengths."""
+    """Returns whether all searches ended by themselves. The two programs cut off at different lengths."""
     texts = [line[name]["text"] for name in SEARCHES]
     return all(text.endswith((".", "?", "!")) and len(text) < 2 * len(line["source"]) for text in texts)
 

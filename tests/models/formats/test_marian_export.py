@@ -1,7 +1,7 @@
-"""A Transformer as a folder of Marian: Marian translates with it as nmtkit does, and read again it is the same model.
+"""A Transformer that is exported for Marian translates alike there, and is the same model after an import.
 
-marian/exported has a checkpoint, and what Marian made of its export (make_marian.py). Where PYMARIAN names the program,
-other models are exported and compared live, on lines of Multi30k if MULTI30K names its folder.
+marian/exported has a checkpoint, and the translations of its export by Marian (make_marian.py). If PYMARIAN names the
+program, other models are exported and compared live, on lines of Multi30k if MULTI30K names its folder.
 """
 
 import json
@@ -103,7 +103,7 @@ def test_translations_and_scores_are_those_of_marian(changes: dict[str, object],
                 same += 1
             elif beam > 1 and score > line[name]["score"]:  # Marian narrows its beam when a hypothesis ends
                 better += 1
-            else:  # one that does not end: the two cut it off at other lengths
+            else:  # a hypothesis that does not end: the two programs cut off at different lengths
                 assert len(translation.hypotheses[0].pieces) > 30
         assert same > 0.75 * len(lines) and better < 0.03 * len(lines)
 

@@ -1,4 +1,4 @@
-"""safetensors: what comes back is what went out."""
+"""A checkpoint is the same after an export as safetensors and an import."""
 
 import json
 import resource
@@ -81,7 +81,9 @@ def test_a_full_disk_ends_an_export_in_one_line(format, tmp_path):
     path = tmp_path / "model.pt"
     save_transformer(path, **({"positions": "sinusoidal_fairseq"} if format == "marian" else {}))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # fails as on a full disk, with another reason
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (10_000, limits[1])
+    )  # fails like a write to a full disk, for another reason
     try:
         result = CliRunner().invoke(main, ["export", "--format", format, str(path), str(tmp_path / "folder")])
     finally:

@@ -22,7 +22,7 @@ RANK, ALPHA = 3, 6.0
 
 
 def adapted(model: Architecture, patterns: tuple[str, ...] = ("*",)) -> Architecture:
-    """Adds adapters whose B is not zero, as after some updates."""
+    """Adds adapters whose B is not zero, like adapters after some updates."""
     torch.manual_seed(5)
     adapters.adapt(model, RANK, ALPHA, patterns, model.output_projection)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_merged_layers_and_merged_tensors_equal_the_adapters() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path, Architecture]:
-    """A base, a checkpoint of adapters, and the model that they are of."""
+    """Returns a base checkpoint, a checkpoint of adapters, and the model of both."""
     base = save_tiny_transformer(tmp_path / "base.pt", tiny_tokenizer())
     model = adapted(building.from_checkpoint(base)[0])
     contents = checkpoint.load(base)

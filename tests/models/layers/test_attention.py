@@ -56,7 +56,7 @@ def by_loops(
 
 def draw(lengths: list[int], key_lengths: list[int], dtype: torch.dtype, fused: bool = False) -> list[Tensor]:
     torch.manual_seed(0)
-    if fused:  # strided views, as a fused projection gives them
+    if fused:  # strided views, like the results of a fused projection
         x = torch.randn(sum(lengths), 3 * H * K, dtype=dtype)
         return [part.unflatten(-1, (H, K)) for part in x.split(H * K, -1)]
     sizes = [(sum(lengths), K), (sum(key_lengths), K), (sum(key_lengths), V)]
@@ -115,7 +115,7 @@ def test_a_sentence_has_the_same_result_in_any_company() -> None:
 
 @pytest.mark.parametrize("path", [bmm_attention, reference_attention, sdpa_attention])
 def test_dropout_falls_on_the_weights(path: Callable[..., Tensor]) -> None:
-    """With values that are the identity, the result is the weights themselves: each is gone or scaled."""
+    """If the values are the identity, the results are the attention weights. Each weight is dropped or scaled."""
     lengths, p, n = [16] * 40, 0.25, 16
     torch.manual_seed(1)
     query, key = torch.randn(640, H, K), torch.randn(640, H, K)
@@ -126,7 +126,7 @@ def test_dropout_falls_on_the_weights(path: Callable[..., Tensor]) -> None:
     gone = dropped == 0
     assert abs(gone.float().mean() - p) < 0.02
     torch.testing.assert_close(dropped[~gone], weights[~gone] / (1 - p), atol=1e-4, rtol=1e-4)
-    # the gradient of the sum of the results by a value is the sum of the weights it got
+    # the gradient of the sum of the results by a value is the sum of the weights of the value
     (gradient,) = torch.autograd.grad(dropped.sum(), value)
     right = dropped.detach().view(40, n, H, n).sum(1).transpose(1, 2)  # sentence, key, head
     torch.testing.assert_close(gradient.view(40, n, H, n), right[..., None].expand(-1, -1, -1, n), atol=1e-5, rtol=1e-4)
@@ -228,7 +228,7 @@ def test_varlen_attention_is_called_as_documented(
     window: int | None,
     widths: tuple[int, int],
 ) -> None:
-    """The kernel has no CPU version; here it is one written from torch's documentation."""
+    """The kernel has no CPU version, so the test replaces it by a function written from torch's documentation."""
     from torch.nn.attention import varlen
 
     def kernel(
@@ -270,7 +270,7 @@ def test_varlen_attention_is_called_as_documented(
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 4)])
 def test_spare_sentences_queries_and_rows_change_nothing(causal: bool, window: int | None, dropout: float) -> None:
-    """In bf16 and with gradients, the products are those of more sentences and longer ones than there are."""
+    """In bf16 with gradients, attention pads to more and longer sentences than the batch has."""
     torch.manual_seed(1)
     lengths = [int(n) for n in torch.randint(1, 10, (37,))]
     layout, spec = layout_of(lengths), AttentionSpec(causal, window, dropout)

@@ -35,7 +35,7 @@ def test_each_lane_of_a_random_word_decides_alike_often() -> None:
     drops = dropped(ones, noise_for(ones), 0.25) == 0
     rates = drops.view(-1, 4).double().mean(0)
     assert ((rates - 0.25).abs() < 0.01).all()
-    # neighbours decide for themselves: both drop at the square of the rate
+    # neighbours are independent: both are dropped at the square of the rate
     both = (drops[:-1] & drops[1:]).double().mean()
     assert abs(both - 0.0625) < 0.003
 
@@ -162,7 +162,7 @@ def test_the_fused_residual_sums_gradients_of_weight_and_bias_in_fp32() -> None:
 
 
 class RMSNorm(nn.LayerNorm):
-    """A norm of a plug-in, which has the parameters of a layer norm and computes something else."""
+    """A norm of a plug-in with the parameters of a layer norm and another formula."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * x.square().mean(-1, keepdim=True).rsqrt() * self.weight

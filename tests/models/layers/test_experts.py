@@ -163,7 +163,7 @@ def test_load_of_two_levels_is_the_groups_load_times_the_share_within() -> None:
 def test_grouped_products_equal_those_of_one_expert_after_another(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs and gradients; torch computes grouped products on a CPU too, if slowly."""
+    """Compares outputs and gradients. torch computes grouped products on a CPU, too, but slowly."""
     results = []
     for name in ("products", "grouped_products"):
         monkeypatch.setattr(Experts, "products_on", lambda self, x, name=name: getattr(self, name))

@@ -48,7 +48,7 @@ def test_a_long_recurrent_search_equals_decoding_every_prefix_when_sentences_lea
         for step in range(20):
             logits, expected = model.step(tokens, state), Architecture.step(model, tokens, plain)
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-            if step in (0, 9):  # also before the rows of a sentence have states of their own
+            if step in (0, 9):  # also before the rows of a sentence have separate states
                 for one in (state, plain):
                     one.drop_finished(torch.arange(1, sentences))
                 sentences -= 1
@@ -90,4 +90,4 @@ def test_rows_attend_as_the_reference_does_and_alike_in_either_store(sentences, 
     wide = [short[0], *(x.float() for x in short[1:])]  # the same numbers, in fp32
     found = [cached_attention(*arguments, sentences) for arguments in (short, wide)]
     torch.testing.assert_close(found[0].float(), expected, rtol=0.05, atol=0.05)
-    torch.testing.assert_close(*found, rtol=2**-7, atol=1e-6)  # alike, but for a last place of bf16
+    torch.testing.assert_close(*found, rtol=2**-7, atol=1e-6)  # equal except for the last digit of bf16

@@ -22,7 +22,7 @@ def case(tokens: int = 37, vocabulary: int = 29, bias: bool = False) -> tuple[nn
 def expected(
     output: nn.Linear, features: Tensor, target: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Loss, nll and the gradients by features, weight (and bias), from torch in float64."""
+    """Returns loss, nll and the gradients by features, weight and bias, computed by torch in float64."""
     x = features.detach().double().requires_grad_()
     parameters = [p.detach().double().requires_grad_() for p in output.parameters()]
     logits = F.linear(x, *parameters)
@@ -119,7 +119,7 @@ def test_label_smoothing_is_not_lost_beside_a_bfloat16_softmax() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = output_cross_entropy(output, features, target, 0.125)
     (gradient,) = torch.autograd.grad(loss, features)
-    assert abs(gradient[0, 0]) < 1e-4  # 2e-3 where it is lost
+    assert abs(gradient[0, 0]) < 1e-4  # the error is 2e-3 if the precision is lost
 
 
 def test_label_smoothing_is_not_lost_by_r_drop() -> None:
@@ -160,7 +160,7 @@ def r_drop_case(bias: bool = False) -> tuple[nn.Linear, list[Tensor], Tensor]:
 def expected_r_drop(
     output: nn.Linear, passes: list[Tensor], target: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Loss, nll, divergence and the gradients by both passes, weight (and bias), from torch in float64."""
+    """Returns loss, nll, divergence and the gradients by both passes, weight and bias, computed by torch in float64."""
     inputs = [x.detach().double().requires_grad_() for x in passes]
     parameters = [p.detach().double().requires_grad_() for p in output.parameters()]
     logits = [F.linear(x, *parameters) for x in inputs]

@@ -1,4 +1,4 @@
-"""Prepacked linear layers against plain ones, and modules that must stay as they are."""
+"""Prepacked linear layers equal plain layers, and other modules stay unchanged."""
 
 import logging
 import os

@@ -48,7 +48,7 @@ def test_gradients_are_those_of_the_rounded_values_in_a_plain_product() -> None:
     linear(x).square().sum().backward()
 
     def steps(values: torch.Tensor, limit: int) -> torch.Tensor:
-        """Rounds each row to `limit` steps, number by number."""
+        """Rounds each number of a row to one of `limit` steps."""
         rows = []
         for row in values.tolist():
             step = max(map(abs, row)) / limit

@@ -69,7 +69,7 @@ def test_product_attention_is_the_formula() -> None:
 
 
 def test_attention_lstm_queries_with_its_last_output() -> None:
-    """Token by token, with a cell of torch's and the context beside its input."""
+    """Computes the layer token by token, with torch's cell and the context appended to its input."""
     torch.manual_seed(1)
     layer = AttentionLSTM(3, 4, AdditiveAttention(4, 5, 6), 5)
     layout, source = layout_of(4, 2), layout_of(3, 7)

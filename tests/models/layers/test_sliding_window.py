@@ -29,7 +29,7 @@ def test_blocks_equal_the_mask_forward_and_backward(lengths: list[int], window: 
 
 
 def test_dropout_falls_on_the_weights_of_a_window() -> None:
-    """Values of one make each result the sum of its weights: one on average, and without dropout exactly."""
+    """If all values are one, each result is the sum of its weights: one on average, and exactly one without dropout."""
     torch.manual_seed(0)
     layout = Layout.of(torch.tensor([200, 100]))
     query, key, ones = torch.randn(300, H, K), torch.randn(300, H, K), torch.ones(300, H, 1)
@@ -54,5 +54,7 @@ def test_long_sentences_with_a_window_are_cut_into_blocks(monkeypatch: pytest.Mo
     spec = AttentionSpec(causal=True, window=10)
     in_blocks = attention(x, x, x, layout, layout, spec)
     torch.testing.assert_close(in_blocks, reference_attention(x, x, x, layout, layout, spec))
-    monkeypatch.setitem(BACKENDS, "sliding_window", None)  # not for keys on another layout, however like it
+    monkeypatch.setitem(
+        BACKENDS, "sliding_window", None
+    )  # keys with another layout are refused, even if the layouts are equal
     torch.testing.assert_close(attention(x, x, x, layout, equal_layout, spec), in_blocks)

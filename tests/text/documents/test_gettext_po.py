@@ -1,4 +1,4 @@
-"""Catalogues of gettext: which entries are translated, how they are marked, and that nothing else changes."""
+"""Catalogues of gettext: the translated entries, their marks, and text that stays unchanged."""
 
 import logging
 import os
@@ -277,7 +277,7 @@ def test_the_charset_of_the_header_is_the_encoding_of_the_file():
     text = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=ISO-8859-1\\n"\n\nmsgid "Grün"\nmsgstr ""\n'
     document = read_document(text.encode("latin-1"), "po", "app.po")
     assert document.encoded(document.render(["Blé"])).decode("latin-1").count("Blé") == 1
-    found = document.encoded(document.render(["Łódź"])).decode()  # which Latin-1 has not
+    found = document.encoded(document.render(["Łódź"])).decode()  # Latin-1 lacks this character
     assert "charset=UTF-8" in found and 'msgid "Grün"\nmsgstr "Łódź"' in found
 
 

@@ -1,4 +1,4 @@
-"""Files that are not text are refused, and files of formats without a reader are told."""
+"""Files that are not text are refused, and a message names formats without a reader."""
 
 import gzip
 import io

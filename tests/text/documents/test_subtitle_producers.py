@@ -1,4 +1,4 @@
-"""Subtitles in the style of real producers: every cue is found, and all but the words stays."""
+"""In subtitles in the style of real producers, every cue is found, and only the words change."""
 
 import pytest
 from document_standins import upper

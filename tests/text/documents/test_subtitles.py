@@ -1,4 +1,4 @@
-"""Subtitles: sentences over lines and cues, and that numbers, times, tags and notes stay."""
+"""Subtitles: sentences continue over lines and cues, and numbers, times, tags and notes stay."""
 
 import re
 

@@ -1,6 +1,6 @@
 """Each document format together with each treatment of text: protected spans, capitals, glossary.
 
-A dictionary stands in for the model. The steps are those of `nmtkit.translation`. Every expected file is written out.
+A dictionary stands in for the model. The steps come from `nmtkit.translation`. Every expected file is written out.
 """
 
 import re
@@ -77,7 +77,9 @@ def test_every_treatment_of_text_works_in_every_format(option, format, known):
     before, after = (template.replace("SOURCE", source).replace("TARGET", target) for template in FORMATS[format])
     document = read_document(before.encode(), format, "x", ReadOptions())
     found = document.render([translate(segment, lambda span: known) for segment in document.segments])
-    assert found == (after if known else after.replace("5 Minuten", "5 min"))  # what was cut out comes back unchanged
+    assert found == (
+        after if known else after.replace("5 Minuten", "5 min")
+    )  # markup that was cut out returns unchanged
 
 
 @pytest.mark.parametrize("option", TEXTS)

@@ -1,4 +1,4 @@
-"""Web pages: what is translated, and that nothing else changes."""
+"""The text of web pages is translated, and the rest stays unchanged."""
 
 import re
 from collections import Counter
@@ -165,7 +165,7 @@ def test_every_word_is_translated_exactly_once(blocks):
 
 def test_text_is_what_an_independent_parser_of_html5_finds():
     html5lib = pytest.importorskip("html5lib")
-    page = PAGE.replace(" a < b tail", "")  # the parser sees a<b as we do; its text is compared word by word
+    page = PAGE.replace(" a < b tail", "")  # the parser reads a<b like us; the texts are compared word by word
     tree = html5lib.parse(translated(page), namespaceHTMLElements=False)
     for name in ("title", "h1", "b", "li"):
         texts = ["".join(node.itertext()).strip() for node in tree.iter(name) if node.get("translate") != "no"]
@@ -231,6 +231,8 @@ def test_the_work_grows_linearly_with_the_page(unit):
      "<p " + "= " * 16_000, "<svg>" * 8_000, "<script>" * 4_000, "<br>a" * 8_000, "<![CDATA[" * 6_000],
     ids=lambda text: text[:8],
 )  # fmt: skip
-def test_hostile_pages_come_back_unchanged_in_linear_time(attack):  # some took hours in quadratic time
+def test_hostile_pages_come_back_unchanged_in_linear_time(
+    attack,
+):  # a quadratic algorithm took hours for some of these pages
     document = read_document(attack.encode(), "html", "page.html")
     assert document.render(document.segments) == attack

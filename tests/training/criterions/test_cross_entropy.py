@@ -1,4 +1,4 @@
-"""Criterions against probabilities worked out token by token."""
+"""Criterions equal losses that are computed token by token."""
 
 import math
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ TARGET = [2, 4, 0, IGNORE_INDEX]
 
 
 class Fixed(nn.Module):
-    """Returns LOGITS, plus `noise` in every other pass, as dropout would."""
+    """Returns LOGITS, plus `noise` in every second pass, like dropout."""
 
     def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def log_probabilities(noise: float = 0.0) -> list[list[float]]:
 
 
 def smoothed(epsilon: float, noise: float = 0.0) -> float:
-    """Sum of cross-entropies with targets (1 - eps) one-hot + eps / V uniform."""
+    """Returns the sum of cross-entropies with targets (1 - eps) one-hot + eps / V uniform."""
     total = 0.0
     for row, target in zip(log_probabilities(noise), TARGET[:3], strict=True):
         for token, log_p in enumerate(row):
@@ -104,7 +104,7 @@ def test_smoothing_everything_away_is_refused(name: str) -> None:
 
 
 class Forgetful(Criterion):
-    """A criterion of somebody else's, which does not know of auxiliary losses."""
+    """A criterion of a plug-in without auxiliary losses."""
 
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         return Loss(torch.tensor(2.0), {"nll": torch.tensor(2.0)})

@@ -22,7 +22,7 @@ SIZE = 7
 
 
 class Letters:
-    """Ids 3, 4, … as words a, b, …"""
+    """Returns ids 3, 4, … as words a, b, …"""
 
     def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         return [" ".join(chr(94 + token) for token in tokens if token > 2) for tokens in sentences]
@@ -134,7 +134,7 @@ def test_padding_earns_nothing() -> None:
 
 
 def test_a_dummy_micro_batch_has_no_reward() -> None:
-    """As a process gets that has fewer micro-batches than others: no token of it counts."""
+    """A process with fewer micro-batches than others gets a dummy micro-batch, whose tokens do not count."""
     net, loss_of = model().train(), criterion(candidates_per_sentence=4).train()
     dummy = replace(batch(), target_output=torch.full((6,), IGNORE_INDEX), target_tokens=0)
     loss = loss_of(net, dummy)

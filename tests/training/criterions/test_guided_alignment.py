@@ -62,7 +62,7 @@ def expected(net: Architecture, layer: int, head: int | None) -> float:
 @pytest.mark.parametrize(
     ("settings", "layer", "head"),
     [
-        ({}, 1, 0),  # of three layers the one below the top
+        ({}, 1, 0),  # the second of three layers
         ({"alignment_layer": 3, "alignment_head": 2}, 2, 1),
         ({"alignment_layer": 1, "alignment_head": None}, 0, None),
     ],
@@ -138,7 +138,7 @@ def test_an_update_that_leaves_the_layer_out_has_no_alignment_loss() -> None:
 
 @pytest.mark.slow
 def test_preprocess_and_train_teach_a_model_to_align(tmp_path: Path) -> None:
-    """On words that are translated in reverse order."""
+    """Trains on words that are translated in reverse order."""
     write_corpus(tmp_path / "train", 300, seed=1)
     lengths = [len(line.split()) for line in (tmp_path / "train.xx").read_text().splitlines()]
     links = (" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in lengths)

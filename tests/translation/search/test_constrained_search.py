@@ -1,4 +1,4 @@
-"""Required phrases: what the search finds is the best of all outputs that hold them, by exhaustive search."""
+"""With required phrases, the search finds the best of all outputs with the phrases, as by exhaustive search."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ def occurrences(alternatives: Alternatives, output: tuple[int, ...], whole_words
 
 
 def holds(phrases: tuple[RequiredPhrase, ...], output: tuple[int, ...], ordered: bool) -> bool:
-    """By trying every place of every alternative of every phrase: no two may overlap."""
+    """Tries every position of every alternative of every phrase. Two phrases must not overlap."""
     found = [occurrences(phrase.alternatives, output, phrase.whole_words) for phrase in phrases]
     for spans in itertools.product(*found):
         apart = all(end <= start for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
@@ -46,9 +46,9 @@ def holds(phrases: tuple[RequiredPhrase, ...], output: tuple[int, ...], ordered:
 
 
 def random_phrases(draw: random.Random, most: int, whole_words: bool) -> tuple[RequiredPhrase, ...]:
-    """Of few tokens, so that they overlap themselves and each other; together no longer than an output.
+    """Returns random phrases of few different tokens, so that the phrases overlap. Together they fit into an output.
 
-    Of whole words the shortest begins a word: what needs a sign before it is no way out when there is little room.
+    The shortest alternative begins a word, because a continuation would need a token before it.
     """
     while True:
         phrases = []
@@ -94,7 +94,7 @@ def test_an_automaton_counts_what_the_nearest_alternative_needs():
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_wide_beam_finds_the_best_of_all_outputs_that_hold_the_phrases(ordered, whole_words, most):
-    """Phrases that begin anew within themselves or end in the beginning of another among them: 4 4 3 holds 4 3."""
+    """Some phrases contain their own beginning, or end with the beginning of another phrase: 4 4 3 contains 4 3."""
     draw = random.Random(2)
     cases = [(exactly((4, 3)), [4, 4, 5]), (exactly((4, 4, 3)), [3, 5]), (exactly((3, 4), (4, 5)), [5, 3])]
     cases += [
@@ -124,7 +124,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs_that_hold_the_phrases(ordered
 
 
 def test_a_narrow_beam_ends_with_one_alternative_of_each_phrase():
-    """Also where the room is just enough, and the phrases are long and share their beginnings."""
+    """The phrases are long, share their beginnings, and just fit into the output."""
     draw = random.Random(3)
     edges = PieceEdges([token % 3 == 0 for token in range(12)], [token % 2 == 0 for token in range(12)])
     tokens = [token for token in range(3, 12) if token % 3]

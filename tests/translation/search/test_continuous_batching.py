@@ -51,7 +51,7 @@ def continuous(
 
 
 def assert_same(found, expected) -> None:
-    """Two whose scores are equal but for rounding may have changed addresses."""
+    """Hypotheses whose scores are equal except for rounding may have exchanged their order."""
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         assert [hypothesis.score for hypothesis in ours] == pytest.approx(
@@ -89,7 +89,7 @@ def test_slots_find_what_the_plain_search_finds(slots, changes):
 
 
 def test_under_autocast_it_finds_nearly_what_fp32_does():
-    """As at validation: caches take the type of the projections, which is not that of the weights."""
+    """Like at validation, caches have the dtype of the projections, which differs from the dtype of the weights."""
     options = SearchOptions(max_len_b=12)
     model, sentences = tiny(60, seed=4), sources(24, 60, 14)
     best = []
@@ -114,7 +114,7 @@ def test_an_ensemble_a_small_vocabulary_and_learned_positions_are_searched_alike
 
 @pytest.mark.parametrize("beam", [1, 2])
 def test_maxima_of_blocks_that_come_with_the_log_sum_exp_change_nothing(monkeypatch, beam):
-    """As on a GPU. Logits of special tokens are the largest of the first block, and must not be taken."""
+    """Computes like a GPU. Special tokens have the largest logits of the first block, and must not be chosen."""
 
     def logsumexp(logits, block):
         whole = logits.shape[1] // block
@@ -143,7 +143,7 @@ def test_the_state_grows_when_a_longer_sentence_or_many_come():
     model, options = tiny(60), SearchOptions(max_len_b=5)
     few, many, long = sources(3, 60, 6), sources(40, 60, 6, seed=6), sources(2, 60, 90, seed=7)
     runner = continuous([model], options, 32)
-    stream = [few, [], *batches_of(many, 9), long]  # the empty batch: the rest has not come in yet
+    stream = [few, [], *batches_of(many, 9), long]  # an empty batch: the other lines have not arrived yet
     shapes, found = [], {}
     for number, hypotheses in runner.decode(stream):
         found[number] = hypotheses
@@ -173,7 +173,7 @@ def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
     for number, _ in runner:
         found.append(number)
         if number % 2 == 0:
-            assert len(asked) == number // 2  # the batch is complete, and the stream still stands behind it
+            assert len(asked) == number // 2  # the batch is complete, but the stream has not been read further
     assert sorted(found) == list(range(12))
 
 
@@ -254,7 +254,7 @@ def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(c
 
 
 class NoWaiting(TorchDispatchMode):
-    """Fails on what makes the host wait for the device, or gives tensors whose shape depends on values."""
+    """Fails on operations that make the host wait for the device, or whose shape depends on values."""
 
     FORBIDDEN = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique", "item")
 
@@ -269,7 +269,7 @@ class NoWaiting(TorchDispatchMode):
 
 @torch.inference_mode()
 def test_a_step_never_waits_for_the_device_and_keeps_every_tensor_in_its_place():
-    models = [tiny(700, 1, window=4), tiny(700, 2)]  # so large a vocabulary that top-k goes in two stages
+    models = [tiny(700, 1, window=4), tiny(700, 2)]  # the vocabulary is so large that top-k has two stages
     search = GraphBeamSearch(models, SearchOptions(beam=3, nbest=2, min_len=2), 4, 16, 16, CPU)
     source = Packed.from_lists([sentence.ids for sentence in sources(4, 700, 9)])
     memories = [model.encode(source) for model in models]
@@ -286,7 +286,7 @@ def test_a_step_never_waits_for_the_device_and_keeps_every_tensor_in_its_place()
 
 @torch.inference_mode()
 def test_a_step_in_16_bits_mixes_no_types_or_devices():
-    """On tensors without contents."""
+    """Runs on tensors without contents."""
     model, meta = tiny(700).to("meta", torch.bfloat16), torch.device("meta")
     search = GraphBeamSearch([model], SearchOptions(beam=3, nbest=2, min_len=1), 4, 16, 16, meta)
     before = {
@@ -304,7 +304,7 @@ def test_a_step_in_16_bits_mixes_no_types_or_devices():
 
 
 class Counting(Eager):
-    """Stands in for CUDA graphs: what is recorded runs only when it is replayed."""
+    """Stands in for CUDA graphs: recorded operations run only when the graph is replayed."""
 
     def __init__(self) -> None:
         self.warm = self.records = self.replays = 0
@@ -356,7 +356,7 @@ def test_shapes_are_few_and_never_too_small():
 
 
 def test_the_host_reads_nothing_before_the_next_steps_are_launched(monkeypatch):
-    """Else the device would be idle until the host has read what it waited for, and launched more."""
+    """Otherwise the device would be idle while the host reads the results of a step and launches the next step."""
     launched, read = [0], []
 
     class Recorded(continuous_batching.AsyncCopy):

@@ -1,4 +1,4 @@
-"""CTranslate2 as the engine: the same translations as PyTorch's search, and a refusal where they would differ."""
+"""The engine CTranslate2 gives the translations of PyTorch's search, and refuses options that would differ."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_translations_and_scores_are_those_of_pytorch(model: Path, beam: int, wo
         assert found.pieces == hypothesis.pieces
         assert found.score == pytest.approx(hypothesis.score, abs=0.05)  # <unk> is not among its probabilities
         lengths.add(len(found.pieces))
-    assert len(lengths) > 5 and 10 in lengths  # some are cut
+    assert len(lengths) > 5 and 10 in lengths  # some translations are cut off
 
 
 def test_only_sentences_cut_at_the_longest_length_are_searched_by_pytorch(model: Path, monkeypatch) -> None:

@@ -26,7 +26,7 @@ WORDS = range(3, 7)
 
 
 class Bigrams(LogitsProcessor):
-    """Adds log probabilities of a random bigram model: shallow fusion with a state of its own, the last token."""
+    """Adds log probabilities of a random bigram model: shallow fusion whose state is the last token."""
 
     def __init__(self, weight: float = 0.7) -> None:
         generator = torch.Generator().manual_seed(4)
@@ -39,7 +39,7 @@ class Bigrams(LogitsProcessor):
 
 
 class BigramState(LogitsProcessorState):
-    """Sums the rows of all tokens so far, so that a row that is reordered wrongly is found out."""
+    """Sums the rows of all tokens so far, so that a wrong order of the rows changes the sum."""
 
     def __init__(self, processor: Bigrams, beams: int) -> None:
         super().__init__(beams)

@@ -1,4 +1,4 @@
-"""Sampling, diverse groups, prefixes, required and avoided phrases, repeated n-grams: on tiny random models."""
+"""Sampling, diverse groups, prefixes, required and avoided phrases, and repeated n-grams on tiny random models."""
 
 import copy
 import itertools
@@ -116,7 +116,7 @@ def test_a_prefix_longer_than_the_limit_is_the_translation(model):
 
 
 def test_a_prefix_scores_as_the_search_that_chose_it(model):
-    """A translation that the search finds anyway keeps its score when it is forced: the prefix counts in full."""
+    """If the best translation is forced as a prefix, its score stays the same, because the prefix counts in full."""
     free = beam_search([model], SOURCE, SearchOptions())
     constraints = [Constraints(prefix=tuple(found[0].tokens)) for found in free]
     for before, found in zip(free, beam_search([model], SOURCE, SearchOptions(), constraints), strict=True):
@@ -138,7 +138,7 @@ def test_diverse_groups_are_sorted_distinct_and_more_diverse(model):
         for found in beam_search([model], SOURCE, options):
             assert (
                 len({tuple(hypothesis.tokens) for hypothesis in found}) == len(found) <= 4
-            )  # groups may find the same
+            )  # groups may find the same translation translation
             assert [hypothesis.score for hypothesis in found] == sorted(
                 (hypothesis.score for hypothesis in found), reverse=True
             )
@@ -172,7 +172,7 @@ def test_a_sample_depends_on_its_seed_alone(model):
 
 @pytest.mark.slow
 def test_samples_follow_the_models_distribution(model):
-    """The first token of 4,000 samples of one sentence, against the probabilities of one step."""
+    """The first tokens of 4,000 samples of a sentence have the probabilities of the first step."""
     source = SOURCE.select(torch.zeros(1, dtype=torch.int64))
     found = beam_search([model], source, SearchOptions(sampling=True, nbest=4000, max_len_a=0, max_len_b=1))[0]
     counts = Counter(hypothesis.tokens[0] if hypothesis.tokens else 2 for hypothesis in found)
@@ -234,7 +234,7 @@ def test_constraints_that_cannot_be_met_are_refused_by_name(constraint, settings
 
 @pytest.mark.parametrize("penalty", [0.0, 0.3, 4.0])
 def test_an_unknown_token_costs_its_penalty_and_no_other_does(model, penalty):
-    """Against the model's own probabilities; a larger penalty makes it rarer."""
+    """Compares the probability of <unk> with the model; a larger penalty makes <unk> rarer."""
     model = copy.deepcopy(model)
     free = beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=5))
     usual = Counter(token for hypotheses in free for token in hypotheses[0].tokens).most_common(1)[0][0]

@@ -58,7 +58,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 def ending(vocabulary: int | Vocabulary = 30, **config: Any) -> Transformer:
-    """Returns a random model whose biases and norms count, and whose translations end after different lengths."""
+    """Returns a random model with random biases and norms, whose translations have different lengths."""
     model = tiny_transformer(vocabulary, sharpness=3.0, **config)
     torch.manual_seed(7)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How many operations a step of a search dispatches: to small tensors, the number is the time."""
+"""A step of a search dispatches few operations, because their number determines the time on small tensors."""
 
 from itertools import pairwise
 from typing import Any
@@ -48,7 +48,7 @@ class Counter(TorchDispatchMode):
 
 
 def record(patch: pytest.MonkeyPatch, owner: Any, name: str, counter: Counter) -> list[tuple[int, int]]:
-    """Returns a list that gets what the counter shows before and after each call of a method."""
+    """Returns a list that gets the count before and after each call of a method."""
     calls: list[tuple[int, int]] = []
     original = getattr(owner, name)
 

@@ -1,4 +1,4 @@
-"""Settings of a search: their limits, and that every option acts beside every other, or is refused."""
+"""Settings of a search: their limits, and pairs of options, which both take effect or are refused."""
 
 import dataclasses
 import itertools
@@ -85,7 +85,7 @@ class EvenState(LogitsProcessorState):
 
 @cache
 def translators() -> list[Translator]:
-    """Several random models: an option need not change the translations of each."""
+    """Returns several random models, because an option need not change the translations of each model."""
     tokenizer, result = tiny_tokenizer(), []
     for seed, end in ((1, 1.6), (2, 1.6)):
         model = tiny_transformer(tokenizer.target_size, decoder_layers=1, sharpness=2.0, seed=seed)
@@ -176,7 +176,7 @@ def test_no_number_that_is_absurd_passes(config, field):
 
 
 def test_the_largest_numbers_neither_hang_nor_end_in_a_traceback():
-    """Greedy search that is not let end stops at its limit; a beam may be larger than the vocabulary."""
+    """Greedy search without eos stops at its limit, and a beam may be larger than the vocabulary."""
     short = {"max_len_a": 0.0, "max_len_b": 3}
     for settings in itertools.chain(
         ({"beam": 1000, **short}, {"sampling": True, "temperature": 100.0, **short}),

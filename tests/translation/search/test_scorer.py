@@ -25,7 +25,7 @@ def test_log_probabilities_are_those_of_the_logits_in_fp32(rows, dtype):
 
 
 class Fixed(nn.Module):
-    """A model whose every step returns the same logits, computed anew."""
+    """A model that computes the same logits in every step."""
 
     def __init__(self, weight):
         super().__init__()

@@ -18,7 +18,7 @@ BOS, EOS = 1, 2
 
 
 class Slow(Architecture):
-    """Another model's layers behind the interface's own, slow state."""
+    """A model with the layers of another model and the slow default state of the interface."""
 
     def __init__(self, model: Architecture) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def random_sources(number: int, vocabulary: int, longest: int, seed: int = 5) ->
 
 
 def log_probability_of(model: Architecture, source: list[int], output: list[int]) -> float:
-    """Of a whole output, eos included, by one teacher-forced pass."""
+    """Returns the log probability of an output with eos by one teacher-forced pass."""
     with torch.no_grad():
         features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *output]]))
         table = model.output_projection(features).double().log_softmax(-1)

@@ -161,7 +161,7 @@ def test_every_architecture_searches_a_shortlist(architecture: str) -> None:
 
 
 class OwnProjection(Transformer):
-    """A model whose step computes all logits, with a product of its own."""
+    """A model whose step computes all logits without the output projection."""
 
     def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         assert isinstance(state, KVCache)

@@ -1,4 +1,4 @@
-"""The probabilities of the tokens of a translation, whatever found it, against arithmetic in double precision."""
+"""The token probabilities of a translation, from every search, equal arithmetic in double precision."""
 
 import copy
 import json
