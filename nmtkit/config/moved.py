@@ -41,6 +41,7 @@ MOVED = {
     "data.dataset_writer": "data.dataset.preprocess",
     "data.corpora_file": "data.dataset.parallel_corpora",
     "documents": "text.documents",
+    "documents.translated": "text.documents",
     "files": "config.files",
     "formats": "models.formats",
     **{f"formats.{name}": "models.formats.writing" for name in ("expressible", "model_card")},

@@ -12,7 +12,7 @@ from nmtkit.data.corpora.corpus import ARROW_FOLDER, Columns, Corpus, Pairs, che
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.tables import Row, read_arrow_folder, read_jsonl, read_parquet, read_tsv
 from nmtkit.data.corpora.tmx import read_tmx
-from nmtkit.text.documents.translated import translated_pairs
+from nmtkit.text.documents import translated_pairs
 from nmtkit.text.languages import best_match, is_code
 
 BLOCK_PAIRS = 8192

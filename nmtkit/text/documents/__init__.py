@@ -1,5 +1,6 @@
 """Document formats: files that hold translatable text among other content."""
 
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from nmtkit.text.documents.gettext_po import Catalogue
@@ -11,6 +12,7 @@ from nmtkit.text.documents.xliff import Xliff
 
 __all__ = [
     "EXTENSIONS", "FORMATS", "Document", "ReadOptions", "WebPage", "check_text", "format_of", "notice", "read_document",
+    "translated_pairs",
 ]  # fmt: skip
 
 FORMATS: dict[str, type[Document]] = {"html": WebPage, "srt": SubRip, "vtt": WebVTT, "po": Catalogue, "xliff": Xliff}
@@ -39,3 +41,11 @@ def read_document(data: bytes, format: str, name: str, options: ReadOptions | No
         return FORMATS[format].read(data, options or ReadOptions())
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def translated_pairs(data: bytes, format: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yields source and translation of each unit of a PO or XLIFF file that has a translation.
+
+    Raises ValueError, with the name of the file, if its format is wrong.
+    """
+    yield from read_document(data, format, name, ReadOptions(overwrite=True)).pairs()

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nmtkit.text.documents.encoding import Encoding, decode
+from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
 from nmtkit.text.documents.interface import Document, Edit, ReadOptions, line_of, line_spans, newline_of
 from nmtkit.text.documents.lines import continues, words_of, wrapped
@@ -64,6 +64,11 @@ class Entry:
     @property
     def forms(self) -> dict[str, Message]:
         return {name: message for name, message in self.messages.items() if name.startswith("msgstr")}
+
+    @property
+    def translated(self) -> bool:
+        """Whether the entry has a translation, perhaps a fuzzy translation or only some of the plural forms."""
+        return any(form.text for form in self.forms.values())
 
 
 def unescaped(text: str) -> str:
@@ -134,7 +139,7 @@ def checked(entry: Entry, text: str) -> Entry:
 
 
 @dataclass(frozen=True)
-class Part:
+class MessagePart:
     """Lines of a text that are translated together. `line` is the index of the first line."""
 
     line: int
@@ -147,17 +152,16 @@ class Part:
 
     def written(self, translation: str) -> list[str]:
         """Returns the lines of the translation."""
-        pieces = self.inline.restored(translation)
-        if pieces is None:
+        text = self.inline.written(translation, self.write)
+        if text is None:
             return self.source
         count = len(self.source) - self.before.count("\n") - self.after.count("\n")
-        lines = wrapped(words_of(pieces, self.write), count, self.width) if count > 1 else [
-            "".join(piece.raw if piece.role != "text" else self.write(piece.text) for piece in pieces)
-        ]  # fmt: skip
-        return (self.before + "\n".join(lines) + self.after).split("\n")
+        if count > 1:
+            text = "\n".join(wrapped(words_of(self.inline.parts(translation), self.write), count, self.width))
+        return (self.before + text + self.after).split("\n")
 
 
-def parts_of(text: str) -> Iterator[Part]:
+def parts_of(text: str) -> Iterator[MessagePart]:
     """Yields the parts of a text that are translated."""
     read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
     lines = text.split("\n")
@@ -178,7 +182,7 @@ def parts_of(text: str) -> Iterator[Part]:
             opening, closing = pieces[start], pieces[end - 1]
             lead = opening.raw[: len(opening.raw) - len(opening.raw.lstrip())]
             trail = closing.raw[len(closing.raw.rstrip()) :] if opening.role == "text" or end - start > 1 else ""
-            yield Part(
+            yield MessagePart(
                 first, lines[first:last], "".join(piece.raw for piece in pieces[:start]) + lead,
                 trail + "".join(piece.raw for piece in pieces[end:]), max(map(len, lines[first:last])),
                 Inline(pieces[start:end]), write,
@@ -215,11 +219,9 @@ class Catalogue(Document):
     protects = True
 
     @classmethod
-    def read(cls, data: bytes, options: ReadOptions) -> "Catalogue":
+    def declared_encoding(cls, data: bytes) -> str | None:
         declared = _CHARSET.search(data)
-        name = declared[1].decode() if declared else None
-        text, encoding = decode(data, None if name == "CHARSET" else name)
-        return cls(text, encoding, options)
+        return declared[1].decode() if declared and declared[1] != b"CHARSET" else None
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
@@ -229,9 +231,9 @@ class Catalogue(Document):
             (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
         )
         self.entries = []
-        self.parts: list[dict[str, list[Part]]] = []  # for each entry: the parts of its msgid and msgid_plural
+        self.parts: list[dict[str, list[MessagePart]]] = []  # for each entry: the parts of its msgid and msgid_plural
         for entry in entries:
-            if entry is self.header or (not options.overwrite and any(form.text for form in entry.forms.values())):
+            if entry is self.header or (entry.translated and not options.overwrite):
                 continue
             sources = {name: message for name, message in entry.messages.items() if name in ("msgid", "msgid_plural")}
             parts = {name: list(parts_of(message.text)) for name, message in sources.items()}
@@ -242,9 +244,21 @@ class Catalogue(Document):
         self.lacks_rule = self.plurals.count is None and any("msgid_plural" in parts for parts in self.parts)
         if self.lacks_rule:
             self.plurals = Plurals(f"Plural-Forms: {plural_rule(options.target_language)}")
-        self.segments = [
-            part.inline.markup for parts in self.parts for each in parts.values() for part in each
-        ]  # fmt: skip
+        self.segments = [part.inline.markup for parts in self.parts for each in parts.values() for part in each]
+
+    def is_fuzzy(self, entry: Entry) -> bool:
+        return entry.flags is not None and "fuzzy" in re.split(r"[,\s]+", self.text[slice(*entry.flags)])
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yields source and translation of each entry that is not fuzzy: the first form and the last plural form."""
+        for entry in self.all_entries:
+            if entry is self.header or not entry.translated or self.is_fuzzy(entry):
+                continue
+            forms = [form.text for form in entry.forms.values()]
+            if forms[0]:
+                yield entry.messages["msgid"].text, forms[0]
+            if "msgid_plural" in entry.messages and len(forms) > 1 and forms[-1]:
+                yield entry.messages["msgid_plural"].text, forms[-1]
 
     def edits(self, translations: Sequence[str]) -> list[Edit]:
         edits = [self.header_edit()] if self.lacks_rule else []
@@ -318,10 +332,8 @@ class Catalogue(Document):
             line_start = self.text.rfind("\n", 0, entry.start) + 1
             before = _previous_comments(self.text, line_start)
             return [(before, before, f"#, fuzzy{self.newline}")]
-        start, end = entry.flags
-        if "fuzzy" in re.split(r"[,\s]+", self.text[start:end]):
-            return []
-        return [(start + 2, start + 2, " fuzzy,")]
+        after_sign = entry.flags[0] + len("#,")
+        return [] if self.is_fuzzy(entry) else [(after_sign, after_sign, " fuzzy,")]
 
     def encoded(self, text: str) -> bytes:
         """Returns the file in its encoding, or in UTF-8 with a changed header if the encoding lacks a character."""

@@ -6,8 +6,9 @@ A translator gets each segment as a line of HTML with a tag `<g0>`, `</g0>` or `
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from unicodedata import category
 
 from nmtkit.text import markup
@@ -85,6 +86,12 @@ def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
     return first, last
 
 
+def translatable(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Returns the pieces in the range of `trimmed`, or no pieces if the text has no letter."""
+    first, last = trimmed(pieces)
+    return pieces[first:last] if has_words(pieces[first:last]) else ()
+
+
 class Inline:
     """Pieces that are translated together. `markup` is the line to translate; `restored` reads its translation."""
 
@@ -115,7 +122,7 @@ class Inline:
             parts.append(tag)
         self.markup = "".join(parts).strip(" ")
         self.spaces = _spaces(pieces)
-        self.source = self._parts(self.markup)
+        self.source = self.parts(self.markup)
 
     @property
     def text(self) -> str:
@@ -124,11 +131,25 @@ class Inline:
 
     def restored(self, translation: str) -> list[Piece] | None:
         """Returns the translation as pieces, with each code once, or None if the translation equals the source."""
-        parts = self._parts(translation)
+        parts = self.parts(translation)
         assert sorted(id(piece) for piece in parts if piece.role != "text") == sorted(map(id, self.codes.values()))
         return None if parts == self.source else parts
 
-    def _parts(self, line: str) -> list[Piece]:
+    def written(
+        self, translation: str, write: Callable[[str], str], code: Callable[[Piece], str] = attrgetter("raw")
+    ) -> str | None:
+        """Returns the translation as text of the file, or None if the translation equals the source.
+
+        `write` escapes a text, and `code` returns a code as written in the file.
+        """
+        parts = self.restored(translation)
+        return (
+            None
+            if parts is None
+            else "".join(write(part.text) if part.role == "text" else code(part) for part in parts)
+        )
+
+    def parts(self, line: str) -> list[Piece]:
         """Returns the pieces of a translated line. Spaced codes get the spaces that they have in the source."""
         parts: list[Piece] = []
         before = ""  # the last character so far

@@ -3,11 +3,11 @@
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.encoding import Encoding, decode
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -29,15 +29,27 @@ class Document(ABC):
     """
 
     protects: ClassVar[bool] = False  # whether files of the format usually contain placeholders such as %s
+    web: ClassVar[bool] = False  # whether names of encodings have the same meaning as in browsers
+    unencodable: ClassVar[str] = "strict"  # Python's name of the way to write characters that the encoding lacks
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         self.text, self.encoding, self.options = text, encoding, options
         self.segments: list[str] = []
 
     @classmethod
-    @abstractmethod
-    def read(cls, data: bytes, options: ReadOptions) -> "Document":
+    def read(cls, data: bytes, options: ReadOptions) -> Self:
         """Reads a file. Raises ValueError, with a message that begins with the line, if the file is invalid."""
+        text, encoding = decode(data, cls.declared_encoding(data), cls.web)
+        return cls(text, encoding, options)
+
+    @classmethod
+    def declared_encoding(cls, data: bytes) -> str | None:
+        """Returns the encoding that the file declares, or None."""
+        return None
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yields source and translation of each translated unit. Formats with a single text per unit have none."""
+        return iter(())
 
     @abstractmethod
     def edits(self, translations: Sequence[str]) -> list[Edit]:
@@ -50,7 +62,7 @@ class Document(ABC):
 
     def encoded(self, text: str) -> bytes:
         """Returns a rendered text as the bytes of the file."""
-        return self.encoding.encode(text)
+        return self.encoding.encode(text, self.unencodable)
 
 
 def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = None) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nmtkit.text.alignment import UNSPACED, Span
-from nmtkit.text.documents.encoding import Encoding, decode
-from nmtkit.text.documents.inline import Inline, Piece, has_words, trimmed
+from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.inline import Inline, Piece, translatable
 from nmtkit.text.documents.interface import (
     Document,
     Edit,
@@ -49,7 +49,7 @@ class Cue:
 
 
 @dataclass
-class Block:
+class SubtitleBlock:
     """Lines of a cue that are translated together. `pieces` leave out the codes at the start and the end."""
 
     cue: int
@@ -57,7 +57,7 @@ class Block:
     end: int
     lines: int
     width: int  # columns of the longest line
-    pieces: list[Piece]
+    pieces: Sequence[Piece]
     first: bool = False  # whether this is the first block of its cue
     last: bool = False
 
@@ -93,11 +93,6 @@ class Subtitles(Document):
     """A file of cues."""
 
     code: re.Pattern[str]
-
-    @classmethod
-    def read(cls, data: bytes, options: ReadOptions) -> "Subtitles":
-        text, encoding = decode(data)
-        return cls(text, encoding, options)
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
@@ -146,7 +141,7 @@ class Subtitles(Document):
     def write_text(self, text: str) -> str:
         return text
 
-    def blocks(self, number: int, cue: Cue) -> Iterator[Block]:
+    def blocks(self, number: int, cue: Cue) -> Iterator[SubtitleBlock]:
         """Yields the blocks of a cue. A new block begins at the dash of a speaker, and after the end of a sentence."""
         groups: list[list[Span]] = []
         for start, end in cue.lines:
@@ -161,26 +156,24 @@ class Subtitles(Document):
             blocks[0].first = blocks[-1].last = True
         yield from blocks
 
-    def block(self, number: int, lines: Sequence[Span]) -> Block | None:
+    def block(self, number: int, lines: Sequence[Span]) -> SubtitleBlock | None:
         pieces: list[Piece] = []
         for start, end in lines:
             if pieces:
                 glued = UNSPACED.match(self.text[start : start + 1]) and UNSPACED.match(self.text[pieces[-1].end - 1])
                 pieces.append(Piece("text", "" if glued else " ", start=pieces[-1].end, end=start))
             pieces += self.pieces(start, end)
-        pieces = _without_dash(pieces)
-        first, last = trimmed(pieces)
-        pieces = pieces[first:last]
-        if not has_words(pieces):
+        shown = translatable(_without_dash(pieces))
+        if not shown:
             return None
-        start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
+        start, end = without_white_space(self.text, shown[0].start, shown[-1].end)
         within = [(max(first, start), min(last, end)) for first, last in lines if first < end and last > start]
         width = max(_columns(self.text[first:last]) for first, last in within)
-        return Block(number, start, end, len(within), width, pieces)
+        return SubtitleBlock(number, start, end, len(within), width, shown)
 
-    def chains_of(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    def chains_of(self, blocks: Sequence[SubtitleBlock]) -> Iterator[list[SubtitleBlock]]:
         """Yields chains of blocks that together hold one sentence. A block with inner codes is a separate chain."""
-        chain: list[Block] = []
+        chain: list[SubtitleBlock] = []
         for block in blocks:
             if chain and self.follows(chain[-1], block) and len(chain) < MAX_CUES:
                 chain.append(block)
@@ -191,7 +184,7 @@ class Subtitles(Document):
         if chain:
             yield chain
 
-    def follows(self, before: Block, block: Block) -> bool:
+    def follows(self, before: SubtitleBlock, block: SubtitleBlock) -> bool:
         if block.cue != before.cue + 1 or not before.last or not block.first or not (before.plain and block.plain):
             return False
         gap = self.cues[block.cue].start - self.cues[before.cue].end
@@ -199,7 +192,7 @@ class Subtitles(Document):
         dashed = _DASH.match(self.code.sub("", self.text[line_start : block.end]))
         return -MAX_GAP < gap < MAX_GAP and not dashed and continues(before.text, block.text)
 
-    def chained(self, chain: Sequence[Block]) -> list[Piece]:
+    def chained(self, chain: Sequence[SubtitleBlock]) -> list[Piece]:
         pieces = list(chain[0].pieces)
         for block in chain[1:]:
             glued = UNSPACED.match(pieces[-1].text[-1:]) and UNSPACED.match(block.pieces[0].text[:1])

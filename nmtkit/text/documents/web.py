@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nmtkit.text.documents.encoding import Encoding, decode
-from nmtkit.text.documents.inline import Inline, Piece, has_words, trimmed
+from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
 from nmtkit.text.documents.interface import Document, Edit, ReadOptions, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
 from nmtkit.text.markup import TAG, VOID, names
@@ -125,7 +125,7 @@ def shown_attributes(name: str, by_name: dict[str, tuple[int, int, str]]) -> lis
     return shown
 
 
-class _Reader:
+class _PageReader:
     """Finds the runs of text and inline tags of a page, and the attributes to translate."""
 
     def __init__(self, text: str) -> None:
@@ -251,24 +251,25 @@ def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
 class WebPage(Document):
     """A page of HTML or XHTML, or a part of a page."""
 
+    web = True
+    unencodable = "xmlcharrefreplace"
+
     @classmethod
-    def read(cls, data: bytes, options: ReadOptions) -> "WebPage":
+    def declared_encoding(cls, data: bytes) -> str | None:
         head = data[:1024]
         declared = _DECLARED.match(head) or _CHARSET.search(head)
-        text, encoding = decode(data, declared[1].decode() if declared else None, web=True)
-        return cls(text, encoding, options)
+        return declared[1].decode() if declared else None
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
-        reader = _Reader(text)
+        reader = _PageReader(text)
         reader.read()
         self.root = reader.root
         self.runs: list[tuple[int, int, Inline]] = []
         self.attributes: list[tuple[int, int, Inline]] = []
         for run in reader.runs:
-            first, last = trimmed(run)
-            if has_words(run[first:last]):
-                self.runs.append((run[first].start, run[last - 1].end, Inline(run[first:last])))
+            if pieces := translatable(run):
+                self.runs.append((pieces[0].start, pieces[-1].end, Inline(pieces)))
         for start, end, value in reader.attributes:
             if has_words([Piece("text", value)]):
                 self.attributes.append((start, end, Inline([Piece("text", value)])))
@@ -277,18 +278,15 @@ class WebPage(Document):
     def edits(self, translations: Sequence[str]) -> list[Edit]:
         inner = self.language_edits()
         for (start, end, inline), translation in zip(self.attributes, translations[len(self.runs) :], strict=True):
-            parts = inline.restored(translation)
-            if parts is not None:
-                inner.append((start, end, self.quoted(start, end, "".join(part.text for part in parts))))
+            value = inline.written(translation, str)
+            if value is not None:
+                inner.append((start, end, self.quoted(start, end, value)))
         inner.sort()
         outer: list[Edit] = []
         for (start, end, inline), translation in zip(self.runs, translations[: len(self.runs)], strict=True):
-            parts = inline.restored(translation)
-            if parts is not None:
-                new = [spliced(self.text, inner, part.start, part.end) if part.role != "text" else written(part.text)
-                       for part in parts]  # fmt: skip
-                first, last = without_white_space(self.text, start, end)
-                outer.append((first, last, "".join(new)))
+            new = inline.written(translation, written, lambda code: spliced(self.text, inner, code.start, code.end))
+            if new is not None:
+                outer.append((*without_white_space(self.text, start, end), new))
         starts = [start for start, _, _ in outer]
         for edit in inner:
             at = bisect_left(starts, edit[0] + 1) - 1
@@ -322,9 +320,6 @@ class WebPage(Document):
                 edits.append((start, end, f'="{value}"' if start == end else f'"{value}"'))
         after_name = self.root.start + len("<html")
         return [*edits, *([(after_name, after_name, missing)] if missing else [])]
-
-    def encoded(self, text: str) -> bytes:
-        return self.encoding.encode(text, "xmlcharrefreplace")
 
 
 def written(text: str) -> str:

@@ -17,11 +17,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
-from typing import Any
+from typing import Any, Literal
 from xml.parsers import expat
 
-from nmtkit.text.documents.encoding import Encoding, decode
-from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
+from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
 from nmtkit.text.documents.interface import Document, Edit, ReadOptions, newline_of, spliced, without_white_space
 
 MAX_DEPTH = 200  # maximum depth of nested elements
@@ -35,9 +35,8 @@ STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that link
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
 _DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
-_CHARACTER = re.compile(
-    r"&[^;\s]{1,10}+;|\r\n|(?s:.)"
-)  # one character of the text: an entity, \r\n, or the character itself
+# one character of the text: an entity, \r\n, or the character itself
+_CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -70,10 +69,10 @@ class Node:
 
 def parse(text: str) -> Node:
     """Returns the root element. Raises ValueError with a message that begins with the line."""
-    return _Reader(text).read()
+    return _TreeBuilder(text).read()
 
 
-class _Reader:
+class _TreeBuilder:
     """Makes nodes from the events of expat. An event ends where the next event starts."""
 
     def __init__(self, text: str) -> None:
@@ -195,7 +194,7 @@ def _byte_to_character(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """A part of a source that is translated. If `markup` is true, the text of the part is escaped HTML."""
 
     start: int
@@ -203,11 +202,11 @@ class Part:
     inline: Inline
     markup: bool
 
-    def written(self, piece: Piece) -> str:
-        """Returns a piece of the translation, written as XML."""
-        if piece.role != "text":
-            return piece.raw
-        return written(escape(piece.text, quote=False) if self.markup else piece.text)
+    def written(self, translation: str) -> str | None:
+        """Returns the translation as XML, or None if the translation equals the source."""
+        return self.inline.written(
+            translation, lambda text: written(escape(text, quote=False) if self.markup else text)
+        )
 
 
 @dataclass(frozen=True)
@@ -217,19 +216,19 @@ class Unit:
     source: Node
     content: Node
     target: Node | None
-    parts: list[Part]
+    parts: list[SourcePart]
 
 
 class Xliff(Document):
     """An XLIFF file."""
 
     protects = True
+    unencodable = "xmlcharrefreplace"
 
     @classmethod
-    def read(cls, data: bytes, options: ReadOptions) -> "Xliff":
+    def declared_encoding(cls, data: bytes) -> str | None:
         declared = _DECLARED.match(data[:1024])
-        text, encoding = decode(data, declared[1].decode() if declared else None)
-        return cls(text, encoding, options)
+        return declared[1].decode() if declared else None
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
@@ -256,10 +255,8 @@ class Xliff(Document):
         if not sources or node.inherited("translate") == "no":
             return None
         target = targets[0] if targets else None
-        state = (target.attributes if self.version == 1 and target else node.attributes).get("state")
-        if state in FINAL or node.attributes.get("approved") == "yes":
-            return None
-        if target is not None and target.content and state not in UNTRANSLATED and not self.options.overwrite:
+        status = self.status(node)
+        if status == "final" or (status == "translated" and not self.options.overwrite):
             return None
         segmented = node.children("seg-source")
         content = segmented[0] if segmented else sources[0]
@@ -267,17 +264,33 @@ class Xliff(Document):
         parts = [part for container in marks or [content] if (part := self.part(container)) is not None]
         return Unit(sources[0], content, target, parts) if parts else None
 
-    def part(self, container: Node) -> Part | None:
+    def status(self, node: Node) -> Literal["untranslated", "translated", "final"]:
+        """Returns whether a unit is translated, and whether its translation is final."""
+        target = next(iter(node.children("target")), None)
+        state = (target.attributes if self.version == 1 and target else node.attributes).get("state")
+        if state in FINAL or node.attributes.get("approved") == "yes":
+            return "final"
+        return "translated" if target is not None and target.content and state not in UNTRANSLATED else "untranslated"
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yields source and target of each unit with a target in any state, without inline codes."""
+        for node in self.nodes(self.root):
+            sources, targets = node.children("source"), node.children("target")
+            if sources and targets:
+                source, target = ("".join(texts_of(side[0])) for side in (sources, targets))
+                if source.strip() and target.strip():
+                    yield source, target
+
+    def part(self, container: Node) -> SourcePart | None:
         markup = is_markup("".join(texts_of(container)))
-        pieces = list(self.pieces(container, markup))
+        pieces: Sequence[Piece] = list(self.pieces(container, markup))
         # a CDATA section is replaced as a whole
         if "<![CDATA[" not in self.text[container.inner : container.inner_end]:
-            first, last = trimmed(pieces)
-            pieces = pieces[first:last]
+            pieces = translatable(pieces)
         if not has_words(pieces):
             return None
         start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
-        return Part(start, end, Inline(pieces), markup)
+        return SourcePart(start, end, Inline(pieces), markup)
 
     def pieces(self, node: Node, markup: bool) -> Iterator[Piece]:
         for child in node.content:
@@ -319,9 +332,9 @@ class Xliff(Document):
         for unit in self.units:
             inner: list[Edit] = []
             for part in unit.parts:
-                pieces = part.inline.restored(next(following))
-                if pieces is not None:
-                    inner.append((part.start, part.end, "".join(map(part.written, pieces))))
+                new = part.written(next(following))
+                if new is not None:
+                    inner.append((part.start, part.end, new))
             edits += self.target_edits(unit, spliced(self.text, inner, unit.content.inner, unit.content.inner_end))
             file = unit.source
             while file.parent is not None and file.name != ("file" if self.version == 1 else "xliff"):
@@ -367,9 +380,6 @@ class Xliff(Document):
                 end = len(tag) - (2 if tag.endswith("/>") else 1)
                 tag = f'{tag[:end].rstrip()} {name}="{escape(value)}"{tag[end:]}'
         return node.start, node.inner, tag
-
-    def encoded(self, text: str) -> bytes:
-        return self.encoding.encode(text, "xmlcharrefreplace")
 
 
 def written(text: str) -> str:
