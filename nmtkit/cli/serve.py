@@ -8,8 +8,16 @@ import click
 
 from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.cli.generate import GenerateCommand, chosen_processors, derived
-from nmtkit.config import changed_flags, check_flags, flag_of
-from nmtkit.serving.config import CPU_MAX_TOKENS, OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
+from nmtkit.config import changed_flags, check_flags, flag_of, to_dict
+from nmtkit.serving.config import (
+    CPU_MAX_TOKENS,
+    OWN_TEXT_FIELDS,
+    RULES,
+    SEARCH_FIELDS,
+    ModelPath,
+    ServeConfig,
+    ServeJob,
+)
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
 
@@ -47,10 +55,18 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
         raise ImportError(f"nmtkit serve needs {error.name}; install it: pip install 'nmtkit[serve]'") from error
     from nmtkit.serving.server import run
 
-    models = [ModelPath.parse(path) for path in paths]
-    text = derived(TextOptions, {name: value for name, value in typed.items() if name not in OWN_TEXT_FIELDS})
     processors = chosen_processors(search.logits_processors, typed)
-    run(config, models, plugins, search, devices, derived(TranslatorOptions, typed), text, processors)
+    job = ServeJob(
+        config=config,
+        paths=[ModelPath.parse(path) for path in paths],
+        plugins=plugins,
+        search=search,
+        devices=devices,
+        translator=derived(TranslatorOptions, typed),
+        text=derived(TextOptions, {name: value for name, value in typed.items() if name not in OWN_TEXT_FIELDS}),
+        processors={name: to_dict(settings) for name, settings in processors.items()},
+    )
+    run(job)
 
 
 for part in (ServeConfig, DeviceOptions, TranslatorOptions):

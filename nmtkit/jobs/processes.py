@@ -8,14 +8,15 @@ weights and plug-ins. A spawned worker imports its modules again (0.3 s of a cor
 its own copy of a model. So fork is the faster choice, but nothing needs fork.
 """
 
-import functools
 import multiprocessing
+import os
 import pickle
 import selectors
 import signal
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nmtkit.config.plugins import load_plugins, loaded_plugins
@@ -94,12 +95,17 @@ def wait_for(channels: Iterable[SocketChannel], seconds: float | None) -> None:
                 key.data.flush()
 
 
+@dataclass(eq=False, kw_only=True)
+class WorkerProcess(RemoteWorker):
+    process: Any  # of multiprocessing
+
+
 class Processes:
     """The transport of worker processes on this machine. Each process makes its object with `factory`."""
 
     def __init__(self, count: int, factory: Callable[[], Any]) -> None:
-        self.workers: list[RemoteWorker] = []
-        forks = "fork" in multiprocessing.get_all_start_methods()
+        self.workers: list[WorkerProcess] = []
+        forks = hasattr(os, "fork")
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         for number in range(1, count + 1):
             ours, theirs = socket.socketpair()
@@ -114,25 +120,23 @@ class Processes:
             process.start()
             theirs.close()
             channel = SocketChannel(ours, buffers=True)
-            self.workers.append(RemoteWorker(f"worker process {number}", channel, functools.partial(_stop, process)))
+            self.workers.append(WorkerProcess(f"worker process {number}", channel, process=process))
 
     def wait(self, seconds: float) -> None:
         wait_for([worker.channel for worker in self.workers], seconds)
 
+    def stop(self, worker: WorkerProcess, seconds: float) -> str:
+        worker.process.join(seconds)
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            worker.process.join()
+        code = worker.process.exitcode
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
     def close(self) -> None:
         for worker in self.workers:
             worker.channel.close()
-            worker.stop(0)
-
-
-def _stop(process: Any, seconds: float) -> str:
-    """Ends a process that does not end by itself within `seconds`. Returns the signal or the exit code of its end."""
-    process.join(seconds)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    code = process.exitcode
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            self.stop(worker, 0)
 
 
 def _run(connection: socket.socket, factory: Callable[[], Any], copies: Sequence[socket.socket] = ()) -> None:

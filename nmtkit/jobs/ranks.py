@@ -59,12 +59,14 @@ class Ranks:
 
     def __init__(self, store: Any, count: int) -> None:
         self.workers = [
-            RemoteWorker(f"rank {rank}", StoreChannel(store, rank, at_rank_zero=True), lambda seconds: "")
-            for rank in range(1, count + 1)
+            RemoteWorker(f"rank {rank}", StoreChannel(store, rank, at_rank_zero=True)) for rank in range(1, count + 1)
         ]
 
     def wait(self, seconds: float) -> None:
         poll(seconds)
+
+    def stop(self, worker: RemoteWorker, seconds: float) -> str:
+        return "its launcher ends it"
 
     def close(self) -> None:
         for worker in self.workers:

@@ -25,7 +25,6 @@ from typing import Any, Protocol
 from nmtkit.config.plugins import PluginError, plugin_message
 
 Task = tuple[Any, ...]  # method of the worker's object, and its arguments
-END_SECONDS = 5.0  # time for a worker to end after it has closed its channel
 
 
 class Channel(Protocol):
@@ -46,11 +45,10 @@ class Channel(Protocol):
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """A worker as the scheduler sees it. `stop` waits some seconds for its end, else ends it, and says how it ended."""
+    """A worker as the scheduler sees it."""
 
     name: str  # for messages, such as "worker process 2"
     channel: Any  # a Channel; Any, because a transport also uses methods that only its channels have
-    stop: Callable[[float], str]  # for example, stop(5.0) returns SIGKILL
     tasks: dict[int, Any] = field(default_factory=dict)  # number -> unfinished task, oldest first
     quiet: float = 0.0  # seconds that the scheduler has waited since the last answer
 
@@ -90,8 +88,8 @@ class Scheduler:
     def receive(self, worker: Any) -> Iterator[tuple[Any, Any]]:
         """Yields the tasks that a worker has finished, with their results. A failed task has an exception as result.
 
-        Raises the error of a message without a number. If the worker has ended, removes the worker and raises
-        ChildProcessError; its unfinished tasks stay in `worker.tasks`.
+        Raises the error of a message without a number. If the worker has ended, removes the worker and raises EOFError;
+        its unfinished tasks stay in `worker.tasks`.
         """
         try:
             while (answer := worker.channel.receive(wait=False)) is not None:
@@ -102,17 +100,16 @@ class Scheduler:
                 yield worker.tasks.pop(number), result
         except EOFError:
             self.workers.remove(worker)
-            worker.channel.close()
-            how = worker.stop(END_SECONDS)
-            raise ChildProcessError(
-                f"{worker.name} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
-            ) from None
+            raise
 
 
 class Transport(Protocol):
     """Starts workers, waits for their messages, and ends the workers."""
 
-    workers: list[RemoteWorker]
+    workers: list[Any]  # RemoteWorkers
+
+    def stop(self, worker: Any, seconds: float) -> str:
+        """Ends a worker that does not end by itself within `seconds`. Says how it ended, such as SIGKILL."""
 
     def wait(self, seconds: float) -> None:
         """Waits until a message may have arrived, at most `seconds`."""

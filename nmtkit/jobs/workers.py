@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
 RESULTS_AHEAD = 4  # maximum number of sent tasks, per worker, whose results have not been yielded
+END_SECONDS = 5.0  # time for a worker to end after it has closed its channel
 CHECK_SECONDS = 1.0  # time between two checks for hanging workers
 
 
@@ -161,17 +162,22 @@ class Workers:
             waited = min(time.monotonic() - start, CHECK_SECONDS)  # longer means that this process was suspended
             for worker in self.scheduler.workers:
                 worker.quiet += waited
-            answers = [
-                (worker, *answer)
-                for worker in list(self.scheduler.workers)
-                for answer in self.scheduler.receive(worker)
-            ]
+            answers = [(worker, *answer) for worker in list(self.scheduler.workers) for answer in self._answers(worker)]
             if answers or not wait:
                 return answers
             for worker in self.scheduler.workers:
                 if self.timeout is not None and worker.tasks and worker.quiet > self.timeout:
-                    worker.stop(0)
+                    self.transport.stop(worker, 0)
                     raise ChildProcessError(f"{worker.name} hangs: it sent no result for {self.timeout:g} seconds")
+
+    def _answers(self, worker: Any) -> Iterator[tuple[Any, Any]]:
+        try:
+            yield from self.scheduler.receive(worker)
+        except EOFError:
+            how = self.transport.stop(worker, END_SECONDS)
+            raise ChildProcessError(
+                f"{worker.name} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
+            ) from None
 
 
 class ThisProcess:
@@ -179,7 +185,7 @@ class ThisProcess:
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
-        self.workers = [RemoteWorker("this process", self, lambda seconds: "")]
+        self.workers = [RemoteWorker("this process", self)]
         self.answers: list[Any] = []
 
     def send(self, message: Any) -> None:
@@ -190,6 +196,9 @@ class ThisProcess:
 
     def wait(self, seconds: float) -> None:
         pass
+
+    def stop(self, worker: Any, seconds: float) -> str:
+        return "this process"
 
     def close(self) -> None:
         pass

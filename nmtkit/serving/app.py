@@ -17,11 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from nmtkit.serving import contents, detection, openapi, reading, web
+from nmtkit.serving import contents, openapi, reading, web
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ServeConfig
 from nmtkit.serving.contents import Content, PlainText
-from nmtkit.serving.detection import Detector
-from nmtkit.serving.fair_queue import BatchKey, Pair, QueueFull, Result, TranslationError
+from nmtkit.serving.fair_queue import BatchKey, LineResult, Pair, QueueFull, TranslationError
 from nmtkit.serving.interface import (
     ENDPOINTS,
     DetectedLanguage,
@@ -32,7 +31,7 @@ from nmtkit.serving.interface import (
     TranslateFileFields,
     validated,
 )
-from nmtkit.serving.languages import described, name_of
+from nmtkit.serving.languages import Detector, described, detector_of, name_of
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.protocol import UnambiguousRequests
@@ -208,7 +207,7 @@ class Service:
         token = self.keep_file(extension, await asyncio.to_thread(content.encoded, result["text"]))
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
-    async def translations(self, pieces: Sequence[Content], key: BatchKey) -> list[list[Result]]:
+    async def translations(self, pieces: Sequence[Content], key: BatchKey) -> list[list[LineResult]]:
         """Returns a list of results for each piece: first the translation, then the alternatives.
 
         Raises Refusal if the pieces together exceed --char-limit or --batch-limit.
@@ -340,7 +339,7 @@ class Service:
 
     @property
     def detector(self) -> Detector | None:
-        return detection.detector(frozenset(code for pair in self.pool.pairs for code in pair))
+        return detector_of(frozenset(code for pair in self.pool.pairs for code in pair))
 
     async def languages(self, request: Request) -> Response:
         pairs = self.pool.pairs

@@ -1,12 +1,15 @@
 """Settings of `nmtkit serve`, and the search and text options that are flags of the server."""
 
+import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nmtkit.config import Config, FlagRule, option
-from nmtkit.translation.options import GLOSSARY_RULE
-from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES
+from nmtkit.translation.options import GLOSSARY_RULE, DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
 
 CPU_MAX_TOKENS = 1024  # maximum source tokens of a CPU batch; small, because new requests wait for the running batch
 
@@ -87,7 +90,7 @@ class ServeConfig(Config):
 class ModelPath:
     """A checkpoint to serve. `pair` is None if the checkpoint names its languages."""
 
-    path: str
+    path: Path
     pair: tuple[str, str] | None = None
 
     @staticmethod
@@ -95,7 +98,43 @@ class ModelPath:
         """Parses `averaged.pt` or `en-de=averaged.pt`."""
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
-        return ModelPath(path, (match[1], match[2])) if equals and match else ModelPath(text)
+        return ModelPath(Path(path), (match[1], match[2])) if equals and match else ModelPath(Path(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeJob:
+    """A parsed and checked command: the models to load, and the options of all requests.
+
+    The server sends the job to the process that loads the models.
+    """
+
+    config: ServeConfig
+    paths: Sequence[ModelPath]
+    plugins: Sequence[str]
+    search: SearchOptions
+    devices: DeviceOptions
+    translator: TranslatorOptions
+    text: TextOptions
+    processors: Mapping[str, Mapping[str, Any]]  # settings of the logits processors, by name
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers on a CPU: --workers if given, else 1 if --threads is given, else the number of cores."""
+        if self.config.workers is not None or self.devices.threads is not None:
+            return self.config.workers or 1
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The answer to a `ServeJob`, after the models are loaded."""
+
+    pairs: Sequence[tuple[str, str]]
+    device: str
+    workers: int
+    forks: bool  # whether the process that loaded the models forks the workers, or is the worker itself
+    streams: bool  # whether the worker translates several batches at once
+    max_tokens: int  # estimated tokens of a batch
 
 
 def read_api_keys(path: Path) -> list[bytes]:

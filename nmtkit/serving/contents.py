@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.datastructures import UploadFile
 
-from nmtkit.serving.fair_queue import Result
+from nmtkit.serving.fair_queue import LineResult
 from nmtkit.serving.reading import Refusal
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
 from nmtkit.text.documents import Document, ReadOptions, WebPage, format_of, read_document
@@ -56,7 +56,7 @@ class PlainText:
     def segments(self) -> list[str]:
         return [self.parts[index] for index in self.indices]
 
-    def rendered(self, lines: Sequence[Result]) -> Result:
+    def rendered(self, lines: Sequence[LineResult]) -> LineResult:
         """Returns the translation of the whole text, with the line ends and the white space of the source.
 
         `lines` are the translations of `segments`. If all of them have an alignment, the result also has an alignment:
@@ -71,7 +71,7 @@ class PlainText:
         for index, line in zip(self.indices, lines, strict=True):
             source, target = offsets[index]
             links += [[a + source, b + source, c + target, d + target] for a, b, c, d in line.get("alignment", ())]
-        result: Result = {"text": "".join(parts)}
+        result: LineResult = {"text": "".join(parts)}
         if all("alignment" in line for line in lines):
             result["alignment"] = links
         return result
@@ -83,7 +83,7 @@ class PlainText:
 Content = PlainText | Document
 
 
-def rendered(content: Content, lines: Sequence[Result]) -> Result:
+def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
     """Returns the translation of a text or a document. `lines` are the translations of its segments.
 
     Only the translation of a plain text can have an alignment.

@@ -26,7 +26,7 @@ MAX_DEATHS = 3  # a line fails after this many workers have died while translati
 Pair = tuple[str, str]  # codes of the source and the target language
 
 
-class Result(TypedDict):
+class LineResult(TypedDict):
     """A translation of a line or of a text."""
 
     text: str
@@ -47,6 +47,14 @@ class BatchKey:
     quality: bool = False
 
 
+@dataclass(frozen=True)
+class LineBatch:
+    """The task of a worker: the texts of a batch, and their common settings."""
+
+    key: BatchKey
+    texts: list[str]
+
+
 class QueueFull(Exception):  # noqa: N818  # named like queue.Full
     """Raised if the lines of a request exceed the limit of the queue."""
 
@@ -56,13 +64,13 @@ class TranslationError(Exception):
 
 
 @dataclass(eq=False)
-class TranslationJob:
+class QueuedRequest:
     """The lines of one request. `done` gets the translations of each line, best first."""
 
     key: BatchKey
     lines: Sequence[str]
-    done: "asyncio.Future[list[list[Result]]]"
-    results: list[list[Result]] = field(init=False)
+    done: "asyncio.Future[list[list[LineResult]]]"
+    results: list[list[LineResult]] = field(init=False)
     missing: int = field(init=False)  # lines without a result
     waiting: list[int] = field(init=False)  # indices of waiting lines, in ascending order of cost
     costs: list[int] = field(init=False)  # costs of the waiting lines
@@ -82,12 +90,12 @@ class TranslationJob:
         """Finishing time of the next line, which is the longest waiting line."""
         return self.finish_time + self.costs[-1]
 
-    def __lt__(self, other: "TranslationJob") -> bool:
+    def __lt__(self, other: "QueuedRequest") -> bool:
         return self.order < other.order
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key: the finishing time. If times are equal, jobs without taken lines come first, then older jobs."""
+        """Sort key: the finishing time. If times are equal, new requests come first, then older ones."""
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":
@@ -102,32 +110,32 @@ class TranslationJob:
         self.costs.insert(row, line.cost)
         self.finish_time -= line.cost
 
-    def finish(self, index: int, result: list[Result]) -> None:
+    def finish(self, index: int, result: list[LineResult]) -> None:
         self.results[index] = result
         self.missing -= 1
         if not self.missing and not self.done.done():
             self.done.set_result(self.results)
 
-    def fail(self, message: str) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.done.done():
-            self.done.set_exception(TranslationError(message))
+            self.done.set_exception(error)
 
 
 @dataclass(eq=False)
 class QueuedLine:
-    """One line of a job. `deaths` counts the workers that died while translating only this line."""
+    """One line of a request. `deaths` counts the workers that died while translating only this line."""
 
-    job: TranslationJob
+    request: QueuedRequest
     index: int
     cost: int
     deaths: int = 0
 
     @property
     def text(self) -> str:
-        return self.job.lines[self.index]
+        return self.request.lines[self.index]
 
 
-Batch = list[QueuedLine]
+QueuedLines = list[QueuedLine]
 
 
 def estimated_tokens(line: str) -> int:
@@ -136,33 +144,33 @@ def estimated_tokens(line: str) -> int:
 
 
 class FairQueue:
-    """A queue of jobs. At most `limit` lines wait, but an empty queue accepts a job of any size."""
+    """A queue of requests. At most `limit` lines wait, but an empty queue accepts a request of any size."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.jobs: list[TranslationJob] = []
-        self.retries: deque[Batch] = deque()  # halves of failed batches
+        self.requests: list[QueuedRequest] = []
+        self.retries: deque[QueuedLines] = deque()  # halves of failed batches
         self.size = self.tokens = 0  # numbers of waiting lines and of their tokens, without `retries`
         self.time = 0
         self.numbers = count()
 
-    def add(self, job: TranslationJob) -> None:
-        """Adds a job. An empty queue accepts a job of any size. Raises QueueFull if too many lines would wait."""
-        if self.size and self.size + len(job.waiting) > self.limit:
+    def add(self, request: QueuedRequest) -> None:
+        """Adds a request. Raises QueueFull if too many lines would wait, except in an empty queue."""
+        if self.size and self.size + len(request.waiting) > self.limit:
             raise QueueFull
-        job.start = job.finish_time = self.time
-        job.number = next(self.numbers)
-        self.size += len(job.waiting)
-        self.tokens += sum(job.costs)
-        self.jobs.append(job)
+        request.start = request.finish_time = self.time
+        request.number = next(self.numbers)
+        self.size += len(request.waiting)
+        self.tokens += sum(request.costs)
+        self.requests.append(request)
 
-    def drop(self, job: TranslationJob) -> None:
-        """Removes the waiting lines of a job whose client no longer waits."""
-        self.size -= len(job.waiting)
-        self.tokens -= sum(job.costs)
-        job.waiting, job.costs = [], []
+    def drop(self, request: QueuedRequest) -> None:
+        """Removes the waiting lines of a request whose client no longer waits."""
+        self.size -= len(request.waiting)
+        self.tokens -= sum(request.costs)
+        request.waiting, request.costs = [], []
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: QueuedLines) -> None:
         """Takes back the lines of a failed batch. They are translated again in two batches, before all other lines.
 
         Repeated halving isolates a line that kills workers. After `MAX_DEATHS` workers have died while translating only
@@ -171,29 +179,29 @@ class FairQueue:
         if len(batch) == 1:
             batch[0].deaths += 1
             if batch[0].deaths >= MAX_DEATHS:
-                batch[0].job.fail("a line of this text cannot be translated")
+                batch[0].request.fail(TranslationError("a line of this text cannot be translated"))
         half = len(batch) // 2
         self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 
-    def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> Batch:
+    def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> QueuedLines:
         """Returns at most `max_lines` lines of the same key and of similar length.
 
         If all lines are padded to the longest line, they have at most `max_tokens` estimated tokens, unless one line
         alone has more. A line has at most `longest` tokens. The batch is empty if no such line is waiting.
         """
         for _ in range(len(self.retries)):
-            batch = [line for line in self.retries.popleft() if not line.job.done.done()]
+            batch = [line for line in self.retries.popleft() if not line.request.done.done()]
             if batch and max(line.cost for line in batch) <= longest:
                 return batch
             if batch:
                 self.retries.append(batch)
-        self.jobs = [job for job in self.jobs if job.waiting]
-        jobs = [job for job in self.jobs if job.costs[-1] <= longest]
-        if not jobs:
+        self.requests = [request for request in self.requests if request.waiting]
+        requests = [request for request in self.requests if request.costs[-1] <= longest]
+        if not requests:
             return []
-        heapq.heapify(jobs)
-        self.time = max(self.time, jobs[0].next_finish_time)
-        first, *others = _candidates(jobs, CHOICE * max_tokens, CHOICE * max_lines)
+        heapq.heapify(requests)
+        self.time = max(self.time, requests[0].next_finish_time)
+        first, *others = _candidates(requests, CHOICE * max_tokens, CHOICE * max_lines)
         others.sort(key=lambda line: abs(line.cost - first.cost))  # a stable sort keeps the order of service
         batch, width = [first], first.cost
         for line in others:
@@ -201,31 +209,31 @@ class FairQueue:
             if len(batch) < max_lines and width * (len(batch) + 1) <= max_tokens:
                 batch.append(line)
             else:
-                line.job.put_back(line)
+                line.request.put_back(line)
         self.size -= len(batch)
         self.tokens -= sum(line.cost for line in batch)
         return batch
 
 
-def _candidates(jobs: list[TranslationJob], max_tokens: int, max_lines: int) -> Batch:
+def _candidates(requests: list[QueuedRequest], max_tokens: int, max_lines: int) -> QueuedLines:
     """Takes the next line and, in order of service, further lines that may share a batch with the next line.
 
-    `jobs` is a heap of jobs with waiting lines. The function destroys the order of the heap.
+    `requests` is a heap of requests with waiting lines. The function destroys the order of the heap.
     """
-    key, first = jobs[0].key, jobs[0].costs[-1]
+    key, first = requests[0].key, requests[0].costs[-1]
     longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0
-    lines: Batch = []
+    lines: QueuedLines = []
     tokens = 0
-    skipped: list[TranslationJob] = []
-    while jobs and tokens < max_tokens and len(lines) < max_lines:
-        job = jobs[0]
-        row = bisect_right(job.costs, longest) - 1
-        if job.key == key and row >= 0 and job.costs[row] >= shortest:
-            lines.append(job.take(row))
+    skipped: list[QueuedRequest] = []
+    while requests and tokens < max_tokens and len(lines) < max_lines:
+        request = requests[0]
+        row = bisect_right(request.costs, longest) - 1
+        if request.key == key and row >= 0 and request.costs[row] >= shortest:
+            lines.append(request.take(row))
             tokens += lines[-1].cost
-            if job.waiting:
-                heapq.heapreplace(jobs, job)
+            if request.waiting:
+                heapq.heapreplace(requests, request)
                 continue
-        skipped.append(heapq.heappop(jobs))
-    jobs += skipped
+        skipped.append(heapq.heappop(requests))
+    requests += skipped
     return lines

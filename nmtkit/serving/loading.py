@@ -5,10 +5,8 @@ import dataclasses
 import functools
 import itertools
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from nmtkit.config import changed_flags, derive
 from nmtkit.config.plugins import load_plugins
@@ -17,64 +15,21 @@ from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
 from nmtkit.models.building import check_translation_models, directions_of, languages_of, tokenizer_of
-from nmtkit.serving.config import CPU_MAX_TOKENS
+from nmtkit.serving.config import CPU_MAX_TOKENS, ModelPath, ServeJob
+from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
 from nmtkit.translation.engines import ctranslate2
-from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator, ctranslate2_engine
-
-Pair = tuple[str, str]
 
 # The server only estimates the tokens of a batch. A worker therefore accepts GUESS times the limit before it splits a
 # batch.
 GUESS = 2
 
 logger = logging.getLogger("nmtkit")
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """The message of the server to the model process: the models to load and the search settings."""
-
-    paths: list[tuple[Pair | None, str]]
-    plugins: list[str]
-    search: SearchOptions
-    devices: DeviceOptions
-    translator: TranslatorOptions
-    text: TextOptions
-    processors: dict[str, dict[str, Any]]  # settings of the logits processors, by name
-    split_sentences: bool
-    workers: int | None
-    pivot: str | None = None
-
-    @staticmethod
-    def from_message(message: Mapping[str, Any]) -> "Job":
-        return Job(
-            paths=[(None if pair is None else (pair[0], pair[1]), path) for pair, path in message["paths"]],
-            plugins=message["plugins"],
-            search=derive(SearchOptions, message["search"], "serve"),
-            devices=derive(DeviceOptions, message["devices"], "serve"),
-            translator=derive(TranslatorOptions, message["translator"], "serve"),
-            text=derive(TextOptions, message["text"], "serve"),
-            processors=message["processors"],
-            split_sentences=message["split_sentences"],
-            workers=message["workers"],
-            pivot=message.get("pivot"),
-        )
-
-    @property
-    def device(self) -> str:
-        return rank_device(self.devices.named_device, workers=self.workers or 1)
-
-    @property
-    def worker_count(self) -> int:
-        """Number of workers to fork: `workers` if given, else 1 if `threads` is given, else the number of cores."""
-        if self.workers is not None or self.devices.threads is not None:
-            return self.workers or 1
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +65,16 @@ class ServedModel:
             )
 
 
-Models = dict[Pair, ServedModel]
+ServedModels = dict[Pair, ServedModel]
 Prepare = Callable[[], None]  # called in each worker before the first batch
 
 
-def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]]:
+def grouped(paths: Sequence[ModelPath]) -> dict[Pair, tuple[Path, ...]]:
     """Returns the checkpoints of each language pair. Several checkpoints of one pair form an ensemble."""
     result: dict[Pair, tuple[Path, ...]] = {}
-    for pair, path in paths:
-        for key in [pair] if pair else pairs_of(Path(path)):
-            result[key] = (*result.get(key, ()), Path(path))
+    for model in paths:
+        for pair in [model.pair] if model.pair else pairs_of(model.path):
+            result[pair] = (*result.get(pair, ()), model.path)
     return result
 
 
@@ -144,14 +99,15 @@ def pairs_of(path: Path) -> list[Pair]:
     return sorted(every, key=lambda pair: pair not in trained)
 
 
-def load_models(job: Job) -> tuple[Models, Prepare]:
+def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     """Returns the models of all language pairs, and a function that each worker calls before its first batch.
 
     A file that serves several pairs is loaded once. The returned function creates the CTranslate2 engine, because an
     engine with threads cannot be forked. Raises OSError or ValueError with the name of the file.
     """
     load_plugins(job.plugins)
-    device, options = job.device, dataclasses.asdict(job.translator)
+    device = rank_device(job.devices.named_device, workers=job.config.workers or 1)
+    options = dataclasses.asdict(job.translator)
     if device == "cpu":
         options["max_tokens"] = GUESS * (options["max_tokens"] or CPU_MAX_TOKENS)
     groups = grouped(job.paths)
@@ -162,7 +118,7 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
         for paths in set(groups.values()):
             ctranslate2.exported(paths[0], "int8" if precision == "int8" else "fp32")
     loaded: dict[tuple[Path, ...], Translator] = {}
-    models: Models = {}
+    models: ServedModels = {}
     for pair, paths in groups.items():
         new = paths not in loaded
         if new:
@@ -180,8 +136,8 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
         models[pair] = ServedModel(loaded[paths], search, text_options(job, pair))
         if new:
             models[pair].check()
-    if job.pivot is not None:
-        models |= through_pivot(models, job.pivot)
+    if job.config.pivot is not None:
+        models |= through_pivot(models, job.config.pivot)
     log_untrained(models)
 
     def prepare() -> None:
@@ -192,13 +148,13 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
     return models, prepare
 
 
-def through_pivot(models: Models, pivot: str) -> Models:
+def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
     """Returns models that translate through a pivot language, for the pairs without a trained model.
 
     `is_trained` decides whether a model is trained on a pair. Raises ValueError if no pair can be translated through
     the pivot language.
     """
-    result: Models = {}
+    result: ServedModels = {}
     into = [pair[0] for pair in models if pair[1] == pivot]
     out_of = [pair[1] for pair in models if pair[0] == pivot]
     for source, target in itertools.product(into, out_of):
@@ -227,7 +183,7 @@ def is_trained(model: ServedModel, pair: Pair) -> bool:
     return pair in translator.directions if translator.directions else not translator.tokenizer.languages
 
 
-def log_untrained(models: Models) -> None:
+def log_untrained(models: ServedModels) -> None:
     """Logs the pairs that a model was not trained on (zero-shot). Later translations of these pairs log no warning."""
     pairs = [
         pair
@@ -260,9 +216,9 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
     return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])
 
 
-def text_options(job: Job, pair: Pair) -> TextOptions:
+def text_options(job: ServeJob, pair: Pair) -> TextOptions:
     """Returns the text options of a pair. Raises ValueError if --split-sentences does not know the source language."""
-    if not job.split_sentences:
+    if not job.config.split_sentences:
         return job.text
     if not is_language(pair[0]):
         raise ValueError(

@@ -34,7 +34,7 @@ class Metrics:
         for name, help, value in (
             ("queue_sentences", "Lines that are waiting.", lambda: pool.queue.size + sum(map(len, pool.queue.retries))),
             ("workers", "Worker processes.", lambda: len(pool.workers)),
-            ("workers_busy", "Busy worker processes.", lambda: sum(bool(w.batches) for w in pool.workers)),
+            ("workers_busy", "Busy worker processes.", lambda: sum(bool(w.tasks) for w in pool.workers)),
         ):
             Gauge(f"nmtkit_{name}", help, registry=self.registry).set_function(value)
         self.registry.register(_PoolCounters(pool))
@@ -63,7 +63,7 @@ class _PoolCounters(Collector):
         return [
             CounterMetricFamily(f"nmtkit_{name}", help, value)
             for name, help, value in (
-                ("batches", "Batches sent to workers.", self.pool.batch_count),
+                ("batches", "Batches sent to workers.", self.pool.scheduler.sent),
                 ("worker_deaths", "Workers that died and were replaced.", self.pool.death_count),
                 ("reloads", "Reloads of the models.", self.pool.reload_count),
             )

@@ -1,8 +1,11 @@
-"""Sends batches to workers, replaces dead workers, and loads new models. Runs in the server."""
+"""The workers of the service: sends batches to them, replaces dead workers, and loads new models. Runs in the server.
+
+The scheduler of `nmtkit.jobs.scheduler` gives batches to the workers; this module chooses the batches, and connects the
+scheduler with the event loop of the server.
+"""
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -10,11 +13,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from nmtkit.serving import messages
-from nmtkit.serving.fair_queue import Batch, BatchKey, FairQueue, Pair, Result, TranslationJob
+from nmtkit.jobs.processes import SocketChannel
+from nmtkit.jobs.scheduler import RemoteWorker, Scheduler
+from nmtkit.serving.config import ModelFacts, ServeJob
+from nmtkit.serving.fair_queue import (
+    BatchKey,
+    FairQueue,
+    LineBatch,
+    LineResult,
+    Pair,
+    QueuedLines,
+    QueuedRequest,
+)
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
@@ -28,79 +42,85 @@ logger = logging.getLogger("nmtkit")
 
 
 class ModelProcess:
-    """The process that loads the models and forks the workers. `start` creates it, `close` ends it."""
+    """The process that loads the models and starts the workers. `start` creates it, `close` ends it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
-        self.process, self.control = process, control
-        self.reader: asyncio.StreamReader
-        self.writer: asyncio.StreamWriter
-        self.pairs: list[Pair] = []
-        self.device, self.worker_count, self.streams, self.max_tokens = "", 0, False, 0
+    facts: ModelFacts
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: SocketChannel) -> None:
+        self.process, self.channel = process, channel
         self.asking = asyncio.Lock()
 
     @staticmethod
-    async def start(settings: Mapping[str, Any]) -> "ModelProcess":
+    async def start(job: ServeJob) -> "ModelProcess":
         """Starts a process and waits for its models. Raises ValueError if a model cannot be loaded."""
         ours, theirs = socket.socketpair()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "nmtkit.serving.model_process", str(theirs.fileno()),
+            sys.executable, "-m", "nmtkit.serving.workers", str(theirs.fileno()),
             stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()],
         )  # fmt: skip
         theirs.close()
-        self = ModelProcess(process, ours.dup())
-        self.control.setblocking(False)
-        self.reader, self.writer = await asyncio.open_connection(sock=ours)
-        self.writer.write(messages.packed(settings))
+        self = ModelProcess(process, SocketChannel(ours, buffers=True))
+        self.channel.send((job, logger.getEffectiveLevel()))
         try:
-            answer = await messages.read(self.reader)
+            answer = await next_message(self.channel)
+        except EOFError:
+            self.close()
+            raise ValueError(f"loading the models failed (exit code {await process.wait()})") from None
         except BaseException:
             self.close()
             raise
-        if answer is None or "error" in answer:
+        if isinstance(answer, ValueError):
             self.close()
-            code = await process.wait()
-            raise ValueError(answer["error"] if answer else f"loading the models failed (exit code {code})")
-        self.pairs = [(source, target) for source, target in answer["pairs"]]
-        self.device, self.worker_count = answer["device"], answer["workers"]
-        self.streams, self.max_tokens = answer["streams"], answer["max_tokens"]
+            await process.wait()
+            raise answer
+        self.facts = answer
         return self
 
-    async def new_worker(self) -> "Worker":
+    async def new_worker(self) -> "PoolWorker":
         """Starts a worker. Raises OSError if the process has ended."""
         ours, theirs = socket.socketpair()
         async with self.asking:
             try:
-                socket.send_fds(self.control, [b"w"], [theirs.fileno()])
+                socket.send_fds(self.channel.connection, [b"w"], [theirs.fileno()])
+                pid = await next_message(self.channel)
+            except EOFError:
+                ours.close()
+                raise ConnectionResetError("the process that loaded the models has ended") from None
             finally:
                 theirs.close()
-            answer = await messages.read(self.reader)
-        if answer is None:
-            ours.close()
-            raise ConnectionResetError("the process that loaded the models has ended")
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return Worker(self, answer["pid"], reader, writer)
+        return PoolWorker(f"worker process {pid}", SocketChannel(ours, buffers=True), parent=self, pid=pid)
 
     def close(self) -> None:
-        self.writer.close()
-        self.control.close()
+        self.channel.close()
 
 
-class Worker:
+async def next_message(channel: SocketChannel) -> Any:
+    """Waits for a message. Raises EOFError if the other end is closed."""
+    loop = asyncio.get_running_loop()
+    while (message := channel.receive(wait=False)) is None:
+        readable = asyncio.Event()
+        loop.add_reader(channel, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(channel)
+    return message
+
+
+@dataclass(eq=False, kw_only=True)
+class PoolWorker(RemoteWorker):
     """A process that translates batches: one after another on a CPU, several at once on a GPU ("streaming")."""
 
-    def __init__(
-        self, parent: ModelProcess, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.parent, self.pid, self.reader, self.writer = parent, pid, reader, writer
-        self.batches: dict[int, Batch] = {}  # id -> batch that the worker translates
-        self.sent_at = 0.0  # time when the last batch was sent
-        self.task: asyncio.Task[None] | None = None
-        self.retired = self.ended = False
+    parent: ModelProcess
+    pid: int
+    sent_at: float = 0.0  # time when the last batch was sent
+    retired: bool = False
+    ended: bool = False
 
     @property
     def is_abandoned(self) -> bool:
         """Whether all clients of this worker have disconnected. A streaming worker is never abandoned."""
-        return bool(self.batches) and not self.parent.streams and all(map(is_abandoned, self.batches.values()))
+        return bool(self.tasks) and not self.parent.facts.streams and all(map(is_abandoned, self.tasks.values()))
 
     def capacity(self) -> tuple[int, float]:
         """Returns the maximum tokens of the next batch (0 if the worker is full) and of a line in this batch.
@@ -108,9 +128,11 @@ class Worker:
         A CPU worker translates a long line in parts. Meanwhile the worker also takes a batch of short lines and
         translates this batch between two parts. A line is long if it alone has more than `max_tokens` tokens.
         """
-        max_tokens = self.parent.max_tokens
-        batches = list(self.batches.values())
-        if self.parent.streams:
+        max_tokens = self.parent.facts.max_tokens
+        batches: list[QueuedLines] = list(self.tasks.values())
+        if self.retired:
+            return 0, 0.0
+        if self.parent.facts.streams:
             tokens = sum(line.cost for batch in batches for line in batch)
             return (max_tokens // STREAM_PARTS if tokens < STREAM_SHARE * max_tokens else 0), math.inf
         if not batches:
@@ -125,20 +147,21 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def is_abandoned(batch: Batch) -> bool:
+def is_abandoned(batch: QueuedLines) -> bool:
     """Returns whether all clients of the batch have disconnected."""
-    return all(line.job.done.done() for line in batch)
+    return all(line.request.done.done() for line in batch)
 
 
 class Pool:
     """The workers, and the queue of the lines that they translate. A pool is an asynchronous context manager."""
 
-    def __init__(self, settings: Mapping[str, Any], max_queue: int) -> None:
-        self.settings = settings
-        self.queue = FairQueue(max_queue)
+    def __init__(self, job: ServeJob) -> None:
+        self.job = job
+        self.queue = FairQueue(job.config.max_queue)
         self.models: ModelProcess | None = None
-        self.workers: list[Worker] = []
-        self.death_count = self.reload_count = self.batch_count = 0
+        self.scheduler = Scheduler()
+        self.workers: list[PoolWorker] = self.scheduler.workers
+        self.death_count = self.reload_count = 0
         self.closing = False
         self.background: set[asyncio.Task[None]] = set()
         self.planned_dispatch: asyncio.TimerHandle | None = None
@@ -147,7 +170,7 @@ class Pool:
         self.reloading, self.adding = asyncio.Lock(), asyncio.Lock()
 
     async def __aenter__(self) -> "Pool":
-        self.models = await ModelProcess.start(self.settings)
+        self.models = await ModelProcess.start(self.job)
         await self._add_workers(self.models)
         return self
 
@@ -155,16 +178,16 @@ class Pool:
         self.closing = True
         for task in list(self.background):
             task.cancel()
-        for worker in self.workers:
-            worker.writer.close()
+        for worker in list(self.workers):
+            self._close(worker)
         if self.models is not None:
             self.models.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.models.process.wait(), 5)
 
     @property
-    def pairs(self) -> list[Pair]:
-        return self.models.pairs if self.models is not None else []
+    def pairs(self) -> Sequence[Pair]:
+        return self.models.facts.pairs if self.models is not None else []
 
     @property
     def ready(self) -> bool:
@@ -172,21 +195,21 @@ class Pool:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def translate(self, key: BatchKey, lines: Sequence[str]) -> list[list[Result]]:
+    async def translate(self, key: BatchKey, lines: Sequence[str]) -> list[list[LineResult]]:
         """Returns the translations of each line, best first. Cancelling this call drops the waiting lines.
 
         Raises QueueFull if too many lines wait, and TranslationError if a line cannot be translated.
         """
         if not lines:
             return []
-        job = TranslationJob(key, lines, asyncio.get_running_loop().create_future())
-        self.queue.add(job)
+        request = QueuedRequest(key, lines, asyncio.get_running_loop().create_future())
+        self.queue.add(request)
         self._plan_dispatch()
         try:
-            return await job.done
+            return await request.done
         finally:
-            self.queue.drop(job)
-            if job.missing:
+            self.queue.drop(request)
+            if request.missing:
                 self._end_abandoned_later()
 
     def _plan_dispatch(self) -> None:
@@ -197,10 +220,10 @@ class Pool:
         """
         now = asyncio.get_running_loop().time()
         delay = 0.0
-        if self.queue.size and self.models is not None and not self.models.streams:
+        if self.queue.size and self.models is not None and not self.models.facts.streams:
             self.waiting_since = min(self.waiting_since, now)
-            few = self.queue.size < self._share() and self.queue.tokens < self.models.max_tokens
-            if few and any(worker.batches for worker in self.workers):
+            few = self.queue.size < self._share() and self.queue.tokens < self.models.facts.max_tokens
+            if few and self.scheduler.busy:
                 delay = min(GATHER_SECONDS, self.waiting_since + GATHER_SHARE * self.batch_seconds - now)
         if self.planned_dispatch is not None:
             self.planned_dispatch.cancel()
@@ -208,31 +231,34 @@ class Pool:
 
     def _share(self) -> int:
         """Returns the maximum number of lines of a batch. This limit divides all lines evenly among the workers."""
-        if self.models is None or self.models.streams:
+        if self.models is None or self.models.facts.streams:
             return self.queue.limit
-        lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.batches.values())
+        lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.tasks.values())
         return max(FEW_LINES, -(-lines // max(1, len(self.workers))))
 
     def _dispatch(self) -> None:
         self.planned_dispatch = None
         self.waiting_since = math.inf
-        open_workers = [worker for worker in self.workers if not worker.retired]
-        while open_workers:
-            worker = min(open_workers, key=lambda worker: len(worker.batches))
-            max_tokens, longest = worker.capacity()
-            batch = self.queue.next_batch(max_tokens, self._share(), longest) if max_tokens else []
-            if batch:
-                self._send(worker, batch)
-            else:
-                open_workers.remove(worker)
+        self.scheduler.dispatch(self._next_batch)
+        for worker in self.workers:
+            self._send_rest(worker)
 
-    def _send(self, worker: Worker, batch: Batch) -> None:
-        self.batch_count += 1
-        key = batch[0].job.key
-        task = {"id": self.batch_count, **dataclasses.asdict(key), "texts": [line.text for line in batch]}
-        worker.batches[self.batch_count] = batch
+    def _next_batch(self, worker: PoolWorker) -> tuple[QueuedLines, LineBatch] | None:
+        max_tokens, longest = worker.capacity()
+        lines = self.queue.next_batch(max_tokens, self._share(), longest) if max_tokens else []
+        if not lines:
+            return None
         worker.sent_at = time.monotonic()
-        worker.writer.write(messages.packed(task))
+        return lines, LineBatch(lines[0].request.key, [line.text for line in lines])
+
+    def _send_rest(self, worker: PoolWorker) -> None:
+        """Sends the rest of the messages to a worker whenever its socket takes more bytes."""
+        loop = asyncio.get_running_loop()
+        worker.channel.flush()
+        if worker.channel.outgoing:
+            loop.add_writer(worker.channel, self._send_rest, worker)
+        else:
+            loop.remove_writer(worker.channel)
 
     def _end_abandoned_later(self) -> None:
         """Ends and replaces abandoned workers after `ABANDONED_SECONDS`, because one line may take minutes."""
@@ -243,40 +269,51 @@ class Pool:
     # --- workers ------------------------------------------------------------------------------------------------------
 
     async def _add_workers(self, models: ModelProcess) -> None:
-        """Starts workers until `models.worker_count` workers exist."""
+        """Starts workers until the models have all their workers."""
         async with self.adding:  # without the lock, two simultaneous deaths could start three workers
-            while sum(worker.parent is models for worker in self.workers) < models.worker_count:
+            while sum(worker.parent is models for worker in self.workers) < models.facts.workers:
                 worker = await models.new_worker()
                 self.workers.append(worker)
-                worker.task = self._in_background(self._listen(worker))
+                asyncio.get_running_loop().add_reader(worker.channel, self._read, worker)
         self._plan_dispatch()
 
-    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
-        return task
 
-    async def _listen(self, worker: Worker) -> None:
-        """Receives the answers of a worker until the worker ends."""
-        while (answer := await messages.read(worker.reader)) is not None:
-            batch = worker.batches.pop(answer["id"])
-            self.batch_seconds = time.monotonic() - worker.sent_at
-            if "error" in answer and len(batch) > 1:
-                self.queue.give_back(batch)  # smaller batches isolate the line that fails
-            elif "error" in answer:
-                batch[0].job.fail(answer["error"])
-            else:
-                for line, result in zip(batch, answer["lines"], strict=True):
-                    line.job.finish(line.index, result)
-            if worker.retired and not worker.batches:
-                break
+    def _read(self, worker: PoolWorker) -> None:
+        """Receives the answers of a worker that have arrived. Replaces the worker if it has ended."""
+        try:
+            for batch, answer in self.scheduler.receive(worker):
+                self.batch_seconds = time.monotonic() - worker.sent_at
+                if isinstance(answer, Exception) and len(batch) > 1:
+                    self.queue.give_back(batch)  # smaller batches isolate the line that fails
+                elif isinstance(answer, Exception):
+                    batch[0].request.fail(answer)
+                else:
+                    for line, result in zip(batch, answer, strict=True):
+                        line.request.finish(line.index, result)
+        except EOFError:
+            self._close(worker)
+            self._recover(worker)
+        else:
+            if worker.retired and not worker.tasks:
+                self._close(worker)
             self._end_abandoned_later()
-            self._plan_dispatch()
-        worker.writer.close()
-        self.workers.remove(worker)
-        if self.closing or (worker.retired and not worker.batches):
-            return
+        self._plan_dispatch()
+
+    def _close(self, worker: PoolWorker) -> None:
+        """Closes the channel of a worker, which ends the worker."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(worker.channel)
+        loop.remove_writer(worker.channel)
+        worker.channel.close()
+        if worker in self.workers:
+            self.workers.remove(worker)
+
+    def _recover(self, worker: PoolWorker) -> None:
+        """Queues the lines of a worker that has ended, and starts another worker."""
         if worker.ended:
             logger.info(
                 "ended worker process %d, whose clients have disconnected; a new worker replaces it", worker.pid
@@ -286,17 +323,16 @@ class Pool:
             logger.warning(
                 "worker process %d died; a new worker replaces it and translates its lines again", worker.pid
             )
-        for batch in worker.batches.values():
+        for batch in worker.tasks.values():
             self.queue.give_back(batch)
-        self._plan_dispatch()
         if not worker.retired:
-            await self._replace(worker.parent)
+            self._in_background(self._replace(worker.parent))
 
     async def _replace(self, models: ModelProcess) -> None:
         """Replaces missing workers. On a GPU, or if the model process has ended, loads the models again instead."""
         while self.models is models:
             try:
-                if models.streams or models.process.returncode is not None:
+                if not models.facts.forks or models.process.returncode is not None:
                     raise ConnectionResetError
                 return await self._add_workers(models)
             except OSError:
@@ -312,7 +348,7 @@ class Pool:
         async with self.reloading:
             before = time.monotonic()
             try:
-                models = await ModelProcess.start(self.settings)
+                models = await ModelProcess.start(self.job)
                 await self._add_workers(models)
             except (ValueError, OSError) as error:
                 logger.warning("could not reload the models, so the old ones stay: %s", error)
@@ -321,8 +357,8 @@ class Pool:
             for worker in list(self.workers):
                 if worker.parent is not models:
                     worker.retired = True
-                    if not worker.batches:
-                        worker.writer.close()
+                    if not worker.tasks:
+                        self._close(worker)
             if old is not None:
                 self._in_background(self._close_later(old))
             self.reload_count += 1

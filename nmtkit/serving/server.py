@@ -6,15 +6,12 @@ import functools
 import logging
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmtkit.config import to_dict
-from nmtkit.serving.config import ModelPath, ServeConfig, read_api_keys
+from nmtkit.serving.config import ServeJob, read_api_keys
 from nmtkit.serving.languages import described
-from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
-from nmtkit.translation.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from nmtkit.serving.app import Service
@@ -27,47 +24,24 @@ GRACE_SECONDS = 5  # time beyond --timeout that a stopping server gives to runni
 logger = logging.getLogger("nmtkit")
 
 
-def run(
-    config: ServeConfig,
-    paths: Sequence[ModelPath],
-    plugins: Sequence[str],
-    search: SearchOptions,
-    devices: DeviceOptions,
-    translator: TranslatorOptions,
-    text: TextOptions,
-    processors: Mapping[str, Any],
-) -> None:
+def run(job: ServeJob) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or ValueError if a model cannot be loaded or the port is taken."""
+    config = job.config
     keys = [] if config.api_keys is None else read_api_keys(config.api_keys)
     raise_open_files()
-    settings = {
-        "paths": [(path.pair, str(Path(path.path).absolute())) for path in paths],
-        "plugins": list(plugins),
-        "search": to_dict(search),
-        "devices": to_dict(devices),
-        "translator": to_dict(translator),
-        "text": to_dict(text),
-        "processors": {name: to_dict(config) for name, config in processors.items()},
-        "split_sentences": config.split_sentences,
-        "workers": config.workers,
-        "pivot": config.pivot,
-        "log_level": logger.getEffectiveLevel(),
-    }
-    files = [Path(path.path) for path in paths]
     with listening_socket(config.host, config.port) as listener:
-        asyncio.run(serve(config, settings, files, keys, listener))
+        asyncio.run(serve(job, keys, listener))
 
 
-async def serve(
-    config: ServeConfig, settings: dict[str, Any], files: list[Path], keys: list[bytes], listener: socket.socket
-) -> None:
+async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> None:
     import uvicorn
 
     from nmtkit.serving.app import Service
     from nmtkit.serving.pool import Pool
     from nmtkit.serving.protocol import HttpProtocol
 
-    async with Pool(settings, config.max_queue) as pool:
+    config = job.config
+    async with Pool(job) as pool:
         service = Service(config, pool, keys)
         await asyncio.to_thread(lambda: service.detector)  # load the detector now, not in the first request
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # suppresses a warning for each invalid request
@@ -97,12 +71,12 @@ async def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
-        watching = loop.create_task(keep_up_to_date(files, reload_requested, config, service))
+        watching = loop.create_task(keep_up_to_date([model.path for model in job.paths], reload_requested, service))
         pairs = described(pool.pairs)
         address = listener.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         workers = f"{len(pool.workers)} worker{'s' * (len(pool.workers) > 1)}"
-        where = f"{workers} on {pool.models.device}" if pool.models is not None else workers
+        where = f"{workers} on {pool.models.facts.device}" if pool.models is not None else workers
         logger.info("translating %s at http://%s:%d (%s)", pairs, host, address[1], where)
         try:
             await server.serve(sockets=[listener])
@@ -110,9 +84,7 @@ async def serve(
             watching.cancel()
 
 
-async def keep_up_to_date(
-    files: Sequence[Path], reload_requested: asyncio.Event, config: ServeConfig, service: "Service"
-) -> None:
+async def keep_up_to_date(files: Sequence[Path], reload_requested: asyncio.Event, service: "Service") -> None:
     """Reloads models and API keys when `reload_requested` is set, and when checkpoint files have changed.
 
     Changed files are loaded only if two checks in a row see the same state, because a file may still be incomplete.
@@ -127,9 +99,9 @@ async def keep_up_to_date(
             loaded = now
             logger.info("reloading the models")
             await service.pool.reload()
-            if config.api_keys is not None:
+            if service.config.api_keys is not None:
                 try:
-                    service.keys = read_api_keys(config.api_keys)
+                    service.keys = read_api_keys(service.config.api_keys)
                 except (OSError, ValueError) as error:
                     logger.warning("could not reload the API keys, so the old ones stay: %s", error)
         before = now

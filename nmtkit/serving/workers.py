@@ -1,8 +1,13 @@
-"""Translates the tasks of the server in a worker process: on a CPU batch by batch, on a GPU several tasks at a time.
+"""The process that loads the models, and its workers, which translate the lines of requests.
 
-A very long line does not block a CPU worker. The pipeline splits the line into many segments, which are decoded in
-batches of at most `max_tokens`. After each batch, the worker answers a short task that has arrived meanwhile. All
-segments stay in one process, because markup, word links and quality of the line depend on all segments.
+On a CPU, the process forks the workers. Workers share the weights in memory, and a new worker starts in milliseconds.
+The process has one thread, unlike the server, so that it can fork at any time. A worker ends when the server closes its
+channel, or when the server itself ends. On a GPU, and on systems that cannot fork, the process is the only worker.
+
+A worker of a CPU translates batch by batch. A very long line does not block it: the pipeline splits the line into many
+segments, which are decoded in batches of at most `max_tokens`. After each batch, the worker translates a batch of short
+lines that has arrived meanwhile. All segments stay in one process, because markup, word links and quality of the line
+depend on all segments. On a GPU, the lines of several batches are in the search at the same time.
 """
 
 import contextlib
@@ -10,17 +15,23 @@ import dataclasses
 import logging
 import os
 import queue
-import select
+import signal
 import socket
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
-from nmtkit.serving.config import WEBLATE_PLACEHOLDER
-from nmtkit.serving.fair_queue import Result
-from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
-from nmtkit.serving.messages import receive, send
+import torch
+
+from nmtkit.jobs import openmp
+from nmtkit.jobs.processes import SocketChannel
+from nmtkit.models.layers.shape_padding import limit_product_caches
+from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ModelFacts
+from nmtkit.serving.fair_queue import BatchKey, LineBatch, LineResult, Pair, TranslationError
+from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, load_models
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
@@ -28,82 +39,155 @@ from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Hy
 from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.translator import Translator
 
-FAILED = "a line of this text cannot be translated"
+Inbox = queue.SimpleQueue[tuple[int, LineBatch] | None]  # numbers and batches; None at the end
 
-Task = Mapping[str, Any]
+FAILED = "a line of this text cannot be translated"
 
 logger = logging.getLogger("nmtkit")
 
 
-def work(connection: socket.socket, models: Models, prepare: Prepare) -> None:
-    """Translates task after task until the server closes the connection.
+def main(control: socket.socket) -> None:
+    """Loads the models of the job that the server sends, reports them, and starts a worker whenever the server asks.
 
-    Between the batches of a task, answers a task that has arrived meanwhile. The server sends a second task only if
-    the second task is short and the first task is one long line.
+    The server then sends the socket of the channel of the new worker.
     """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server handles these signals
+        signal.signal(number, signal.SIG_IGN)
+    channel = SocketChannel(control, buffers=False)
+    try:
+        job, log_level = channel.receive(wait=True)
+    except EOFError:
+        return
+    logging.basicConfig(level=log_level, format="%(levelname)s: %(message)s")
+    torch.set_num_threads(1)
+    limit_product_caches()  # saves half a gigabyte of memory in each worker
+    try:
+        models, prepare = load_models(job)
+    except (ValueError, OSError, ImportError) as error:
+        channel.send(ValueError(str(error)))
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # prevents zombie processes
+    device = next(iter(models.values())).translator.device
+    streams = device.type != "cpu"
+    forks = hasattr(os, "fork") and not streams
+    if not forks and (job.config.workers or 1) > 1:
+        channel.send(ValueError("this system cannot fork, so the server has one worker; leave out --workers"))
+        return
+    max_tokens = max(model.translator.max_tokens for model in models.values()) // (1 if streams else GUESS)
+    workers = job.worker_count if forks else 1
+    channel.send(ModelFacts(list(models), str(device), workers, forks=forks, streams=streams, max_tokens=max_tokens))
+    while (connection := _next_connection(control)) is not None:
+        worker = SocketChannel(connection, buffers=False)
+        threads = job.devices.threads or 1
+        run = partial(work_on_gpu, worker, models) if streams else partial(work, worker, models, prepare, threads)
+        if not forks:
+            channel.send(os.getpid())
+            run()
+            return
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _run_and_exit(run)
+        connection.close()
+        channel.send(pid)
+
+
+def _run_and_exit(run: Callable[[], None]) -> None:
+    status = 1
+    try:
+        run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _next_connection(control: socket.socket) -> socket.socket | None:
+    """Returns the socket of the next worker, or None if the server has ended."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    except ConnectionError:
+        return None
+    return socket.socket(fileno=descriptors[0]) if data and descriptors else None
+
+
+# --- a worker on a CPU ------------------------------------------------------------------------------------------------
+
+
+def work(channel: SocketChannel, models: ServedModels, prepare: Prepare, threads: int = 1) -> None:
+    """Translates batch after batch until the server closes the channel.
+
+    Between the parts of a batch, translates a batch that has arrived meanwhile. The server sends a second batch only if
+    its lines are short and the first batch is one long line.
+    """
+    if threads > 1:
+        torch.set_num_threads(threads)
+        openmp.start()
     prepare()
 
     def answer_waiting() -> None:
-        if select.select([connection], [], [], 0)[0]:
-            if (task := receive(connection)) is None:
-                raise ConnectionResetError
-            send(connection, answer_to(models, task))
+        if (message := channel.receive(wait=False)) is not None:
+            answer(message, lambda: None)
 
-    with contextlib.suppress(ConnectionError):
-        while (task := receive(connection)) is not None:
-            send(connection, answer_to(models, task, answer_waiting))
+    def answer(message: tuple[int, LineBatch], between_parts: Callable[[], None]) -> None:
+        number, batch = message
+        channel.send((number, translate_or_fail(models, batch, between_parts)))
+
+    with contextlib.suppress(EOFError):
+        while True:
+            answer(channel.receive(wait=True), answer_waiting)
 
 
-def answer_to(models: Models, task: Task, between_batches: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Returns the answer to a task: the translations of each line, best first, or an error."""
-    model = models.get(tuple(task["pair"]))
+def translate_or_fail(
+    models: ServedModels, batch: LineBatch, between_parts: Callable[[], None] = lambda: None
+) -> list[list[LineResult]] | TranslationError:
+    """Returns the translations of each line, best first, or the error for the clients. Logs the cause of the error."""
+    model = models.get(batch.key.pair)
     if model is None:
-        return {"id": task["id"], "error": "this language pair is no longer served"}
+        return TranslationError("this language pair is no longer served")
     try:
-        return {"id": task["id"], "lines": translate(model, task, between_batches)}
-    except ConnectionError:
+        return translate(model, batch, between_parts)
+    except EOFError:  # the server has ended
         raise
     except Exception:
         logger.error("a batch failed:\n%s", traceback.format_exc())
-        return {"id": task["id"], "error": FAILED}
+        return TranslationError(FAILED)
 
 
-def translate(model: ServedModel, task: Task, between_batches: Callable[[], None]) -> list[list[Result]]:
-    """Returns the translations of each line of a task. The translations are the same as in `nmtkit generate`."""
+def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> list[list[LineResult]]:
+    """Returns the translations of each line of a batch. The translations are the same as in `nmtkit generate`."""
     if model.first is not None:
-        task = through_pivot(model.first, task, between_batches)
+        batch = through_pivot(model.first, batch, between_parts)
     translator = model.translator
-    pipeline = pipeline_of(model, task)
-    # PyTorch, not CTranslate2, searches for alternatives. On a GPU, `batch_decoder` is busy with other tasks.
-    separate = task["alternatives"] or translator.device.type != "cpu"
+    pipeline = pipeline_of(model, batch.key)
+    # PyTorch, not CTranslate2, searches for alternatives. On a GPU, `batch_decoder` is busy with other batches.
+    separate = batch.key.alternatives or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
-    decoder = with_pauses(decoder, between_batches)
-    return [list(map(result_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
+    decoder = with_pauses(decoder, between_parts)
+    translations = translator.run([list(map(Request, batch.texts))], pipeline, decoder)
+    return [list(map(result_of, line.hypotheses)) for line in translations]
 
 
-def through_pivot(first: ServedModel, task: Task, between_batches: Callable[[], None]) -> Task:
-    """Returns the task with its texts translated into the pivot language.
+def through_pivot(first: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> LineBatch:
+    """Returns the batch with its texts translated into the pivot language.
 
-    The returned task requests no word links, because they would refer to the pivot text, not to the original text.
+    The returned batch has no word links, because they would refer to the pivot text, not to the original text.
     """
-    own_results = {"alternatives": 0, "alignment": False, "quality": False}
-    lines = translate(first, {**task, **own_results}, between_batches)
-    return {**task, "alignment": False, "texts": [line[0]["text"] for line in lines]}
+    key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False)
+    lines = translate(first, LineBatch(key, batch.texts), between_parts)
+    return LineBatch(dataclasses.replace(batch.key, alignment=False), [line[0]["text"] for line in lines])
 
 
-def pipeline_of(model: ServedModel, task: Task) -> Pipeline:
-    """Returns the text pipeline for a task: the pipeline of the language pair, with markup if the lines are HTML."""
+def pipeline_of(model: ServedModel, key: BatchKey) -> Pipeline:
+    """Returns the text pipeline of a batch: the pipeline of the language pair, with markup if the lines are HTML."""
     text = model.text
-    if task["placeholders"] and model.aligns:
+    if key.placeholders and model.aligns:
         text = dataclasses.replace(text, protect=(*text.protect, WEBLATE_PLACEHOLDER.pattern))
-    if task["html"]:
-        text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or task["protect"])
-    search = dataclasses.replace(with_alternatives(model.search, task["alternatives"]), quality=task["quality"])
-    return model.translator.pipeline(search, text, links=task["alignment"] and model.aligns)
-
-
-def requests_of(task: Task) -> list[Request]:
-    return [Request(text) for text in task["texts"]]
+    if key.html:
+        text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or key.protect)
+    search = dataclasses.replace(with_alternatives(model.search, key.alternatives), quality=key.quality)
+    return model.translator.pipeline(search, text, links=key.alignment and model.aligns)
 
 
 def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
@@ -114,14 +198,14 @@ def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions
     return dataclasses.replace(search, nbest=alternatives + 1, beam=beam)
 
 
-def needs_own_search(task: Task) -> bool:
-    """Returns whether a task needs results that the shared search does not compute."""
-    return any(task[name] for name in ("alternatives", "html", "alignment", "quality", "placeholders"))
+def needs_own_search(key: BatchKey) -> bool:
+    """Returns whether a batch needs results that the shared search does not compute."""
+    return bool(key.alternatives or key.html or key.alignment or key.quality or key.placeholders)
 
 
-def result_of(hypothesis: Hypothesis) -> Result:
+def result_of(hypothesis: Hypothesis) -> LineResult:
     """Returns a translation in the format that the server expects."""
-    result: Result = {"text": hypothesis.text}
+    result: LineResult = {"text": hypothesis.text}
     if hypothesis.alignment is not None:
         result["alignment"] = hypothesis.alignment
     if hypothesis.quality is not None:
@@ -129,12 +213,12 @@ def result_of(hypothesis: Hypothesis) -> Result:
     return result
 
 
-def with_pauses(decoder: BatchDecoder, between_batches: Callable[[], None]) -> BatchDecoder:
-    """Returns a decoder that calls `between_batches` after each batch."""
+def with_pauses(decoder: BatchDecoder, between_parts: Callable[[], None]) -> BatchDecoder:
+    """Returns a decoder that calls `between_parts` after each batch of segments."""
 
     def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
         for result in decoder(batches):
-            between_batches()
+            between_parts()
             yield result
 
     return decode
@@ -145,31 +229,33 @@ def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
     return lambda batches: ((number, translator.decode(batch, options)) for number, batch in enumerate(batches))
 
 
-# --- a GPU ------------------------------------------------------------------------------------------------------------
+# --- the worker on a GPU ----------------------------------------------------------------------------------------------
 
 
-def work_on_gpu(connection: socket.socket, models: Models) -> None:
-    """Translates tasks as they arrive. Each model has a thread. All language pairs of a model share search slots."""
+def work_on_gpu(channel: SocketChannel, models: ServedModels) -> None:
+    """Translates batches as they arrive. Each model has a thread. All language pairs of a model share search slots."""
     sending = threading.Lock()
 
-    def answer(message: dict[str, Any]) -> None:
-        with sending, contextlib.suppress(ConnectionError):
-            send(connection, message)
+    def answer(number: int, result: Any) -> None:
+        with sending:
+            channel.send((number, result))
 
-    inboxes: dict[Pair, queue.SimpleQueue[Any]] = {}
+    inboxes: dict[Pair, Inbox] = {}
     threads = []
     for translator in {id(model.translator): model.translator for model in models.values()}.values():
         group = {pair: model for pair, model in models.items() if model.translator is translator}
-        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        inbox: Inbox = queue.SimpleQueue()
         inboxes |= dict.fromkeys(group, inbox)
         slots = SlotWorker(group, inbox, answer)
         threads.append(threading.Thread(target=slots.run_or_end_the_process, name="-".join(next(iter(group)))))
         threads[-1].start()
-    while (task := receive(connection)) is not None:
-        if tuple(task["pair"]) not in inboxes:
-            answer(answer_to(models, task))
-        else:
-            inboxes[tuple(task["pair"])].put(task)
+    with contextlib.suppress(EOFError):
+        while True:
+            number, batch = channel.receive(wait=True)
+            if batch.key.pair in inboxes:
+                inboxes[batch.key.pair].put((number, batch))
+            else:
+                answer(number, translate_or_fail(models, batch))
     for inbox in {id(inbox): inbox for inbox in inboxes.values()}.values():
         inbox.put(None)
     for thread in threads:
@@ -178,27 +264,25 @@ def work_on_gpu(connection: socket.socket, models: Models) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _UnderWay:
-    """A task whose segments are in the search, and the text pipeline of its language pair."""
+    """A batch of lines whose segments are in the search, and the text pipeline of its language pair."""
 
-    id: int
+    number: int
     segments: list[TextSegment]
     pipeline: Pipeline
 
 
 class SlotWorker:
-    """Gives the segments of arriving tasks to the decoder of a model, and answers each task when it is complete.
+    """Gives the segments of arriving batches to the decoder of a model, and answers each batch when it is complete.
 
     `models` holds all language pairs of one translator. All pairs share the slots of its search.
     """
 
-    def __init__(
-        self, models: Models, inbox: "queue.SimpleQueue[Any]", answer: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, models: ServedModels, inbox: Inbox, answer: Callable[[int, Any], None]) -> None:
         self.models, self.inbox, self.answer = models, inbox, answer
         self.translator = next(iter(models.values())).translator
-        self.pipelines: dict[Pair, Pipeline] = {}  # created when the first task of a pair arrives
+        self.pipelines: dict[Pair, Pipeline] = {}  # created when the first batch of a pair arrives
         self.pipeline = self.pipeline_of(next(iter(models)))
-        self.under_way: dict[int, _UnderWay] = {}  # batch number -> task
+        self.under_way: dict[int, _UnderWay] = {}  # number of a batch of segments -> batch of lines
 
     def pipeline_of(self, pair: Pair) -> Pipeline:
         if pair not in self.pipelines:
@@ -214,42 +298,46 @@ class SlotWorker:
             os._exit(1)  # the server then starts a new process and translates the lines again
 
     def run(self, decoder: BatchDecoder) -> None:
-        """Translates tasks until the inbox contains None."""
+        """Translates batches until the inbox contains None."""
         if self.translator.continuous is not None:
             self.translator.continuous.asks_between_steps = True
         for number, results in decoder(self.batches()):
             if number not in self.under_way:
                 continue
-            task = self.under_way.pop(number)
-            leaves = (leaf for segment in task.segments for leaf in segment.leaves())
+            batch = self.under_way.pop(number)
+            leaves = (leaf for segment in batch.segments for leaf in segment.leaves())
             for leaf, hypotheses in zip(leaves, results, strict=True):
                 leaf.hypotheses = hypotheses
-            lines = map(task.pipeline.translation, task.segments)
-            self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})
+            lines = map(batch.pipeline.translation, batch.segments)
+            self.answer(batch.number, [list(map(result_of, line.hypotheses)) for line in lines])
 
     def batches(self) -> Iterator[SegmentBatch]:
-        """Yields a batch for each task. Yields empty batches while there are unfinished tasks but no new task."""
-        number = 0
+        """Yields the segments of each batch of lines. Yields empty lists while no further batch arrives."""
+        index = 0
         while True:
             try:
-                task = self.inbox.get(block=not self.under_way)
+                message = self.inbox.get(block=not self.under_way)
             except queue.Empty:
                 yield []
-                number += 1
+                index += 1
                 continue
-            if task is None:
+            if message is None:
                 return
-            pair = tuple(task["pair"])
-            if needs_own_search(task) or self.models[pair].first is not None:
-                self.answer(answer_to(self.models, task))
+            number, batch = message
+            if needs_own_search(batch.key) or self.models[batch.key.pair].first is not None:
+                self.answer(number, translate_or_fail(self.models, batch))
                 continue
-            pipeline = self.pipeline_of(pair)
+            pipeline = self.pipeline_of(batch.key.pair)
             try:
-                segments = pipeline.segments(requests_of(task))
+                segments = pipeline.segments(list(map(Request, batch.texts)))
             except Exception:
                 logger.error("a batch failed:\n%s", traceback.format_exc())
-                self.answer({"id": task["id"], "error": FAILED})
+                self.answer(number, TranslationError(FAILED))
                 continue
-            self.under_way[number] = _UnderWay(task["id"], segments, pipeline)
+            self.under_way[index] = _UnderWay(number, segments, pipeline)
             yield [leaf.input for segment in segments for leaf in segment.leaves()]
-            number += 1
+            index += 1
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

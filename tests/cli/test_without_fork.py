@@ -1,22 +1,16 @@
 """Commands with workers on a system that cannot fork: the same output as with forked workers."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from builders import save_transformer
+from serving_process import serving
 
-WITHOUT_FORK = """
-import multiprocessing, os, sys
-if __name__ == "__main__":
-    multiprocessing.get_all_start_methods = lambda: ["spawn"]
-    multiprocessing.set_start_method("spawn")
-    del os.fork
-    from nmtkit.cli import main
-    main(sys.argv[1:])
-"""
 COMMANDS = {
     "preprocess": "-s en -t de --trainpref text --destdir out --vocab-size 300 --workers 2",
     "clean": "-s en -t de text --output out/text --workers 2",
@@ -35,23 +29,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.en").write_text("".join(f"{line}\n" for line in lines))
     (folder / "text.de").write_text("".join(f"{line.replace('e', 'ü')} rufo\n" for line in lines))
     (folder / "lines").write_text("".join(f"{line}\n" for line in lines[:60]))
-    (folder / "without_fork.py").write_text(WITHOUT_FORK)
+    (folder / "sitecustomize.py").write_text("import os\ndel os.fork\n")  # Python imports it if PYTHONPATH names it
     return folder
-
-
-def output(folder: Path, *command: str) -> dict[str, bytes]:
-    """Runs a command. Returns the contents of the files that it writes, except JSON files, which have dates."""
-    shutil.rmtree(folder / "out", ignore_errors=True)
-    (folder / "out").mkdir()
-    run = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file() and path.suffix != ".json"]
-    return {path.name: path.read_bytes() for path in files}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_writes_the_same_files_without_fork(name: str, folder: Path) -> None:
-    arguments = [name.split()[0], *COMMANDS[name].split()]
-    forked = output(folder, "-m", "nmtkit", *arguments)
-    assert forked and output(folder, "without_fork.py", *arguments) == forked
+def test_a_command_writes_the_same_files_without_fork(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def output() -> dict[str, bytes]:
+        """Runs the command. Returns the contents of the files that it writes, except JSON files, which have dates."""
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        (folder / "out").mkdir()
+        command = [sys.executable, "-m", "nmtkit", name.split()[0], *COMMANDS[name].split()]
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file() and path.suffix != ".json"]
+        return {path.name: path.read_bytes() for path in files}
+
+    forked = output()
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    assert forked and output() == forked
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+def test_the_server_has_one_worker_without_fork_and_replaces_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("starlette")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    with serving(folder, "--path", f"en-de={folder / 'model.pt'}", "--max-len-b", "5") as server:
+        before = server.translate("bado kelu")
+        assert server.metric("nmtkit_workers") == 1
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert server.translate("bado kelu") == before
+        assert server.metric("nmtkit_reloads_total") == 1

@@ -1,6 +1,8 @@
 """The scheduler, over each of its transports: forked and spawned processes, the store of torchrun, and this process."""
 
 import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -53,7 +55,7 @@ def processes(count: int, timeout: float | None) -> Iterator[Workers]:
 def started(transport: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., "contextmanager[Workers]"]:
     """Returns a function that starts workers over this transport."""
     if transport == "spawn":
-        monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+        monkeypatch.delattr(os, "fork")
     function = {"this": processes, "fork": processes, "spawn": processes, "store": ranks}[transport]
     return lambda count=2, timeout=None: function(1 if transport == "this" else count, timeout)
 
@@ -210,20 +212,23 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_its_task(remote: Start) -> 
         list(workers.imap([(Squares.unpicklable,)]))
 
 
+@pytest.mark.slow
 def test_forked_workers_share_an_object_and_spawned_workers_make_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Squares()
     mine.remember(7)
-    for methods, numbers in ((["fork", "spawn"], [7]), (["spawn"], [])):
-        monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)  # noqa: B023
-        with Workers(2, Shared(mine, Squares)) as workers:
-            assert workers.broadcast((Squares.remembered,)) == [numbers, numbers]
+    with Workers(2, Shared(mine, Squares)) as workers:
+        assert workers.broadcast((Squares.remembered,)) == [[7], [7]]
+    monkeypatch.delattr(os, "fork")
+    with Workers(2, Shared(mine, Squares)) as workers:
+        assert workers.broadcast((Squares.remembered,)) == [[], []]
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_has_the_plugins_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.delattr(os, "fork")
     (tmp_path / "mine.py").write_text("class Cubes:\n    def cube(self, number):\n        return number**3\n")
     name = str(tmp_path / "mine.py")
     plugins.load_plugin(name)
-    module = __import__("sys").modules[plugins.plugin_module(name)]
+    module = sys.modules[plugins.plugin_module(name)]
     with Workers(2, module.Cubes) as workers:
         assert [result for _, result in workers.imap([(module.Cubes.cube, 3)])] == [27]

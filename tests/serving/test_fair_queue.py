@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueueFull, TranslationError, TranslationJob, estimated_tokens
+from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueuedRequest, QueueFull, TranslationError, estimated_tokens
 
 KEY = BatchKey(("en", "de"), 0)
 
@@ -17,8 +17,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def job(loop: asyncio.AbstractEventLoop, *texts: str, key: BatchKey = KEY) -> TranslationJob:
-    return TranslationJob(key, texts, loop.create_future())
+def job(loop: asyncio.AbstractEventLoop, *texts: str, key: BatchKey = KEY) -> QueuedRequest:
+    return QueuedRequest(key, texts, loop.create_future())
 
 
 def drained(queue: FairQueue, max_tokens: int, max_lines: int = 1000) -> list[list[str]]:
@@ -97,7 +97,7 @@ def test_lines_of_a_dead_worker_come_again_and_one_that_kills_fails_by_itself(
             deaths += 1
         else:
             for item in batch:
-                item.job.finish(item.index, [item.text.upper()])
+                item.request.finish(item.index, [item.text.upper()])
     assert 4 <= deaths <= 6  # the line is alone after one to three batches, and then its worker dies three times
     assert good.done.result() == [["ONE"], ["TWO"], ["THREE"], ["FOUR"]]
     with pytest.raises(TranslationError):

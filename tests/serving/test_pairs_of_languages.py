@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from nmtkit.serving.detection import Detector
-from nmtkit.serving.languages import described, name_of
+from nmtkit.serving.languages import Detector, described, name_of
 from nmtkit.serving.loading import ServedModel, through_pivot
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.options import SearchOptions

@@ -1,7 +1,7 @@
 """Workers, run in this process, give the translations of `generate` with the text options of the operator."""
 
 import dataclasses
-import json
+import pickle
 import queue
 import socket
 import threading
@@ -18,15 +18,15 @@ from builders import (
 )
 
 from nmtkit.cli.serve import command
-from nmtkit.config import to_dict
 from nmtkit.data import checkpoint_file
+from nmtkit.jobs.processes import SocketChannel
 from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.models.formats import huggingface
-from nmtkit.serving.config import OWN_TEXT_FIELDS
-from nmtkit.serving.loading import Job, ServedModel, load_models
-from nmtkit.serving.messages import receive, send
-from nmtkit.serving.workers import SlotWorker, answer_to, work
+from nmtkit.serving.config import OWN_TEXT_FIELDS, ModelPath, ServeConfig, ServeJob
+from nmtkit.serving.fair_queue import BatchKey, LineBatch, TranslationError
+from nmtkit.serving.loading import ServedModel, load_models
+from nmtkit.serving.workers import SlotWorker, translate_or_fail, work
 from nmtkit.text.alignment import words
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
@@ -47,26 +47,18 @@ def path(tmp_path_factory):
     return save_transformer(tmp_path_factory.mktemp("model") / "model.pt")
 
 
-def task(texts, **fields):
-    kind = {
-        "alternatives": 0,
-        "html": False,
-        "alignment": False,
-        "quality": False,
-        "placeholders": False,
-        "protect": False,
-    }
-    return {"id": 1, "pair": PAIR, **kind, "texts": texts, **fields}
+def task(texts, pair=PAIR, **fields):
+    return LineBatch(BatchKey(pair, **fields), texts)
 
 
-def job(*paths, **fields):
+def job(*paths, text=None, search=None, translator=None, processors=None, **config):
     """Returns the job that arrives in the process of the models."""
-    settings = {
-        "paths": [(pair, str(path)) for pair, path in paths], "plugins": [], "workers": 1, "split_sentences": False,
-        "search": to_dict(SearchOptions(**SHORT)), "devices": to_dict(DeviceOptions(device="cpu")),
-        "translator": to_dict(TranslatorOptions()), "text": to_dict(TextOptions()), "processors": {},
-    }  # fmt: skip
-    return Job.from_message(json.loads(json.dumps(settings | fields)))
+    job = ServeJob(
+        config=ServeConfig(workers=1, **config), paths=[ModelPath(path, pair) for pair, path in paths], plugins=[],
+        search=search or SearchOptions(**SHORT), devices=DeviceOptions(device="cpu"),
+        translator=translator or TranslatorOptions(), text=text or TextOptions(), processors=processors or {},
+    )  # fmt: skip
+    return pickle.loads(pickle.dumps(job))
 
 
 def generated(path, text, lines=LINES):
@@ -76,21 +68,21 @@ def generated(path, text, lines=LINES):
 
 
 def texts_of(answer):
-    assert "error" not in answer, answer
-    return [line[0]["text"] for line in answer["lines"]]
+    assert isinstance(answer, list), answer
+    return [line[0]["text"] for line in answer]
 
 
 def test_lines_are_treated_as_the_operator_asks(path):
-    models, _ = load_models(job((PAIR, path), text=to_dict(TEXT)))
-    found = texts_of(answer_to(models, task(LINES)))
+    models, _ = load_models(job((PAIR, path), text=TEXT))
+    found = texts_of(translate_or_fail(models, task(LINES)))
     assert found == generated(path, TEXT) != generated(path, TextOptions())
     assert "http://example.org/x?y=1" in found[-4] and found[-1] == "{a} %s"
 
 
 def test_a_request_of_html_has_its_tags_and_the_operators_treatment(path):
-    models, _ = load_models(job((PAIR, path), text=to_dict(TEXT)))
+    models, _ = load_models(job((PAIR, path), text=TEXT))
     source = "<p>All are <b>equal</b> #12 before the law.</p>"
-    found = texts_of(answer_to(models, task([source], html=True)))
+    found = texts_of(translate_or_fail(models, task([source], html=True)))
     assert found == generated(path, dataclasses.replace(TEXT, markup="html"), [source])
     assert "#12" in found[0] and "<b>" in found[0]
 
@@ -99,8 +91,8 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms = tmp_path / "terms.tsv"
     terms.write_text("law\tliberty|spirit\nrights\tequal\n")
     text = TextOptions(glossary=terms)
-    models, _ = load_models(job((PAIR, path), text=to_dict(text)))
-    found = texts_of(answer_to(models, task(LINES)))
+    models, _ = load_models(job((PAIR, path), text=text))
+    found = texts_of(translate_or_fail(models, task(LINES)))
     assert found == generated(path, text) != generated(path, TextOptions())
     assert "equal" in found[0] and any(word in found[6].lower() for word in ("liberty", "spirit"))
     assert [
@@ -108,7 +100,7 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     ] == [found]
     terms.write_text("law\n")
     with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
-        load_models(job((PAIR, path), text=to_dict(text)))
+        load_models(job((PAIR, path), text=text))
 
 
 def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
@@ -116,50 +108,56 @@ def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
     lm = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, sharpness=4.0)
     checkpoint_file.save(tmp_path / "lm.pt", to_checkpoint(lm, "transformer_lm_tiny", lm.config, tokenizer, [], 1))
     search = SearchOptions(**SHORT, logits_processors=("lm_fusion",))
-    fused = job((PAIR, path), search=to_dict(search), processors={"lm_fusion": {"lm": str(tmp_path / "lm.pt")}})
-    found = texts_of(answer_to(load_models(fused)[0], task(LINES)))
+    fused = job((PAIR, path), search=search, processors={"lm_fusion": {"lm": str(tmp_path / "lm.pt")}})
+    found = texts_of(translate_or_fail(load_models(fused)[0], task(LINES)))
     alone = Translator.load(path)
     alone.processor_configs["lm_fusion"] = LMFusionConfig(lm=tmp_path / "lm.pt")
     assert found == [each.text for each in alone.stream(LINES, alone.pipeline(search))]
     assert found != generated(path, TextOptions())
     with pytest.raises(ValueError, match="lm_fusion needs --lm FILE"):
-        load_models(job((PAIR, path), search=to_dict(search)))
+        load_models(job((PAIR, path), search=search))
 
 
 def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
     """Both tasks have arrived before the worker begins. The long line is cut into parts of several batches."""
-    models, prepare = load_models(job((PAIR, path), translator={"max_tokens": 32, "max_source_len": 20}))
-    ours, theirs = socket.socketpair()
+    models, prepare = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
+    ours, theirs = channels()
     long = " ".join(REAL_LINES * 4)
-    send(ours, task([long], id=1))
-    send(ours, task(["All are equal."], id=2))
+    ours.send((1, task([long])))
+    ours.send((2, task(["All are equal."])))
     worker = threading.Thread(target=work, args=(theirs, models, prepare))
     worker.start()
-    answers = [receive(ours), receive(ours)]
+    answers = [ours.receive(wait=True), ours.receive(wait=True)]
     ours.close()
     worker.join()
-    assert [answer["id"] for answer in answers] == [2, 1]
-    assert texts_of(answers[0]) == generated(path, TextOptions(), ["All are equal."])
-    assert answers[1] == answer_to(models, task([long], id=1))
+    assert [number for number, _ in answers] == [2, 1]
+    assert texts_of(answers[0][1]) == generated(path, TextOptions(), ["All are equal."])
+    assert answers[1][1] == translate_or_fail(models, task([long]))
+
+
+def channels():
+    ours, theirs = socket.socketpair()
+    return SocketChannel(ours, buffers=False), SocketChannel(theirs, buffers=False)
 
 
 def test_a_worker_ends_when_the_server_has_gone_amid_a_long_line(path):
-    models, prepare = load_models(job((PAIR, path), translator={"max_tokens": 32, "max_source_len": 20}))
-    ours, theirs = socket.socketpair()
-    send(ours, task([" ".join(REAL_LINES * 4)]))
-    ours.shutdown(socket.SHUT_WR)
+    models, prepare = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=32, max_source_len=20)))
+    ours, theirs = channels()
+    ours.send((1, task([" ".join(REAL_LINES * 4)])))
+    ours.connection.shutdown(socket.SHUT_WR)
     work(theirs, models, prepare)
     theirs.close()
-    assert receive(ours) is None  # it stopped without an answer
+    with pytest.raises(EOFError):  # it stopped without an answer
+        ours.receive(wait=True)
 
 
 def test_placeholders_of_weblate_are_kept_and_change_no_other_line(path):
     models, _ = load_models(job((PAIR, path)))
     texts = ["All [X4X] are born free [X17X].", REAL_LINES[1]]
-    found = texts_of(answer_to(models, task(texts, placeholders=True)))
+    found = texts_of(translate_or_fail(models, task(texts, placeholders=True)))
     assert "[X4X]" in found[0] and "[X17X]" in found[0]
     assert found[1:] == generated(path, TextOptions(), REAL_LINES[1:2])
-    assert texts_of(answer_to(models, task(texts, html=True, placeholders=True)))[0].count("X]") == 2
+    assert texts_of(translate_or_fail(models, task(texts, html=True, placeholders=True)))[0].count("X]") == 2
 
 
 def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs():
@@ -173,7 +171,7 @@ def test_each_pair_splits_by_its_source_language(path):
     models, _ = load_models(job((PAIR, path), (("fr", "de"), path), split_sentences=True))
     assert [model.text.split_sentences for model in models.values()] == ["en", "fr"]
     line = " ".join(REAL_LINES[:3])
-    found = texts_of(answer_to(models, task([line])))
+    found = texts_of(translate_or_fail(models, task([line])))
     assert found == generated(path, TextOptions(split_sentences="en"), [line])
     with pytest.raises(ValueError, match="'x1' is not"):
         load_models(job((("x1", "de"), path), split_sentences=True))
@@ -181,7 +179,7 @@ def test_each_pair_splits_by_its_source_language(path):
 
 def test_what_a_model_cannot_do_is_refused_when_it_is_loaded(path, tmp_path):
     with pytest.raises(ValueError, match="not a regular expression"):
-        load_models(job((PAIR, path), text=to_dict(TextOptions(protect=("(",)))))
+        load_models(job((PAIR, path), text=TextOptions(protect=("(",))))
     tokenizer = tiny_tokenizer()
     model = ServedModel(
         Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer), SearchOptions(), TEXT
@@ -194,8 +192,8 @@ def test_a_model_without_attention_translates_without_alignment():
     tokenizer = tiny_tokenizer()
     translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
     model = ServedModel(translator, SearchOptions(**SHORT), TextOptions())
-    answer = answer_to({PAIR: model}, task(["a dog"], alignment=True))
-    assert [list(found) for line in answer["lines"] for found in line] == [["text"]]
+    answer = translate_or_fail({PAIR: model}, task(["a dog"], alignment=True))
+    assert [list(found) for line in answer for found in line] == [["text"]]
 
 
 def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path):
@@ -208,7 +206,7 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
         checkpoint_file.save(file, huggingface.load(IMPORTED / name))
         models, _ = load_models(job(*((pair, file) for pair in pairs)))
         assert len({id(model.translator.models[0]) for model in models.values()}) == 1
-        found = [texts_of(answer_to(models, task(["right"], pair=pair)))[0] for pair in pairs]
+        found = [texts_of(translate_or_fail(models, task(["right"], pair=pair)))[0] for pair in pairs]
         codes = [
             {"target_lang": b} if name.startswith("marian") else {"source_lang": a, "target_lang": b} for a, b in pairs
         ]
@@ -227,7 +225,7 @@ def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
     totals = [sum(row[index] for row in soft.alignment for index in columns) for columns in ([1], [2], [3, 4, 5, 6])]
     best = [(0, 5), (6, 8), (9, 13)][totals.index(max(totals))]
     models, _ = load_models(job((("en", "de"), tmp_path / "m2m.pt")))
-    (((found,),),) = [answer_to(models, task([line], alignment=True))["lines"]]
+    (((found,),),) = [translate_or_fail(models, task([line], alignment=True))]
     assert words(found["text"]) == [(0, len(found["text"]))]
     assert found["alignment"] == [[*best, 0, len(found["text"])]]
 
@@ -258,7 +256,7 @@ def test_all_pairs_of_a_multilingual_checkpoint_are_served(multilingual, caplog)
     assert "2 of 6 pairs" in caplog.text
     translator = Translator.load(multilingual)
     for source, target in models:
-        (found,) = texts_of(answer_to(models, task([REAL_LINES[6]], pair=(source, target))))
+        (found,) = texts_of(translate_or_fail(models, task([REAL_LINES[6]], pair=(source, target))))
         expected = translator.translate([REAL_LINES[6]], **SHORT, source_lang=source, target_lang=target)
         assert found == expected[0].text
     assert caplog.text.count("zero-shot") == 3  # one for the server, and one for each pair of `translator`
@@ -272,20 +270,20 @@ def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
     english = [each.text for each in translator.translate(LINES, **SHORT, source_lang="it", target_lang="en")]
     german = [each.text for each in translator.translate(english, **SHORT, source_lang="en", target_lang="de")]
     assert len(set(german)) > 3
-    assert texts_of(answer_to(models, task(LINES, pair=("it", "de")))) == german
-    answer = answer_to(models, task(LINES[:4], pair=("it", "de"), alternatives=1, alignment=True, quality=True))
-    assert [sorted(line[0]) for line in answer["lines"]] == [["quality", "text"]] * 4
-    assert all(len(line) == 2 for line in answer["lines"])
-    assert [line[0]["text"] for line in answer["lines"]] == german[:4]
-    page = answer_to(models, task(["<b>All</b> are equal"], pair=("it", "de"), html=True))
-    assert "error" not in page
+    assert texts_of(translate_or_fail(models, task(LINES, pair=("it", "de")))) == german
+    answer = translate_or_fail(models, task(LINES[:4], pair=("it", "de"), alternatives=1, alignment=True, quality=True))
+    assert [sorted(line[0]) for line in answer] == [["quality", "text"]] * 4
+    assert all(len(line) == 2 for line in answer)
+    assert [line[0]["text"] for line in answer] == german[:4]
+    page = translate_or_fail(models, task(["<b>All</b> are equal"], pair=("it", "de"), html=True))
+    assert isinstance(page, list)
 
 
 def test_two_models_make_a_pair_through_the_pivot_language(path):
     models, _ = load_models(job((("it", "en"), path), (("en", "de"), path), pivot="en"))
     assert list(models) == [("it", "en"), ("en", "de"), ("it", "de")]
     once = generated(path, TextOptions())
-    assert texts_of(answer_to(models, task(LINES, pair=("it", "de")))) == generated(path, TextOptions(), once)
+    assert texts_of(translate_or_fail(models, task(LINES, pair=("it", "de")))) == generated(path, TextOptions(), once)
     with pytest.raises(ValueError, match="--pivot fr"):
         load_models(job((("it", "en"), path), pivot="fr"))
 
@@ -302,10 +300,10 @@ def test_imported_models_serve_every_pair_of_their_languages(tmp_path):
 
 
 def slot_answers(models, tasks, continuous):
-    """Returns the answers of a SlotWorker to `tasks`, by id."""
+    """Returns the answers of a SlotWorker to `tasks`, by number."""
     inbox, answers = queue.SimpleQueue(), {}
-    worker = SlotWorker(models, inbox, lambda answer: answers.update({answer["id"]: answer}))
-    for item in [*tasks, None]:
+    worker = SlotWorker(models, inbox, answers.__setitem__)
+    for item in [*enumerate(tasks), None]:
         inbox.put(item)
     translator = worker.translator
     if continuous:
@@ -328,15 +326,13 @@ def slot_answers(models, tasks, continuous):
 @pytest.mark.parametrize(("text", "continuous"), [(TextOptions(), True), (TEXT, False)])
 def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous):
     models = {PAIR: unpacked(path, text)}
-    tasks = [task(LINES[start : start + 3], id=start) for start in range(0, len(LINES), 3)]
+    tasks = [task(LINES[start : start + 3]) for start in range(0, len(LINES), 3)]
     tasks += [
-        task([], id=100), task(["", " "], id=101), task(["<b>All</b> are equal"], id=102, html=True),
-        task(LINES[:2], id=103, alternatives=2), task(LINES[:2], id=104, alignment=True), task(LINES, id=105),
-        task(LINES[:2], id=106, quality=True),
+        task([]), task(["", " "]), task(["<b>All</b> are equal"], html=True), task(LINES[:2], alternatives=2),
+        task(LINES[:2], alignment=True), task(LINES), task(LINES[:2], quality=True),
     ]  # fmt: skip
     answers = slot_answers(models, tasks, continuous)
-    assert sorted(answers) == sorted(each["id"] for each in tasks)
-    assert all(answers[each["id"]] == answer_to(models, each) for each in tasks)
+    assert answers == {number: translate_or_fail(models, each) for number, each in enumerate(tasks)}
 
 
 @pytest.mark.parametrize("continuous", [True, False])
@@ -348,9 +344,9 @@ def test_all_pairs_of_a_model_share_the_slots(multilingual, continuous):
         for pair in (("en", "it"), ("it", "en"), ("en", "de"))
     }
     models["it", "de"] = dataclasses.replace(models["en", "de"], first=models["it", "en"])
-    tasks = [task(LINES[id % 5 : id % 5 + 2], id=id, pair=pair) for id, pair in enumerate([*models, *models])]
+    tasks = [task(LINES[id % 5 : id % 5 + 2], pair=pair) for id, pair in enumerate([*models, *models])]
     answers = slot_answers(models, tasks, continuous)
-    assert all(answers[each["id"]] == answer_to(models, each) for each in tasks)
+    assert answers == {number: translate_or_fail(models, each) for number, each in enumerate(tasks)}
 
 
 def test_a_task_that_fails_is_answered_and_the_slots_go_on(path, monkeypatch):
@@ -362,5 +358,6 @@ def test_a_task_that_fails_is_answered_and_the_slots_go_on(path, monkeypatch):
         return segments(self, requests, first_id)
 
     monkeypatch.setattr(Pipeline, "segments", poisoned)
-    answers = slot_answers({PAIR: model}, [task(["poison"], id=1), task(LINES[:1], id=2)], True)
-    assert "error" in answers[1] and texts_of(answers[2]) == generated(path, TextOptions(), LINES[:1])
+    answers = slot_answers({PAIR: model}, [task(["poison"]), task(LINES[:1])], True)
+    assert isinstance(answers[0], TranslationError)
+    assert texts_of(answers[1]) == generated(path, TextOptions(), LINES[:1])
