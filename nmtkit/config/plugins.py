@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,17 @@ class PluginError(Exception):
 
 def load_plugins(names: Sequence[str]) -> None:
     """Imports the plug-ins of installed packages (entry point `nmtkit.plugins`), then all plug-ins in `names`."""
-    for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins"):
+    for entry_point in _installed():
         _import(entry_point.module, f"the plug-in {entry_point.name} of an installed package")
         entry_point.load()
     for name in names:
         load_plugin(name)
+
+
+@cache
+def _installed() -> importlib.metadata.EntryPoints:
+    """Returns the plug-ins of installed packages. The search reads a file of every installed package."""
+    return importlib.metadata.entry_points(group="nmtkit.plugins")
 
 
 def load_plugin(name: str) -> None:
@@ -128,7 +135,7 @@ def source_digests(names: Sequence[str]) -> dict[str, str]:
     files of the package. The digest does not cover other modules that the plug-in imports.
     """
     digests = {Path(name).name if name.endswith(".py") else name: _digests[plugin_module(name)] for name in names}
-    installed = {entry_point.module for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins")}
+    installed = {entry_point.module for entry_point in _installed()}
     return digests | {name: _source_digest(name) for name in sorted(installed) if name in sys.modules}
 
 

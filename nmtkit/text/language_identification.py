@@ -38,10 +38,9 @@ class BatchIdentifier:
 
     def __init__(self) -> None:
         try:
-            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+            model = _model()
         except ImportError as error:
             raise ImportError("the filters language and swapped need pip install 'nmtkit[data]'") from error
-        model: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         self._next = np.asarray(model.tk_nextmove)
         self._rows = np.asarray(model.tk_row, np.int64) << 8
         self._features = np.asarray(model.tk_output, np.int32)  # -1 without a feature
@@ -166,6 +165,13 @@ class FastTextIdentifier:
         for row, column, value in predictions:
             result[row, column] = min(value, 1)
         return result
+
+
+@cache
+def _model() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 @cache
