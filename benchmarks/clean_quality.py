@@ -37,9 +37,8 @@ from harness import command, nmtkit
 
 from nmtkit.cleaning.blocks import BlockScorer
 from nmtkit.cleaning.clean import Sample, fit
-from nmtkit.cleaning.config import DEFAULT_FILTERS, CleanConfig
+from nmtkit.cleaning.config import DEFAULT_FILTERS, CleanConfig, filter_configs
 from nmtkit.cleaning.filters import FILTERS, FilterContext
-from nmtkit.cli.clean import filter_presets
 from nmtkit.data.corpora.corpus import Corpus, Pairs, locate
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.corpora.writer import CorpusWriter
@@ -195,7 +194,7 @@ class Result:
 def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
     """Returns the number of pairs that one process mends and scores in a second of CPU time, after fitting."""
     context = FilterContext(config.source_lang, config.target_lang)
-    presets = filter_presets(names, config.preset)
+    presets = filter_configs(names, config.preset)
     filters = {name: FILTERS[name].factory(preset, context) for name, preset in presets.items()}
     sample = Sample(config.sample, config.seed)
     for part in pairs(corpus):

@@ -29,9 +29,10 @@ from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.mending import Mender
 from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
 from nmtkit.cleaning.scores import ScoreReader, ScoreWriter
+from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.data.corpora.pairs import pairs
-from nmtkit.data.corpora.writer import CorpusWriter
+from nmtkit.data.corpora.writer import CorpusWriter, output_paths
 from nmtkit.jobs.workers import Workers
 
 BLOCK = 4096  # pairs
@@ -52,29 +53,56 @@ def clean(
     models to score the pairs that all filters keep. Raises ValueError or OSError for errors in the settings or the
     text, and then writes no file.
     """
+    check_files(config, names)
     corpora = corpora_of(config, names)
     filters = make_filters(config, configs)
     score = partial(score_corpora, config, corpora, filters, on_progress=on_progress)
     return write_outputs(config, corpora, filters, score, scorer, on_progress)
 
 
-def corpora_of(config: CleanConfig, names: Sequence[str]) -> list[Corpus]:
-    return [locate(name, config.source_lang, config.target_lang, as_columns(config.columns)) for name in names]
-
-
-def excluded(config: CleanConfig) -> list[Corpus]:
-    return [locate(name, config.source_lang, config.target_lang) for name in config.exclude]
-
-
-def domain_corpora(config: CleanConfig) -> list[Corpus]:
-    return [locate(name, config.source_lang, config.target_lang) for name in config.domain]
+def corpora_of(config: CleanConfig, names: Sequence[str], columns: bool = True) -> list[Corpus]:
+    """Returns the corpora `names` in the languages of `config`, with its `columns` or with columns that are found."""
+    chosen = as_columns(config.columns) if columns else None
+    return [locate(name, config.source_lang, config.target_lang, chosen) for name in names]
 
 
 def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filter]:
     """Returns the filters of `configs`, which are not fitted yet."""
     languages = config.source_lang, config.target_lang
-    context = FilterContext(*languages, tuple(excluded(config)), tuple(domain_corpora(config)), config.lid_model)
+    excluded, domain = (tuple(corpora_of(config, names, columns=False)) for names in (config.exclude, config.domain))
+    context = FilterContext(*languages, excluded, domain, config.lid_model)
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
+
+
+def scorer_of(config: CleanConfig) -> PairScorer | None:
+    """Returns the scorer that `config` needs, or None if `config` needs no models.
+
+    The method `fit` of the scorer loads or trains the models. Raises FileNotFoundError if a checkpoint is missing.
+    """
+    if not config.uses_models:
+        return None
+    from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy, SelfTrained
+
+    languages = config.source_lang, config.target_lang
+    if config.forward is not None and config.backward is not None:
+        for path in (config.forward, config.backward):
+            if not path.is_file():
+                raise FileNotFoundError(f"no such checkpoint: {path}")
+        return DualCrossEntropy(config.forward.absolute(), config.backward.absolute(), languages)
+    assert config.output is not None
+    return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
+
+
+def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
+    """Raises ValueError if an output would overwrite an input or another output."""
+    languages = config.source_lang, config.target_lang
+    inputs = [path for name in (*corpora, *config.exclude, *config.domain) for path in (Path(name), *map(
+        Path, (f"{name}.{language}" for language in languages)))]  # fmt: skip
+    outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
+    for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
+        for path in [] if name is None else output_paths(name, languages):
+            outputs[f"{flag} ({path.name})"] = path
+    check_outputs(outputs, [*inputs, config.from_scores, config.lid_model, config.forward, config.backward])
 
 
 def write_outputs(

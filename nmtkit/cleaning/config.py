@@ -1,13 +1,14 @@
 """The settings of `nmtkit clean`, and its presets."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.config import Config, FlagRule, option
+from nmtkit.config import Config, FlagRule, check_no_collisions, derive, field_types, option
 from nmtkit.data.corpora.corpus import as_columns
+from nmtkit.jobs.shard_options import ShardOptions
 
 DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
@@ -169,3 +170,19 @@ class CleanConfig(Config):
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def filter_configs(names: Sequence[str], preset: str) -> dict[str, Any]:
+    """Returns the config of each named filter, with the limits of the preset. Raises ValueError for an unknown name."""
+    from nmtkit.cleaning.filters import FILTERS
+
+    configs = {}
+    for name in names:
+        config = FILTERS[name].preset
+        changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
+        configs[name] = derive(config, changes, f"preset {preset}")
+    check_no_collisions(
+        {"nmtkit clean": CleanConfig(source_lang="", target_lang=""), "nmtkit clean --output-dir": ShardOptions()}
+        | {f"filter {name}": config for name, config in configs.items()}
+    )
+    return configs

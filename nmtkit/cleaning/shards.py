@@ -13,25 +13,41 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+import nmtkit
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock
-from nmtkit.cleaning.clean import Progress, Sample, fit, read_blocks, write_outputs
+from nmtkit.cleaning.clean import (
+    Progress,
+    Sample,
+    check_files,
+    corpora_of,
+    fit,
+    make_filters,
+    read_blocks,
+    write_outputs,
+)
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport
 from nmtkit.cleaning.filters.interface import Filter
 from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores
 from nmtkit.cleaning.probability import PairScorer, dropped_rows
+from nmtkit.config import flag_of
 from nmtkit.config.files import atomic_write
-from nmtkit.config.plugins import load_plugins
+from nmtkit.config.plugins import load_plugins, source_digests
 from nmtkit.data.corpora.corpus import Corpus, Pairs
-from nmtkit.jobs.shard_merging import merge
-from nmtkit.jobs.shard_plan import Plan, Shard
+from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, merge, open_plan
+from nmtkit.jobs.shard_processes import ShardResults, shard_processes
 
 INPUT, JOB = "input.pairs", "job.pickle"
+FILES = ("exclude", "domain", "lid_model", "forward", "backward")  # settings that are files, compared by their contents
+MERGE_ONLY = ("output", "dropped", "scores", "from_scores", "report", "workers")  # settings that do not change shards
 
 
 @dataclass(frozen=True)
@@ -80,17 +96,10 @@ def read_job(folder: Path) -> StoredJob:
     return job
 
 
-@dataclass(frozen=True)
-class CleaningJob:
-    """The part of a job that processes of other machines need to begin their work."""
-
-    folder: Path
-    plugins: Sequence[str] = ()
-
-    def load(self, threads: int = 1) -> "ShardCleaner":
-        """Loads the filters and the models. Ray, not this method, sets the number of `threads` of an actor."""
-        load_plugins(self.plugins)
-        return ShardCleaner(self.folder / INPUT, read_job(self.folder))
+def load_cleaner(folder: Path, plugins: Sequence[str], threads: int | None = None) -> "ShardCleaner":
+    """Loads the filters and the models of the job in `folder`. Ray sets the number of `threads` of an actor itself."""
+    load_plugins(plugins)
+    return ShardCleaner(folder / INPUT, read_job(folder))
 
 
 class ShardCleaner:
@@ -137,11 +146,74 @@ class ShardCleaner:
         return result
 
 
+class ShardedCleaning:
+    """Mends and scores the corpora `names` in shards. The constructor reads the plan in the folder, or makes it.
+
+    `configs` has the config of each filter. `command` is the command line that makes all shards.
+    """
+
+    def __init__(
+        self,
+        options: ShardOptions,
+        config: CleanConfig,
+        configs: dict[str, Any],
+        names: Sequence[str],
+        scorer: PairScorer | None,
+        plugins: Sequence[str],
+        command: str,
+    ) -> None:
+        assert options.output_dir is not None
+        folder, workers = options.output_dir, config.worker_count()
+        self._processes = shard_processes(options, workers)
+        corpora = corpora_of(config, names)
+        files = files_of("corpus", corpora) | files_of("--exclude", corpora_of(config, config.exclude, columns=False))
+        files |= files_of("--domain", corpora_of(config, config.domain, columns=False))
+        check_regular(files.values())
+        models = {"--lid-model": config.lid_model, "--forward": config.forward, "--backward": config.backward}
+        files |= {flag: path for flag, path in models.items() if path is not None}
+        settings = {"command": "clean", "version of nmtkit": nmtkit.__version__, "plug-ins": source_digests(plugins)}
+        for part in (config, *configs.values()):
+            for field in fields(part):
+                if part is not config or field.name not in (*FILES, *MERGE_ONLY):
+                    settings[flag_of(field)] = getattr(part, field.name)
+
+        def shards() -> list[Shard]:
+            job = StoredJob(config, corpora, make_filters(config, configs), scorer)
+            return prepare(folder, job, options.shard_lines)
+
+        self.plan = open_plan(folder, settings, files, ".pairs", options.shard_lines, command, shards)
+        modules = [str(Path(name).absolute()) if name.endswith(".py") else name for name in plugins]
+        self._load = partial(load_cleaner, folder.absolute(), modules)
+        self._is_local = options.executor == "local"
+        if self._is_local and scorer is not None and workers > 1:
+            import torch
+
+            torch.set_num_threads(1)
+
+    def run(self, shards: Sequence[Shard]) -> ShardResults:
+        """Mends and scores shards. Yields each finished shard with its record."""
+        if not self._is_local:
+            return self._processes.run(self._load, self.plan, shards)
+        loaded = self._load()  # all processes of this machine share the memory of the models
+        return self._processes.run(lambda threads: loaded, self.plan, shards)
+
+
+def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
+    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder gives all files inside it."""
+    files = {}
+    for number, corpus in enumerate(corpora, 1):
+        paths = [file for path in corpus.paths() for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+        for index, path in enumerate(path for path in paths if not path.is_dir()):
+            files[f"{title} {number}" if len(paths) == 1 else f"{title} {number}, file {index + 1}"] = path
+    return files
+
+
 def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig, on_progress: Progress) -> CleanReport:
     """Writes the outputs of `clean` that `config` names, from all shards.
 
-    Raises ValueError if shards are missing or damaged.
+    Raises ValueError if shards are missing or damaged, or if an output would overwrite another output.
     """
+    check_files(config, [])
     with Path(os.devnull).open("wb") as nothing:
         _, counts = merge(plan, nothing)
     prefix = "mended: "

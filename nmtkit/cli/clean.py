@@ -1,27 +1,24 @@
 """`nmtkit clean`: mends parallel text, drops bad pairs, and reports the reason for each dropped pair."""
 
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nmtkit.cleaning.config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
+from nmtkit.cleaning.config import CLEAN_RULES, DEFAULT_FILTERS, CleanConfig, filter_configs
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line, plugin_option
 from nmtkit.cli.preprocess import show_table
-from nmtkit.config import COMMAND_LINE, check_flags, check_no_collisions, derive, field_types, split_settings
-from nmtkit.config.files import atomic_write, check_outputs
+from nmtkit.config import COMMAND_LINE, check_flags, derive, split_settings
+from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
-from nmtkit.data.corpora.writer import output_paths
-from nmtkit.jobs.shard_options import BULK_RULES, BulkOptions
+from nmtkit.jobs.shard_options import SHARD_RULES, ShardOptions
 
 if TYPE_CHECKING:
     from nmtkit.cleaning.clean import Progress
     from nmtkit.cleaning.decision import CleanReport
     from nmtkit.cleaning.filters import Filter
-    from nmtkit.cleaning.probability import PairScorer
     from nmtkit.config.registry import Registry
 
 
@@ -36,7 +33,7 @@ class CleanCommand(Command):
         with errors_in_one_line(known):
             load_plugins(known.params["plugins"])
             names = known.params["filters"] or DEFAULT_FILTERS
-            for name, preset in filter_presets(names, known.params["preset"] or "curated").items():
+            for name, preset in filter_configs(names, known.params["preset"] or "curated").items():
                 options += flags(preset, f"Filter {name}")
         full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *options])
         with naming_components(filter_registry):
@@ -48,21 +45,6 @@ def filter_registry() -> "list[Registry[Filter]]":
     from nmtkit.cleaning.filters import FILTERS
 
     return [FILTERS]
-
-
-def filter_presets(names: Sequence[str], preset: str) -> dict[str, Any]:
-    """Returns the config of each named filter, with the limits of the preset. Raises ValueError for an unknown name."""
-    (registry,) = filter_registry()
-    configs = {}
-    for name in names:
-        config = registry[name].preset
-        changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
-        configs[name] = derive(config, changes, f"preset {preset}")
-    check_no_collisions(
-        {"nmtkit clean": CleanConfig(source_lang="", target_lang=""), "nmtkit clean --output-dir": BulkOptions()}
-        | {f"filter {name}": config for name, config in configs.items()}
-    )
-    return configs
 
 
 @click.command(cls=CleanCommand)
@@ -81,30 +63,31 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     nmtkit clean -s en -t it crawl.tsv.gz --output-dir shards
     nmtkit merge shards --output data/train
     """
-    from nmtkit.cleaning.clean import clean
+    from nmtkit.cleaning.clean import clean, scorer_of
 
     typed = on_command_line(settings)
     config: CleanConfig = derive(CleanConfig, split_settings(typed, CleanConfig)[0], COMMAND_LINE)
     configs = {
         name: derive(each, split_settings(typed, type(each))[0], COMMAND_LINE)
-        for name, each in filter_presets(config.filters, config.preset).items()
+        for name, each in filter_configs(config.filters, config.preset).items()
     }
-    bulk: BulkOptions = derive(BulkOptions, split_settings(typed, BulkOptions)[0], COMMAND_LINE)
-    check_flags((*CLEAN_RULES, *BULK_RULES), given_flags(), given_flags() | {f"--executor {bulk.executor}"})
-    if bulk.output_dir is not None:
-        from nmtkit.cli.bulk import clean_shards
+    shards: ShardOptions = derive(ShardOptions, split_settings(typed, ShardOptions)[0], COMMAND_LINE)
+    check_flags((*CLEAN_RULES, *SHARD_RULES), given_flags(), given_flags() | {f"--executor {shards.executor}"})
+    if shards.output_dir is not None:
+        from nmtkit.cleaning.shards import ShardedCleaning
+        from nmtkit.cli.shards import run_shards, this_command
 
-        clean_shards(bulk, config, configs, corpora, scorer_of(config), plugins)
+        cleaning = ShardedCleaning(shards, config, configs, corpora, scorer_of(config), plugins, this_command())
+        run_shards(shards, cleaning.plan, cleaning.run)
         return
     if config.output is None:
         raise ValueError("give --output CORPUS, or --output-dir DIR to work in shards")
-    check_files(config, corpora)
     scorer = scorer_of(config)
     show_run(config, lambda progress: clean(config, corpora, configs, progress, scorer))
 
 
 command.params += flags(CleanConfig)
-command.params += flags(BulkOptions)
+command.params += flags(ShardOptions)
 
 
 def show_run(config: CleanConfig, run: "Callable[[Progress], CleanReport]") -> None:
@@ -122,37 +105,6 @@ def show_run(config: CleanConfig, run: "Callable[[Progress], CleanReport]") -> N
             file.write(page(report, config.source_lang, config.target_lang).encode())
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
-
-
-def scorer_of(config: CleanConfig) -> "PairScorer | None":
-    """Returns the scorer that `config` needs, or None if `config` needs no models.
-
-    The method `fit` of the scorer loads or trains the models. Raises FileNotFoundError if a checkpoint is missing.
-    """
-    if not config.uses_models:
-        return None
-    from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy, SelfTrained
-
-    languages = config.source_lang, config.target_lang
-    if config.forward is not None and config.backward is not None:
-        for path in (config.forward, config.backward):
-            if not path.is_file():
-                raise FileNotFoundError(f"no such checkpoint: {path}")
-        return DualCrossEntropy(config.forward.absolute(), config.backward.absolute(), languages)
-    assert config.output is not None
-    return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
-
-
-def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
-    """Raises ValueError if an output would overwrite an input or another output."""
-    languages = config.source_lang, config.target_lang
-    inputs = [path for name in (*corpora, *config.exclude, *config.domain) for path in (Path(name), *map(
-        Path, (f"{name}.{language}" for language in languages)))]  # fmt: skip
-    outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
-    for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
-        for path in [] if name is None else output_paths(name, languages):
-            outputs[f"{flag} ({path.name})"] = path
-    check_outputs(outputs, [*inputs, config.from_scores, config.lid_model, config.forward, config.backward])
 
 
 def show(report: "CleanReport", seconds: float) -> None:

@@ -22,7 +22,7 @@ from nmtkit.cli.generate_input import check_lines, open_document, warn_of_severa
 from nmtkit.cli.generate_run import generate
 from nmtkit.config import COMMAND_LINE, check_no_collisions, derive, split_settings
 from nmtkit.config.plugins import load_plugins
-from nmtkit.jobs.shard_options import BulkOptions
+from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
@@ -62,7 +62,7 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     whose flag is also a flag of `nmtkit generate` or of another processor."""
     (registry,) = processor_registry()
     presets = {name: registry[name].preset for name in names}
-    parts = (GenerateConfig, BulkOptions, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
+    parts = (GenerateConfig, ShardOptions, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
     defaults = {f"nmtkit generate ({part.__name__})": part() for part in parts}
     check_no_collisions(defaults | {f"logits processor {name}": preset for name, preset in presets.items()})
     return presets
@@ -116,7 +116,7 @@ def command(
     generate(parsed_job(data, paths, inputs, plugins, on_command_line(flags)))
 
 
-for part in (GenerateConfig, BulkOptions, DeviceOptions, TranslatorOptions):
+for part in (GenerateConfig, ShardOptions, DeviceOptions, TranslatorOptions):
     command.params += flags(part)
 command.params += flags(TextOptions, "Text")
 command.params += flags(SearchOptions, "Search")
@@ -137,7 +137,7 @@ def parsed_job(
     config: GenerateConfig = derived(GenerateConfig, typed)
     search: SearchOptions = derived(SearchOptions, typed)
     devices: DeviceOptions = derived(DeviceOptions, typed)
-    bulk: BulkOptions = derived(BulkOptions, typed)
+    bulk: ShardOptions = derived(ShardOptions, typed)
     text: TextOptions = derived(TextOptions, typed)
     format = document_format(config, files)
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}

@@ -9,7 +9,7 @@ from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Columns, as_columns
-from nmtkit.jobs.shard_options import BULK_RULES, TRANSLATION_RULES, BulkOptions
+from nmtkit.jobs.shard_options import SHARD_RULES, TRANSLATION_RULES, ShardOptions
 from nmtkit.text.documents import Document, format_of
 from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
@@ -102,7 +102,7 @@ class GenerateJob:
     devices: DeviceOptions
     options: TranslatorOptions
     text: TextOptions
-    bulk: BulkOptions
+    bulk: ShardOptions
     processors: Mapping[str, Any]
     plugins: Sequence[str]
 
@@ -137,7 +137,7 @@ def check_combination(
     on |= {f"--format {config.format}", f"--engine {devices.engine}"}
     if config.workers == 1:
         on.discard("--workers")
-    check_flags((*GENERATE_RULES, *BULK_RULES, *TRANSLATION_RULES), conditions, on)
+    check_flags((*GENERATE_RULES, *SHARD_RULES, *TRANSLATION_RULES), conditions, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:

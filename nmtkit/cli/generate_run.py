@@ -57,21 +57,23 @@ def generate(job: GenerateJob) -> None:
 
 def generate_shards(job: GenerateJob, device: str) -> None:
     """Translates the unfinished shards of the files, and warns if many lines have several sentences."""
-    from nmtkit.cli.bulk import translate_shards
-    from nmtkit.translation.shards import TranslationJob
+    from nmtkit.cli.shards import run_shards, this_command
+    from nmtkit.translation.shards import ShardedTranslation, TranslationSettings
 
     config, bulk, text = job.config, job.bulk, job.text
     if bulk.executor == "ray":
         device = "cuda" if bulk.actor_gpus else "cpu"
     workers, batches = (config.workers, 1) if job.has_own_processes else (1, config.workers)
-    shards = TranslationJob(
+    settings = TranslationSettings(
         models=job.paths, texts=[job.files[0], *config.line_files.values()], fields=list(config.line_files),
         format=config.format, device=device, devices=job.devices, translator=job.options, search=job.search, text=text,
         source_tag=config.source_tag, processes=batches, plugins=job.plugins,
         processors=dict(job.processors),
     )  # fmt: skip
     languages = None if config.input_format else languages_of_input(job.search, job.paths[0])
-    counts = translate_shards(bulk, shards, job.files, languages, config.both_columns, workers)
+    translation = ShardedTranslation(bulk, settings, job.files, languages, config.both_columns, workers, this_command())
+    run_shards(bulk, translation.plan, translation.run)
+    counts = translation.counts()
     if text.split_sentences is None and counts["several sentences"] >= MANY_LINES * counts["lines"]:
         warn_of_several_sentences(counts["several sentences"], counts["lines"], "lines")
 

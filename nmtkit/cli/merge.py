@@ -8,12 +8,11 @@ from pathlib import Path
 import click
 
 import nmtkit
-from nmtkit.cli.clean import check_files, show_run
+from nmtkit.cli.clean import show_run
 from nmtkit.cli.command import Command, stderr
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
-from nmtkit.jobs.shard_merging import merge
-from nmtkit.jobs.shard_plan import Plan, read_plan
+from nmtkit.jobs.shard_plan import Plan, merge, read_plan
 
 
 @click.command(cls=Command)
@@ -86,5 +85,4 @@ def merge_clean(
     load_plugins(plugins)
     job = read_job(plan.folder)
     config = dataclasses.replace(job.config, output=output, dropped=dropped, scores=scores, report=report)
-    check_files(config, [])
     show_run(config, lambda progress: merge_cleaned(plan, job, config, progress))

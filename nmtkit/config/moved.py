@@ -11,6 +11,11 @@ MOVED = {
     "api.dual_cross_entropy": "cleaning.dual_cross_entropy",
     "architectures": "models.architectures",
     "bulk": "jobs",
+    "bulk.local": "jobs.shard_processes",
+    "bulk.merging": "jobs.shard_plan",
+    "bulk.options": "jobs.shard_options",
+    "bulk.plan": "jobs.shard_plan",
+    "bulk.ray_cluster": "jobs.shard_processes",
     "checkpoint": "models.checkpoint",
     "corpora": "cleaning",
     **{f"corpora.{name}": f"data.corpora.{name}" for name in

@@ -8,7 +8,7 @@ from typing import Literal
 from nmtkit.config import Config, FlagRule, option
 
 _SHARD_FLAGS = ("--shard-lines", "--shard", "--executor")
-BULK_RULES = (
+SHARD_RULES = (
     *(FlagRule(flag, needs=("--output-dir",)) for flag in _SHARD_FLAGS),
     *(FlagRule(flag, needs=("--executor ray",)) for flag in ("--actor-cpus", "--actor-gpus")),
     FlagRule("--output-dir", excludes=("--output",), reason="nmtkit merge joins the shards"),
@@ -28,7 +28,7 @@ TRANSLATION_RULES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class BulkOptions(Config):
+class ShardOptions(Config):
     """Settings of a job in shards."""
 
     output_dir: Path | None = option(

@@ -1,6 +1,7 @@
-"""The plan of a job in shards. A shard is a range of whole lines of one text file, or of several parallel text files.
+"""The plan of a job in shards, and the merge of its outputs.
 
-A command may also divide another input than lines, such as pairs: `lines` is then the number of pairs.
+A shard is a range of whole lines of one text file, or of several parallel text files. A command may also divide
+another input than lines, such as pairs: `lines` is then the number of pairs.
 
     plan.json          the fingerprint of the job, facts about its files, the borders of the shards
     input.txt          the lines of the input, if the input is not a single uncompressed text file
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -121,6 +122,11 @@ class Plan:
             return finished
         return record
 
+    def counts(self) -> Counter[str]:
+        """Returns the sum of each recorded count over all finished shards, and the sum of their lines as "lines"."""
+        records = [record for shard in self.shards if (record := self.record(shard)) is not None]
+        return sum((Counter(record["counts"], lines=record["lines"]) for record in records), Counter())
+
     def remove_temporary_files(self, abandoned: Sequence[Shard]) -> None:
         """Removes the temporary files of killed processes that belong to finished or to `abandoned` shards."""
         names = os.listdir(self.folder)
@@ -129,6 +135,57 @@ class Plan:
             match = TEMPORARY.fullmatch(name)
             if match and match[1] in removable:
                 (self.folder / name).unlink(missing_ok=True)
+
+
+# --- merging the outputs of a plan ------------------------------------------------------------------------------------
+
+
+def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
+    """Writes the outputs of all shards to `out`. Returns the number of input lines, and the sum of each recorded count.
+
+    Raises ValueError if shards are missing, or if the output of a shard differs from its record.
+    """
+    if missing := plan.unfinished():
+        raise ValueError(
+            f"{plan.folder} lacks {described(missing)} of {len(plan.shards)}; to make them, repeat the command: "
+            f"{plan.command}"
+        )
+    lines = 0
+    counts: Counter[str] = Counter()
+    for shard in plan.shards:
+        record = plan.record(shard)
+        assert record is not None
+        size, digest = _copy(plan.output(shard), out)
+        if (size, digest) != (record["bytes"], record["sha256"]):
+            raise ValueError(
+                f"{plan.output(shard)} is damaged: it has {size:,} bytes, and {shard.name}.done says "
+                f"{record['bytes']:,}, with another checksum; remove both files and repeat the command: {plan.command}"
+            )
+        lines += shard.lines
+        counts.update(record["counts"])
+    return lines, counts
+
+
+def _copy(path: Path, out: BinaryIO) -> tuple[int, str]:
+    """Copies a file. Returns its number of bytes and its SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+            out.write(chunk)
+    return size, digest.hexdigest()
+
+
+def described(shards: Sequence[Shard]) -> str:
+    """Returns a text with the numbers of the shards, such as "shards 3, 5-9". The first shard has the number 1."""
+    ranges: list[list[int]] = []
+    for number in (shard.index + 1 for shard in shards):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return f"shard{'s' * (len(shards) > 1)} " + ", ".join("-".join(map(str, ends)) for ends in ranges)
 
 
 # --- making and reading a plan --------------------------------------------------------------------------------------
@@ -225,6 +282,13 @@ def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": status.st_size, "modified": status.st_mtime_ns, "sha256": digest}
+
+
+def check_regular(paths: Iterable[Path]) -> None:
+    """Raises ValueError if a path is a pipe or a device."""
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is not a regular file; --output-dir reads its input again to continue")
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:

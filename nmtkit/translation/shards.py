@@ -1,4 +1,4 @@
-"""Translates shards of a text: the worker of `generate --output-dir`."""
+"""Translates a text in shards: `generate --output-dir`."""
 
 import dataclasses
 from collections import Counter
@@ -10,22 +10,32 @@ from typing import Any
 
 import torch
 
-from nmtkit.config.plugins import load_plugins
+import nmtkit
+from nmtkit.config import flag_of
+from nmtkit.config.files import atomic_write
+from nmtkit.config.plugins import load_plugins, source_digests
+from nmtkit.data.corpora.compression import is_compressed
+from nmtkit.data.corpora.corpus import Columns, format_of
 from nmtkit.data.corpora.lines import LineDecoder
-from nmtkit.jobs.shard_plan import Shard
+from nmtkit.jobs import distributed
+from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_plan import Shard, check_regular, divide, open_plan
+from nmtkit.jobs.shard_processes import Factory, ShardResults, shard_processes
 from nmtkit.models.building import check_translation_models
 from nmtkit.text.sentences import has_several
-from nmtkit.translation.inputs import field_value
+from nmtkit.translation.inputs import field_value, text_requests
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.output_lines import output_line
 from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import WINDOW, Translator
 
+SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
+
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationJob:
-    """The settings of a translation in shards. A job can be sent to other machines.
+class TranslationSettings:
+    """The settings of a translation in shards, which can be sent to other machines.
 
     `texts` are the parallel text files: the input, then a file for each of the request fields in `fields`.
     """
@@ -44,8 +54,13 @@ class TranslationJob:
     plugins: Sequence[str] = ()
     processors: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self) -> "ShardTranslator":
-        """Loads the model. Raises OSError or ValueError if the files or the settings cannot be used."""
+    def load(self, threads: int | None = None) -> "ShardTranslator":
+        """Loads the model, which computes with `threads` threads, or with the number of threads that torch has.
+
+        Raises OSError or ValueError if the files or the settings cannot be used.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
         load_plugins(self.plugins)
         translator = Translator.load(
             self.models, self.device, self.devices.precision, self.devices.engine, self.processes,
@@ -55,10 +70,30 @@ class TranslationJob:
         translator.processor_configs = dict(self.processors)
         return ShardTranslator(self, translator)
 
-    def load_with_threads(self, threads: int) -> "ShardTranslator":
-        """Loads the model in a new process, which computes with `threads` threads."""
-        torch.set_num_threads(threads)
-        return self.load()
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns the settings that can change the translations, by flag or name."""
+        settings = {
+            flag_of(field): getattr(part, field.name)
+            for part in (self.search, self.text, self.translator)
+            for field in dataclasses.fields(part)
+            if field.name not in (*SPEED_ONLY, "glossary")
+        }
+        files = self.processor_files()
+        processors = {
+            name: {field.name: value for field, value in fields_of(config) if flag_of(field) not in files}
+            for name, config in self.processors.items()
+        }
+        return settings | {
+            "command": "generate", "version of nmtkit": nmtkit.__version__, "--format": self.format,
+            "--source-tag": self.source_tag, "device": self.device.partition(":")[0],
+            "--precision": self.devices.precision, "--engine": self.devices.engine,
+            "plug-ins": source_digests(self.plugins), "logits processors": processors,
+        }  # fmt: skip
+
+    def processor_files(self) -> dict[str, Path]:
+        """Returns the files that the logits processors read, such as a language model, by their flags."""
+        fields = [pair for config in self.processors.values() for pair in fields_of(config)]
+        return {flag_of(field): path for field, path in fields if isinstance(path, Path) and not path.is_dir()}
 
 
 class ShardTranslator:
@@ -67,33 +102,33 @@ class ShardTranslator:
     Random samples and the `id`s of the output depend on these numbers.
     """
 
-    def __init__(self, job: TranslationJob, translator: Translator) -> None:
-        self.job, self.translator = job, translator
-        self.pipeline = translator.pipeline(job.search, job.text, job.source_tag)
-        translator.processors(job.search)  # loads the files of the processors now, so errors come before the plan
+    def __init__(self, settings: TranslationSettings, translator: Translator) -> None:
+        self.settings, self.translator = settings, translator
+        self.pipeline = translator.pipeline(settings.search, settings.text, settings.source_tag)
+        translator.processors(settings.search)  # loads the files of the processors now, so errors come before the plan
 
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the output line of each line of a shard, with its \\n.
 
         Adds to `counts` the lines with several sentences, and the removed carriage returns and byte-order marks.
         """
-        job = self.job
+        settings = self.settings
         requests = self._requests(shard, counts)
         decoder = self.translator.batch_decoder(self.pipeline.search)
-        translations = self.translator.run(requests, self.pipeline, decoder, job.processes, first=shard.first)
+        translations = self.translator.run(requests, self.pipeline, decoder, settings.processes, first=shard.first)
         written = 0
         for translation in translations:
-            yield output_line(translation, job.format, job.search.score_reference) + b"\n"
+            yield output_line(translation, settings.format, settings.search.score_reference) + b"\n"
             written += 1
         assert written == shard.lines, f"{written} lines of {shard}"
 
     def _requests(self, shard: Shard, counts: Counter[str]) -> Iterator[list[Request]]:
-        names = ("source", *self.job.fields)
-        decoders = [LineDecoder(path, shard.first + 1) for path in self.job.texts]
+        names = ("source", *self.settings.fields)
+        decoders = [LineDecoder(path, shard.first + 1) for path in self.settings.texts]
         columns = zip(
             *(
                 _windows(path, start, shard.lines, decoder)
-                for path, start, decoder in zip(self.job.texts, shard.starts, decoders, strict=True)
+                for path, start, decoder in zip(self.settings.texts, shard.starts, decoders, strict=True)
             ),
             strict=True,
         )
@@ -117,3 +152,102 @@ def _windows(path: Path, start: int, lines: int, decoder: LineDecoder) -> Iterat
             if len(raw) < min(WINDOW, lines - done):
                 raise ValueError(f"{path} became shorter while it was read")
             yield decoder.lines(b"".join(raw))
+
+
+class ShardedTranslation:
+    """Translates `files` in shards. The constructor reads the plan in the folder, or makes it.
+
+    `settings.texts` has the input and a line file for each field of `settings.fields`. With `languages`, the source
+    side of a corpus such as a .tsv is translated, with the given `columns`. Without `languages`, the lines of the file
+    are translated. `command` is the command line that makes all shards.
+    """
+
+    def __init__(
+        self,
+        options: ShardOptions,
+        settings: TranslationSettings,
+        files: Sequence[Path],
+        languages: tuple[str | None, str | None] | None,
+        columns: Columns | None,
+        workers: int,
+        command: str,
+    ) -> None:
+        assert options.output_dir is not None
+        folder = options.output_dir
+        if distributed.launched():
+            raise ValueError(
+                "--output-dir and torchrun cannot be combined; start a process for each GPU, with --device cuda:0 "
+                "--shard 1/2, --device cuda:1 --shard 2/2, and so on"
+            )
+        self._processes = shard_processes(options, workers)
+        # With Ray, each actor loads the model. Otherwise, errors of the model come before the plan is made.
+        loaded = settings.load() if options.executor == "local" else None
+        line_files = dict(zip(settings.fields, settings.texts[1:], strict=True))
+        check_regular((*files, *line_files.values()))
+        glossary = settings.text.glossary
+        inputs = {
+            **numbered("model", settings.models), **numbered("input", files), **line_files,
+            **({} if glossary is None else {"glossary": glossary}), **settings.processor_files(),
+        }  # fmt: skip
+        is_text = len(files) == 1 and not is_compressed(files[0])
+        is_text = is_text and (languages is None or format_of(files[0]) is None)
+
+        def texts(new: bool) -> list[Path]:
+            paths = list(files) if is_text else [plain_copy(folder / "input.txt", files, languages, columns, new)]
+            for name, path in line_files.items():
+                copy = folder / f"{name}.txt"
+                paths.append(plain_copy(copy, [path], None, None, new) if is_compressed(path) else path)
+            return paths
+
+        self.plan = open_plan(
+            folder, settings.fingerprint() | ({} if columns is None else {"--columns": columns}), inputs,
+            ".jsonl" if settings.format == "jsonl" else ".txt", options.shard_lines, command,
+            lambda: divide(texts(True), options.shard_lines),
+        )  # fmt: skip
+        self._texts = texts(False)
+        self._fields = settings.fields
+        if loaded is not None:
+            loaded.settings = dataclasses.replace(settings, texts=self._texts)
+            self._factory: Factory = lambda threads: loaded
+        else:
+            models, copies = ([path.absolute() for path in paths] for paths in (settings.models, self._texts))
+            self._factory = dataclasses.replace(settings, models=models, texts=copies).load
+
+    def run(self, shards: Sequence[Shard]) -> ShardResults:
+        """Translates shards. Yields each finished shard with its record."""
+        return self._processes.run(self._factory, self.plan, shards)
+
+    def counts(self) -> Counter[str]:
+        """Returns the sums of the counts of all finished shards, and warns of removed characters of the input."""
+        counts = self.plan.counts()
+        for name, path in zip(("source", *self._fields), self._texts, strict=True):
+            LineDecoder(
+                path, carriage_returns=counts[f"carriage returns of {name}"],
+                has_byte_order_mark=bool(counts[f"byte-order marks of {name}"]),
+            ).warn()  # fmt: skip
+        return counts
+
+
+def numbered(name: str, paths: Sequence[Path]) -> dict[str, Path]:
+    """Returns the paths by name: "input" if there is one path, otherwise "input 1", "input 2" and so on."""
+    return {name if len(paths) == 1 else f"{name} {number}": path for number, path in enumerate(paths, 1)}
+
+
+def fields_of(config: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+    """Returns the fields of a config, each with its value."""
+    return [(field, getattr(config, field.name)) for field in dataclasses.fields(config)]
+
+
+def plain_copy(
+    copy: Path,
+    files: Sequence[Path],
+    languages: tuple[str | None, str | None] | None,
+    columns: Columns | None,
+    new: bool,
+) -> Path:
+    """Writes the lines of `files` to the text file `copy`. If the job is not `new`, keeps an existing copy."""
+    if new or not copy.exists():
+        with atomic_write(copy) as out:
+            for window in text_requests(files, None, WINDOW, languages, columns):
+                out.writelines(request.source.encode() + b"\n" for request in window)
+    return copy

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,16 @@ from click.testing import CliRunner, Result
 
 from nmtkit.cleaning import blocks
 from nmtkit.cleaning import clean as cleaning
+from nmtkit.cleaning.clean import scorer_of
 from nmtkit.cleaning.config import CleanConfig
-from nmtkit.cleaning.shards import CleaningJob
+from nmtkit.cleaning.shards import load_cleaner
 from nmtkit.cli import main
-from nmtkit.cli.clean import scorer_of
 from nmtkit.config.plugins import plugin_module
 from nmtkit.data.corpora.corpus import Pairs
 from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.demo.run import read_corpus
 from nmtkit.jobs.shard_plan import read_plan
-from nmtkit.jobs.shard_workers import ShardWriter
+from nmtkit.jobs.shard_processes import ShardWriter
 
 GOOD = list(dict.fromkeys(read_corpus()["train"]))[:1500]
 FILES = ("out.tsv", "dropped.jsonl", "scores.parquet", "report.html")
@@ -148,8 +149,9 @@ def test_a_process_of_another_machine_needs_only_the_folder(tmp_path: Path) -> N
     succeeds(nmtkit("clean", *flags, "--output-dir", tmp_path / "job", "--shard-lines", 200, "--shard", "6/6"))
     (tmp_path / "a.jsonl").unlink()
     plan = read_plan(tmp_path / "job")
-    load = pickle.loads(pickle.dumps(CleaningJob(plan.folder).load))  # an actor of Ray gets the method in this way
-    writer = ShardWriter(lambda: load(1), plan)
+    # an actor of Ray gets the function in this way
+    load = pickle.loads(pickle.dumps(partial(load_cleaner, plan.folder, [])))
+    writer = ShardWriter(load(1), plan)
     assert [record["lines"] for _, record in map(writer.write, plan.unfinished())] == [200] * 5
     succeeds(nmtkit("merge", tmp_path / "job", "--output", tmp_path / "out.tsv"))
     assert (tmp_path / "out.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
@@ -169,7 +171,7 @@ class LengthScorer:
 
 
 def test_models_score_kept_pairs_in_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmtkit.cli.clean.scorer_of", lambda config: LengthScorer())
+    monkeypatch.setattr("nmtkit.cleaning.clean.scorer_of", lambda config: LengthScorer())
     for name in ("f.pt", "b.pt"):
         (tmp_path / name).touch()
     models = (*FEW_FILTERS, "--forward", tmp_path / "f.pt", "--backward", tmp_path / "b.pt", "--min-model", 0.02)

@@ -16,9 +16,9 @@ from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
-from nmtkit.cli.bulk import run_shards
-from nmtkit.jobs.shard_options import BulkOptions
-from nmtkit.jobs.shard_plan import Plan, Shard, divide, open_plan
+from nmtkit.cli.shards import run_shards
+from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_plan import Shard, divide, open_plan
 
 LINES = [" ".join(WORDS[number % 7 : number % 7 + 1 + number % 5]) for number in range(23)] + ["", "a\u2028dog"]
 
@@ -146,7 +146,7 @@ def test_a_signal_stops_the_job_and_shows_the_command_to_continue(
     plan = open_plan(tmp_path / "out", {}, {}, ".txt", 1, "nmtkit", lambda: divide([tmp_path / "text"], 1))
     before = signal.getsignal(signal.SIGTERM)
 
-    def start(plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    def run(shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
         def lines() -> Iterator[bytes]:
             os.kill(os.getpid(), number)
             yield b"never"
@@ -156,7 +156,7 @@ def test_a_signal_stops_the_job_and_shows_the_command_to_continue(
 
     monkeypatch.setattr(sys, "argv", ["nmtkit", "generate", "--output-dir", "my shards", "--shard=1/1"])
     with pytest.raises(SystemExit) as stop:
-        run_shards(BulkOptions(output_dir=plan.folder), plan, start)
+        run_shards(ShardOptions(output_dir=plan.folder), plan, run)
     assert stop.value.code == 128 + number
     command = "nmtkit generate --output-dir 'my shards' --shard=1/1"
     assert f"{number.name}. To continue: {command}" in capsys.readouterr().err

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.jobs.shard_merging import described, merge
-from nmtkit.jobs.shard_options import BulkOptions
-from nmtkit.jobs.shard_plan import Plan, Shard, divide, open_plan, read_plan
-from nmtkit.jobs.shard_workers import run_locally
+from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_plan import Plan, Shard, described, divide, merge, open_plan, read_plan
+from nmtkit.jobs.shard_processes import LocalProcesses
 
 TEXTS = {
     "one line": "a\n",
@@ -76,7 +75,7 @@ WHOLE = "".join(f"LINE {number}\n" for number in range(95)).encode()
 
 
 def run(plan: Plan, shards: Sequence[Shard], workers: int = 1, fatal: int = -1) -> None:
-    for _ in run_locally(lambda: Upper(plan.folder.parent / "text", fatal), plan, shards, workers):
+    for _ in LocalProcesses(workers).run(lambda threads: Upper(plan.folder.parent / "text", fatal), plan, shards):
         pass
 
 
@@ -127,7 +126,7 @@ def test_a_killed_worker_is_an_error_and_the_job_continues(tmp_path: Path) -> No
 DRIVER = """
 import sys, time
 from pathlib import Path
-from nmtkit.jobs.shard_workers import run_locally
+from nmtkit.jobs.shard_processes import LocalProcesses
 from nmtkit.jobs.shard_plan import read_plan
 
 class Slow:
@@ -137,7 +136,7 @@ class Slow:
             yield b"LINE %d\\n" % number
 
 plan = read_plan(Path(sys.argv[1]))
-for shard, record in run_locally(Slow, plan, plan.shards, 2):
+for shard, record in LocalProcesses(2).run(lambda threads: Slow(), plan, plan.shards):
     print(shard.index, flush=True)
 """
 
@@ -239,7 +238,7 @@ def test_a_damaged_plan_and_a_damaged_record_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "-1/2"])
 def test_a_wrong_shard_is_refused(shard: str) -> None:
     with pytest.raises(ValueError, match=r"I/N .*1 to N"):
-        BulkOptions(shard=shard)
+        ShardOptions(shard=shard)
 
 
 def test_while_one_process_makes_the_plan_others_wait(tmp_path: Path) -> None:

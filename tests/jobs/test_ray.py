@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 
-from nmtkit.jobs.ray_cluster import check_capacity
-from nmtkit.jobs.shard_merging import merge
-from nmtkit.jobs.shard_plan import Plan, divide, open_plan, read_plan
+from nmtkit.jobs.shard_plan import Plan, divide, merge, open_plan, read_plan
+from nmtkit.jobs.shard_processes import check_capacity
 
 LINES = 200
 WHOLE = "".join(f"LINE {number}\n" for number in range(LINES)).encode()
@@ -53,7 +52,7 @@ import os, signal, sys, time
 from pathlib import Path
 import ray
 from nmtkit.jobs.shard_plan import read_plan
-from nmtkit.jobs.ray_cluster import RayCluster
+from nmtkit.jobs.shard_processes import RayCluster
 
 folder, address, event = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 os.environ["RAY_ADDRESS"] = address

@@ -1,22 +1,78 @@
-"""Processes shards on a Ray cluster (extra `nmtkit[ray]`). The machines must share the file system of the folder.
+"""Processes that work on shards: worker processes of this machine, or actors of a Ray cluster (extra `nmtkit[ray]`).
 
-Ray transfers the positions of shards and their records, but no text. If an actor dies, another actor gets its shard.
+The machines of a cluster must share the file system of the folder. Ray transfers the positions of shards and their
+records, but no text. If an actor dies, another actor gets its shard.
 """
 
 import logging
+import multiprocessing
 import platform
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from nmtkit.jobs.shard_plan import PLAN, Plan, Shard
-from nmtkit.jobs.shard_workers import ShardWorker, ShardWriter
+from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_plan import PLAN, Plan, Shard, read_plan
+from nmtkit.jobs.workers import Workers
 
 log = logging.getLogger("nmtkit")
 
 ATTEMPTS = 4  # the job fails if this many actors die at the same shard
 SECONDS_TO_PLACE = 120.0  # time limit for the start of an actor
+
+ShardResults = Iterator[tuple[Shard, dict[str, Any]]]  # finished shards with their records
+
+
+class ShardWorker(Protocol):
+    """An object that computes the output of shards, on this machine or in a Ray cluster."""
+
+    def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields the output of a shard in parts. Adds statistics of the shard to `counts`."""
+
+
+Factory = Callable[[int | None], ShardWorker]  # argument: number of CPU threads of the worker; None: the default
+
+
+class ShardProcesses(Protocol):
+    """Processes that work on shards at the same time."""
+
+    def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
+        """Makes a worker in each process, and writes `shards`. Yields each finished shard with its record."""
+
+
+class ShardWriter:
+    """Writes the shards that a worker computes."""
+
+    def __init__(self, worker: ShardWorker, plan: Plan) -> None:
+        self.worker, self.plan = worker, plan
+
+    def write(self, shard: Shard) -> tuple[Shard, dict[str, Any]]:
+        """Computes a shard and writes its files. Returns the shard and its record."""
+        counts: Counter[str] = Counter()
+        return shard, self.plan.write(shard, while_parent_lives(self.worker.output(shard, counts)), counts)
+
+
+def while_parent_lives(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields `parts`. Ends this worker process if its parent was killed, so that no worker keeps running unnoticed."""
+    parent = multiprocessing.parent_process()
+    for part in parts:
+        if parent is not None and not parent.is_alive():
+            sys.exit(1)
+        yield part
+
+
+class LocalProcesses:
+    """`count` processes of this machine. A single process is this process itself."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
+        with Workers(self.count, lambda: ShardWriter(factory(None), plan), tasks_ahead=1) as pool:
+            for _, result in pool.imap_unordered((ShardWriter.write, shard) for shard in shards):
+                yield result
 
 
 class RayCluster:
@@ -39,12 +95,8 @@ class RayCluster:
         """Returns the CPUs and GPUs of each node that is alive."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
-    def run(
-        self, factory: Callable[[int], ShardWorker], plan: Plan, shards: Sequence[Shard]
-    ) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
         """Processes shards in actors. Yields each finished shard with its record.
-
-        `factory` takes the number of CPU threads and returns a worker.
 
         Raises the errors of workers. Raises ValueError if the first actors do not start. Raises ChildProcessError if
         ATTEMPTS actors die at the same shard, or if all actors have died and no new actor starts.
@@ -120,11 +172,9 @@ class RayCluster:
 class ShardActor:
     """A `ShardWriter` in a process of Ray, which may be on another machine."""
 
-    def __init__(self, factory: Callable[[int], ShardWorker], threads: int, folder: Path) -> None:
-        from nmtkit.jobs.shard_plan import read_plan
-
+    def __init__(self, factory: Factory, threads: int, folder: Path) -> None:
         self._folder = folder
-        self._writer = ShardWriter(lambda: factory(threads), read_plan(folder)) if self._visible() else None
+        self._writer = ShardWriter(factory(threads), read_plan(folder)) if self._visible() else None
 
     def _visible(self) -> bool:
         return (self._folder / PLAN).is_file()
@@ -153,3 +203,13 @@ def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: floa
             f"{actors} are needed; its nodes have: {described}. Use fewer --workers, or change --actor-cpus or "
             "--actor-gpus"
         )
+
+
+def shard_processes(options: ShardOptions, workers: int) -> ShardProcesses:
+    """Returns `workers` processes of the executor that `options` name.
+
+    Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.
+    """
+    if options.executor == "local":
+        return LocalProcesses(workers)
+    return RayCluster(workers, options.actor_cpus, options.actor_gpus)

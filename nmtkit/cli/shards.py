@@ -1,0 +1,89 @@
+"""Runs the processes of a job in shards (`--output-dir`): shows progress, stops on signals, says how to continue."""
+
+import logging
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+from nmtkit.cli.command import stderr
+from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_plan import Plan, Shard, described
+from nmtkit.jobs.shard_processes import ShardResults
+
+log = logging.getLogger("nmtkit")
+
+SECONDS_OF_MESSAGES = 30.0  # seconds between two messages about progress, if stderr is not a terminal
+
+
+def this_command() -> str:
+    """Returns the command line of this process without --shard, as a command that makes all shards."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--shard":
+            next(words, None)
+        elif not word.startswith("--shard="):
+            kept.append(word)
+    return shlex.join(["nmtkit", *kept])
+
+
+def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]], ShardResults]) -> None:
+    """Lets `run` make the unfinished shards of this process. Shows the progress.
+
+    Prints how to continue after a stop, and how to join the shards. Raises SystemExit if a signal stops the job.
+    """
+    part, parts = options.part()
+    unfinished = plan.unfinished(part, parts)
+    if len(unfinished) < len(plan.shards[part - 1 :: parts]):
+        log.info("%s: continuing, %s left", plan.folder, described(unfinished) if unfinished else "no shard is")
+    try:
+        with stop_on_signals():
+            if unfinished:
+                show_progress(run(unfinished), sum(shard.lines for shard in unfinished))
+    except KeyboardInterrupt as stop:
+        number = stop.args[0] if stop.args else signal.SIGINT
+        command = shlex.join(["nmtkit", *sys.argv[1:]])
+        stderr.print(f"{number.name}. To continue: {command}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(128 + number)
+    finally:
+        plan.remove_temporary_files(unfinished)
+    if missing := plan.unfinished():
+        log.info("%s: this part is done; %s of %s left", plan.folder, described(missing), len(plan.shards))
+    else:
+        log.info("To join the shards: nmtkit merge %s --output FILE", shlex.quote(str(plan.folder)))
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raises KeyboardInterrupt, with the signal as its argument, for SIGINT and SIGTERM."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def show_progress(results: ShardResults, total: int) -> None:
+    """Consumes the results of shards, which have `total` lines together. Shows finished lines and lines per second."""
+    began = shown = time.monotonic()
+    done = 0
+    with ExitStack() as stack:
+        status = stack.enter_context(stderr.status("Working")) if stderr.is_terminal else None
+        for _, record in results:
+            done += record["lines"]
+            now = time.monotonic()
+            text = f"{done:,} of {total:,} lines, {done / (now - began):,.0f} lines/s"
+            if status is not None:
+                status.update(text)
+            elif now - shown > SECONDS_OF_MESSAGES:
+                log.info("%s", text)
+                shown = now
