@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         check_scheduler,
         check_transform,
     )
-    from nmtkit.data.dataset.transforms import TRANSFORMS, Ids, Side, Transform
+    from nmtkit.data.dataset.transforms import TRANSFORMS, Side, Transform
     from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
-    from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer
+    from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Ids, Tokenizer
     from nmtkit.models.architectures import ARCHITECTURES, Architecture, DecoderState, Vocabulary
     from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
     from nmtkit.models.architectures.transformer import Embedding, SelfAttention, Transformer
@@ -44,9 +44,9 @@ MODULES = {  # module -> the names above that it defines
     "config.registry": "Registry",
     "contracts": "ContractError check_architecture check_callback check_criterion check_logits_processor check_metric "
     "check_optimizer check_scheduler check_transform",
-    "data.dataset.transforms": "TRANSFORMS Ids Side Transform",
+    "data.dataset.transforms": "TRANSFORMS Side Transform",
     "data.packed": "IGNORE_INDEX Batch Layout Packed",
-    "data.tokenizers.tokenizer": "BOS EOS SPACE_SYMBOL UNK Tokenizer",
+    "data.tokenizers.tokenizer": "BOS EOS SPACE_SYMBOL UNK Ids Tokenizer",
     "models.architectures": "ARCHITECTURES Architecture DecoderState Vocabulary",
     "models.architectures.incremental": "IncrementalArchitecture IncrementalState",
     "models.architectures.transformer": "Embedding SelfAttention Transformer",

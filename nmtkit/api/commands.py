@@ -8,13 +8,13 @@ from nmtkit.api.settings import PathLike, configs, texts
 from nmtkit.config import check_flags, flag_name
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess as make_dataset
-from nmtkit.data.dataset.report import Report
+from nmtkit.data.dataset.report import DatasetReport
 from nmtkit.scoring import metrics
 from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
 from nmtkit.training import averaging
 
 
-def preprocess(**settings: Any) -> Report:
+def preprocess(**settings: Any) -> DatasetReport:
     """Makes a dataset from parallel text, like `nmtkit preprocess`. `settings` are the flags of this command.
 
     >>> report = nmtkit.preprocess(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
 from nmtkit.config.files import check_outputs
-from nmtkit.data.corpora.corpus import Columns, as_columns
+from nmtkit.data.corpora.corpus import ColumnNames, as_columns
 from nmtkit.jobs.shard_options import SHARD_RULES, TRANSLATION_RULES, ShardOptions
 from nmtkit.text.documents import Document, format_of
 from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
@@ -75,7 +75,7 @@ class GenerateConfig(Config):
     workers: int = option(1, "number of CPU processes with one thread each; one per core is fastest", min=1, max=1024)
 
     @property
-    def both_columns(self) -> Columns | None:
+    def both_columns(self) -> ColumnNames | None:
         """The columns of both sides. Only the source is translated, so a missing target column is the source column."""
         return as_columns(self.columns * 2 if len(self.columns) == 1 else self.columns)
 

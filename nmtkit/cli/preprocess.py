@@ -13,7 +13,7 @@ from nmtkit.config import COMMAND_LINE, check_flags, derive
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 
 if TYPE_CHECKING:
-    from nmtkit.data.dataset.report import Report
+    from nmtkit.data.dataset.report import DatasetReport
 
 
 @click.command(cls=Command, short_help="Make a binarized dataset from raw parallel text.")
@@ -49,7 +49,7 @@ def command(**settings: Any) -> None:
 command.params[:0] = flags(PreprocessConfig)
 
 
-def show(report: "Report", seconds: float) -> None:
+def show(report: "DatasetReport", seconds: float) -> None:
     """Prints the report on stderr: as tables in a terminal, otherwise as plain lines."""
     splits = [
         (name, f"{split.pairs:,}", f"{split.tokens['source']:,}", f"{split.tokens['target']:,}")

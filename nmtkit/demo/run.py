@@ -20,7 +20,7 @@ from rich.text import Text
 
 from nmtkit.scoring.metrics import score
 
-Corpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> English and German sentences
+DemoCorpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> English and German sentences
 
 CORPUS = Path(__file__).with_name("corpus.tsv.bz2")  # made by examples/demo_corpus/demo_corpus.py
 RECORD = "demo.json"  # file that marks a folder of the demo; holds the seconds of training and of the whole demo
@@ -54,16 +54,16 @@ COMMANDS = (
 )
 
 
-def read_corpus() -> Corpus:
+def read_corpus() -> DemoCorpus:
     """Reads the demo corpus from the package."""
-    corpus: Corpus = {}
+    corpus: DemoCorpus = {}
     for line in bz2.decompress(CORPUS.read_bytes()).decode().splitlines():
         subset, english, german = line.split("\t")
         corpus.setdefault(subset, []).append((english, german))
     return corpus
 
 
-def write_corpus(corpus: Corpus, folder: Path) -> None:
+def write_corpus(corpus: DemoCorpus, folder: Path) -> None:
     """Writes `train.en`, `train.de`, `valid.en`, … into the existing `folder`."""
     for subset, pairs in corpus.items():
         for language, sentences in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -164,7 +164,7 @@ def example(sources: Sequence[str], count: int) -> list[int]:
     return [index for index, text in enumerate(sources) if 40 <= len(text) <= 72][:count]
 
 
-def introduce(corpus: Corpus, folder: Path, out: Console) -> None:
+def introduce(corpus: DemoCorpus, folder: Path, out: Console) -> None:
     out.print(heading("The demo corpus"))
     train, test = len(corpus["train"]), len(corpus["test"])
     out.print(

@@ -11,7 +11,7 @@ from typing import Any
 
 from nmtkit.config import to_dict, to_toml
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.binarized import Dataset, Side
+from nmtkit.data.dataset.binarized import Dataset, StoredSide
 from nmtkit.data.dataset.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
@@ -208,7 +208,7 @@ def languages_of(dataset: Dataset) -> Section:
     return {"languages": sorted({code for each in dataset.directions for code in (each.source, each.target)})}
 
 
-def longest(side: Side) -> int:
+def longest(side: StoredSide) -> int:
     """Returns the number of tokens of the longest sentence. Reads the lengths in parts, which fit into memory."""
     step = 1 << 20
     return max(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmtkit.data.corpora.compression import open_bytes
-from nmtkit.data.corpora.corpus import Columns, format_of
+from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Dataset
@@ -37,7 +37,7 @@ def read_lines(path: Path) -> list[str]:
         return lines_of(file.read(), path)
 
 
-def read_side(path: Path, index: int, target_lang: str | None, columns: Columns | None = None) -> list[str]:
+def read_side(path: Path, index: int, target_lang: str | None, columns: ColumnNames | None = None) -> list[str]:
     """Returns the lines of a file, or one side of a corpus such as a .tmx: side 0 is the source, side 1 the target."""
     if format_of(path) is None:
         return read_lines(path)
@@ -127,7 +127,7 @@ def read_texts(
     source: Path | None,
     stream: BinaryIO | None,
     target_lang: str | None = None,
-    columns: Columns | None = None,
+    columns: ColumnNames | None = None,
 ) -> Texts:
     """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 

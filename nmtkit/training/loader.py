@@ -7,7 +7,8 @@ from itertools import islice
 
 import torch
 
-from nmtkit.data.dataset.batching import BatchSampler, Pairs, micro_batches
+from nmtkit.data.corpora.dropping import RowNumbers
+from nmtkit.data.dataset.batching import BatchSampler, micro_batches
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.dataset.transform_pipeline import TransformPipeline
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
@@ -30,7 +31,7 @@ class Update:
     """One global batch, and the share of this rank."""
 
     position: Position
-    pairs: Pairs
+    pairs: RowNumbers
     # target tokens of the whole update before transforms; if there are no transforms, the denominator of the loss
     target_tokens: int
     source_tokens: int
@@ -97,7 +98,7 @@ class BatchLoader:
                 index, pairs = index + 1, following
             epoch, index = epoch + 1, 0
 
-    def update(self, position: Position, pairs: Pairs, ends_epoch: bool) -> Update:
+    def update(self, position: Position, pairs: RowNumbers, ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         rounds = -(-len(parts) // self.ranks)
@@ -108,24 +109,24 @@ class BatchLoader:
         counted = self.split.counted_tokens(pairs)
         return Update(position, pairs, counted, int(source[pairs].sum()), of_rank, ends_epoch)
 
-    def batch(self, pairs: Pairs, epoch: int) -> Batch:
+    def batch(self, pairs: RowNumbers, epoch: int) -> Batch:
         """Returns a micro-batch of these pairs on the device."""
         batch = self.split.batch(pairs, partial(self.transforms, epoch) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch
 
-    def dummy(self, pairs: Pairs) -> Batch:
+    def dummy(self, pairs: RowNumbers) -> Batch:
         """Returns a micro-batch of `pairs` whose tokens do not count: all target tokens are ignored."""
         batch = self.batch(pairs, 0)
         ignored = torch.full_like(batch.target_output, IGNORE_INDEX)
         return replace(batch, target_output=ignored, target_tokens=0)
 
-    def largest_micro_batch(self) -> Pairs:
+    def largest_micro_batch(self) -> RowNumbers:
         """Returns the pairs of the micro-batch with the most tokens (source plus target) in the first updates."""
         return self.extreme_micro_batches()[0]
 
-    def extreme_micro_batches(self) -> tuple[Pairs, Pairs]:
+    def extreme_micro_batches(self) -> tuple[RowNumbers, RowNumbers]:
         """Returns the pairs of the micro-batch with the most tokens and of the micro-batch with the most sentences.
 
         Both are from the first updates. The micro-batch with the most sentences may need more memory, because flash
@@ -136,7 +137,7 @@ class BatchLoader:
         by_tokens = max(parts, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
         return by_tokens, max(parts, key=len)
 
-    def _first_micro_batches(self) -> list[list[Pairs]]:
+    def _first_micro_batches(self) -> list[list[RowNumbers]]:
         """Returns the micro-batches of each of the first updates."""
         source, target = self.split.source.lengths, self.split.target.lengths
         return [
@@ -156,7 +157,7 @@ class BatchLoader:
         """Returns the number of tokens of the longest sentence. A smaller --max-tokens is not possible."""
         return max(self.sampler.max_lengths)
 
-    def tokens_of(self, pairs: Pairs) -> int:
+    def tokens_of(self, pairs: RowNumbers) -> int:
         """Returns the tokens of `pairs` on the side with more tokens."""
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
 

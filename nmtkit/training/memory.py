@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from nmtkit.data.dataset.batching import Pairs
+from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.jobs import distributed
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.optimizers import state_bytes
@@ -38,7 +38,7 @@ def prepare_model(plan: RunPlan, trainer: Trainer, loader: BatchLoader) -> None:
         )
 
 
-def trial(trainer: Trainer, loader: BatchLoader, pairs: Pairs) -> None:
+def trial(trainer: Trainer, loader: BatchLoader, pairs: RowNumbers) -> None:
     """Makes a forward and a backward pass on `pairs` while memory for the optimizer state is reserved."""
     reserved = torch.empty(missing_state_bytes(trainer), dtype=torch.uint8, device=trainer.device)
     trainer.trial_pass(loader.batch(pairs, 0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nmtkit.data.dataset.batching import BatchSampler, Sampling
+from nmtkit.data.dataset.batching import BatchSampler, DirectionSampling
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction, epoch_weights, named_weights
 from nmtkit.jobs import distributed
@@ -99,7 +99,7 @@ class RunPlan:
         )
 
 
-def sampling_of(config: RunConfig, split: Split) -> Sampling | None:
+def sampling_of(config: RunConfig, split: Split) -> DirectionSampling | None:
     """Returns the sampling of the directions of a training set, or None if every epoch has each pair once.
 
     Raises ValueError for a dataset of one direction, an unknown direction, and weights that exclude all pairs.
@@ -117,7 +117,7 @@ def sampling_of(config: RunConfig, split: Split) -> Sampling | None:
     weights = epoch_weights(counts, config.sampling_temperature, typed_weights)
     if not any(weight * count for weight, count in zip(weights, counts, strict=True)):
         raise ValueError("--sampling-weights leaves no training pair; give a direction a weight above 0")
-    return Sampling(split.direction_index, np.array(weights))
+    return DirectionSampling(split.direction_index, np.array(weights))
 
 
 def trained_directions(config: RunConfig, split: Split) -> list[Direction]:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmtkit.data.corpora.corpus import Columns, format_of
+from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Split
@@ -60,7 +60,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
 def text_requests(
     paths: Sequence[Path], stream: BinaryIO | None, window: int,
-    languages: tuple[str | None, str | None] | None = None, columns: Columns | None = None,
+    languages: tuple[str | None, str | None] | None = None, columns: ColumnNames | None = None,
 ) -> Iterator[list[Request]]:  # fmt: skip
     """Yields requests for the lines of `stream` (standard input), or else for the lines of the files in `paths`.
 

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from nmtkit.data.corpora.corpus import Columns
+from nmtkit.data.corpora.corpus import ColumnNames
 from nmtkit.scoring.report import Report
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.pipeline import Pipeline
@@ -78,7 +78,7 @@ def text_likelihoods(
     systems: Sequence[Path],
     stream: BinaryIO | None,
     source: Path | None,
-    columns: Columns | None,
+    columns: ColumnNames | None,
     languages: tuple[str | None, str | None],
 ) -> dict[str, list[Likelihood]]:
     """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.

@@ -15,7 +15,7 @@ from nmtkit.config import flag_of
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins, source_digests
 from nmtkit.data.corpora.compression import is_compressed
-from nmtkit.data.corpora.corpus import Columns, format_of
+from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder
 from nmtkit.jobs import distributed
 from nmtkit.jobs.shard_options import ShardOptions
@@ -168,7 +168,7 @@ class ShardedTranslation:
         settings: TranslationSettings,
         files: Sequence[Path],
         languages: tuple[str | None, str | None] | None,
-        columns: Columns | None,
+        columns: ColumnNames | None,
         workers: int,
         command: str,
     ) -> None:
@@ -242,7 +242,7 @@ def plain_copy(
     copy: Path,
     files: Sequence[Path],
     languages: tuple[str | None, str | None] | None,
-    columns: Columns | None,
+    columns: ColumnNames | None,
     new: bool,
 ) -> Path:
     """Writes the lines of `files` to the text file `copy`. If the job is not `new`, keeps an existing copy."""

@@ -14,7 +14,7 @@ import pytest
 
 import nmtkit
 from nmtkit.data.corpora.dropping import PairExample, ReasonCounts
-from nmtkit.data.dataset.report import CorpusReport, PieceReport, Report, SplitReport, page
+from nmtkit.data.dataset.report import CorpusReport, DatasetReport, PieceReport, SplitReport, page
 from nmtkit.pages import charts
 from nmtkit.pages.document import asset
 
@@ -64,7 +64,7 @@ def test_text_has_a_contrast_of_four_and_a_half_in_both_schemes() -> None:
 def test_the_page_of_a_dataset_escapes_its_texts_and_closes_what_it_opens() -> None:
     cleaning = ReasonCounts({"NUL byte": 1234}, {}, {"NUL byte": [PairExample("<f>:7", "a\0<i>", "b")]})
     split = SplitReport.of({"source": np.array([3, 4]), "target": np.array([5, 6])})
-    report = Report(
+    report = DatasetReport(
         "a <b>", "de", {"source": 9}, {"<s>": split}, [CorpusReport(Path("c&d"), Path("d"), 5, 4, cleaning=cleaning)],
         {"source": PieceReport([("<p>", 4321)], 1, 9)},
     )  # fmt: skip

@@ -18,7 +18,7 @@ from sacrebleu.metrics import BLEU
 
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
-from nmtkit.data.dataset.batching import BatchSampler, Sampling
+from nmtkit.data.dataset.batching import BatchSampler, DirectionSampling
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.packed import IGNORE_INDEX, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS
@@ -137,7 +137,7 @@ def test_an_epoch_has_each_pair_as_often_as_the_weight_of_its_direction(window: 
     lengths = rng.integers(2, 9, 2000).astype(np.int32)
     index = rng.choice(4, 2000, p=[0.5, 0.3, 0.15, 0.05]).astype(np.uint16)
     weights = np.array([0.25, 1.0, 2.5, 0.0])
-    sampler = BatchSampler(lengths, lengths, 100, 7, window, sampling=Sampling(index, weights))
+    sampler = BatchSampler(lengths, lengths, 100, 7, window, sampling=DirectionSampling(index, weights))
     epochs = []
     for epoch in (1, 2):
         updates = list(sampler.epoch(epoch))
@@ -149,7 +149,9 @@ def test_an_epoch_has_each_pair_as_often_as_the_weight_of_its_direction(window: 
             share = counts[index == direction]
             deviation = 4 * np.sqrt(0.25 * (0.75 if direction == 0 else 1) / len(share))
             assert abs(share.mean() - weights[direction]) < deviation
-        again = BatchSampler(lengths, lengths, 100, 7, window, sampling=Sampling(index, weights)).epoch(epoch, 5)
+        again = BatchSampler(lengths, lengths, 100, 7, window, sampling=DirectionSampling(index, weights)).epoch(
+            epoch, 5
+        )
         assert [update.tolist() for update in again] == [update.tolist() for update in updates[5:]]
         if window == 10_000:  # the number of updates of several windows is an estimate
             assert abs(len(updates) / sampler.updates_per_epoch - 1) < 0.05
@@ -160,14 +162,14 @@ def test_an_epoch_has_each_pair_as_often_as_the_weight_of_its_direction(window: 
 
 def test_weights_of_one_leave_the_epochs_as_they_are() -> None:
     lengths = np.random.default_rng(0).integers(2, 9, 300).astype(np.int32)
-    sampling = Sampling(np.zeros(300, np.uint16), np.ones(1))
+    sampling = DirectionSampling(np.zeros(300, np.uint16), np.ones(1))
     rows = np.concatenate(list(BatchSampler(lengths, lengths, 100, 7, sampling=sampling).epoch(1)))
     assert sorted(rows.tolist()) == list(range(300))
 
 
 def test_an_update_is_the_same_for_one_process_and_for_two(home: Path) -> None:
     split = Dataset.open(home / "bin")["train"]
-    sampling = Sampling(split.direction_index, np.array([0.5, 1.5, 2.0, 1.0, 0.0]))
+    sampling = DirectionSampling(split.direction_index, np.array([0.5, 1.5, 2.0, 1.0, 0.0]))
 
     def tokens(ranks: int) -> list[Counter[tuple[int, ...]]]:
         """Returns the target sentences of all ranks in the first updates."""

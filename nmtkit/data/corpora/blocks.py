@@ -24,7 +24,7 @@ LINE_FEED = ord("\n")
 
 
 @dataclass(frozen=True)
-class Span:
+class LineSpan:
     """A range of whole lines of a file. The last line may lack its \\n. If `temporary`, `read` deletes the file."""
 
     path: Path
@@ -60,7 +60,7 @@ class LineBlock:
 
     first_line: int
     lines: int
-    spans: tuple[Span, ...]
+    spans: tuple[LineSpan, ...]
     over_long: bool = False
 
 
@@ -84,7 +84,7 @@ class LineReader:
         self._text = bytearray()
         self._open_kept = 0  # number of bytes of the open line at the end of `_text`
         self._at_end = False
-        self._removed = LineDecoder(path)  # counts the carriage returns that `Span.read` removes
+        self._removed = LineDecoder(path)  # counts the carriage returns that `LineSpan.read` removes
         self._removed.has_byte_order_mark = self._file.peek(3).startswith(codecs.BOM_UTF8)
         self._ends_in_return = False  # whether the last chunk ends in \\r
 
@@ -133,18 +133,18 @@ class LineReader:
             self._text += chunk[first:]
             self._open_kept = len(chunk) - (chunk.rfind(b"\n") + 1)
 
-    def take(self, lines: int, size: int, temporary: Path | None) -> Span:
+    def take(self, lines: int, size: int, temporary: Path | None) -> LineSpan:
         """Returns the span of the next `lines` lines, which have `size` bytes, and removes these lines from the reader.
 
         If the file is compressed and `temporary` is not None, writes the lines to the file `temporary`.
         """
         begins_file = self.taken_bytes == 0
-        span = Span(self.path, self.taken_bytes, size, begins_file=begins_file)
+        span = LineSpan(self.path, self.taken_bytes, size, begins_file=begins_file)
         if self._compressed and not (lines == 1 and size > self._longest):
             if temporary is not None:
                 with temporary.open("wb") as file, memoryview(self._text) as text:
                     file.write(text[:size])
-                span = Span(temporary, 0, size, temporary=True, begins_file=begins_file)
+                span = LineSpan(temporary, 0, size, temporary=True, begins_file=begins_file)
             del self._text[:size]
         self.taken_bytes += size
         self.taken_lines += lines
@@ -168,8 +168,9 @@ def blocks(paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, 
 
     The division into blocks depends only on the text. A `shard` (i, n) has every n-th block, starting with block i. i
     counts from 1.
-    Text that is decompressed or extracted is written to files in `folder`. `Span.read` deletes these files. A line of
-    more than `longest` bytes and more than BLOCK_BYTES is a separate `over_long` block.
+
+    Text that is decompressed or extracted is written to files in `folder`. `LineSpan.read` deletes these files. A line
+    of more than `longest` bytes and more than BLOCK_BYTES is a separate `over_long` block.
 
     Raises ValueError with the counts if the files have different numbers of lines.
     """
@@ -212,5 +213,5 @@ def extracted_blocks(
             path = folder / f"{index}.{number}"
             if not over_long:
                 path.write_bytes(text)
-            spans.append(Span(path, 0, len(text), temporary=True))
+            spans.append(LineSpan(path, 0, len(text), temporary=True))
         yield LineBlock(part.first, len(part), tuple(spans), over_long)

@@ -18,7 +18,7 @@ ARROW_FOLDER = "arrow"  # the format of a folder that the package datasets has w
 
 log = logging.getLogger("nmtkit")
 
-Columns = tuple[str, str]  # names of the two columns, or their numbers from 1
+ColumnNames = tuple[str, str]  # names of the two columns, or their numbers from 1
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Corpus:
     target: Path
     format: str | None = None
     languages: tuple[str | None, str | None] = (None, None)
-    columns: Columns | None = None
+    columns: ColumnNames | None = None
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Pairs:
         return Pairs(sources, targets, extras, self.first)  # type: ignore[arg-type]
 
 
-def as_columns(items: Sequence[str]) -> Columns | None:
+def as_columns(items: Sequence[str]) -> ColumnNames | None:
     """Returns the value of --columns, or None if it is empty. Raises ValueError unless it has two items."""
     if len(items) not in (0, 2):
         raise ValueError(f"--columns has {len(items)} items; give the source and the target column")
@@ -91,7 +91,7 @@ def format_of(path: Path) -> str | None:
 
 
 def locate(
-    name: str, source_lang: str | None, target_lang: str | None, columns: Columns | None = None
+    name: str, source_lang: str | None, target_lang: str | None, columns: ColumnNames | None = None
 ) -> Corpus:  # fmt: skip
     """Returns the corpus `name`: a file with a known suffix, a folder, or a prefix.
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from nmtkit.data.corpora.compression import open_bytes
-from nmtkit.data.corpora.corpus import ARROW_FOLDER, Columns, Corpus, Pairs, check_line_counts, locate
+from nmtkit.data.corpora.corpus import ARROW_FOLDER, ColumnNames, Corpus, Pairs, check_line_counts, locate
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.tables import Row, read_arrow_folder, read_jsonl, read_parquet, read_tsv
 from nmtkit.data.corpora.tmx import read_tmx
@@ -75,7 +75,7 @@ def windows_of_side(
     path: Path,
     index: int,
     languages: tuple[str | None, str | None],
-    columns: Columns | None = None,
+    columns: ColumnNames | None = None,
     size: int = BLOCK_PAIRS,
 ) -> Iterator[list[str]]:
     """Yields the texts of one side of a single file, `size` texts at a time. Side 0 is the source, 1 the target."""

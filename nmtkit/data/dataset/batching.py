@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.data.corpora.dropping import RowNumbers
+
 WINDOW_PAIRS = 16_000_000
 JITTER = 0.06  # largest relative change of a sort key; without jitter, all epochs would have the same updates
 COUNTED_PAIRS = 1_000_000  # in a larger training set, the updates of an epoch are estimated instead of counted
 
-Pairs = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
-class Sampling:
+class DirectionSampling:
     """The weights of the directions of a multilingual dataset, such as en-de, and the random choice of pairs by weight.
 
     The weight of a direction is the mean number of times that an epoch contains each of its pairs.
@@ -63,7 +63,7 @@ class BatchSampler:
         seed: int,
         window_pairs: int = WINDOW_PAIRS,
         repeated: int | None = None,
-        sampling: Sampling | None = None,
+        sampling: DirectionSampling | None = None,
     ) -> None:
         self.sampling = sampling
         self.source_lengths = source_lengths
@@ -86,7 +86,7 @@ class BatchSampler:
             target_tokens += round(float(target.sum(dtype=np.float64)))
         self.max_lengths = max_source, max_target  # number of tokens of the longest source and target
         self._tokens = max(source_tokens, target_tokens)
-        self._repeated: list[Pairs] | None = None
+        self._repeated: list[RowNumbers] | None = None
         if repeated is not None:
             self._repeated = list(islice(self.epoch(0), repeated))
             if len(self._repeated) < repeated:
@@ -106,7 +106,7 @@ class BatchSampler:
             return len(self._window(0, np.random.default_rng(0))[1]) - 1
         return -(-self._tokens // self.batch_tokens)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[RowNumbers]:
         """Yields the updates of an epoch from index `start` on.
 
         An update is an array of pair indices, sorted by jittered target length.
@@ -153,7 +153,9 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
+def check_sizes(
+    pairs: Sequence[int] | RowNumbers, source_lengths: Any, target_lengths: Any, limit: int, flag: str
+) -> None:
     """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. The message names `flag`."""
     if not len(pairs):
         return
@@ -197,8 +199,8 @@ def split_by_tokens(
 
 
 def micro_batches(
-    update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int, max_sentences: int | None = None
-) -> list[Pairs]:
+    update: RowNumbers, source_lengths: Any, target_lengths: Any, max_tokens: int, max_sentences: int | None = None
+) -> list[RowNumbers]:
     """Splits an update into as few micro-batches as the limits allow, with about equal numbers of tokens.
 
     The pairs are sorted by (target length, source length), so a micro-batch has pairs of similar length.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.data.corpora.lines import decode
 from nmtkit.data.dataset.dataset_files import (
     ALIGNMENTS,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from nmtkit.data.packed import Batch, Packed
 
 CHUNK_ROWS = 1 << 20  # number of rows that are checked at a time
-
-Pairs = npt.NDArray[np.int64]
 
 
 class ConcatArrays:
@@ -95,7 +94,7 @@ class FirstTokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class StoredSide:
     """One side of a split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
     ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
@@ -108,7 +107,7 @@ class Side:
         ids: list[int] = self.ids[start : start + int(self.lengths[row])].tolist()
         return ids if self.first is None else [int(self.first.of(row)), *ids[1:]]
 
-    def gather(self, rows: Pairs) -> Encoded:
+    def gather(self, rows: RowNumbers) -> Encoded:
         """Returns the sentences of `rows`, concatenated, and their lengths."""
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
@@ -124,28 +123,28 @@ class Split:
     """The pairs of one subset: `train`, `valid`, `test`, `test1`, …"""
 
     name: str
-    source: Side
-    target: Side
+    source: StoredSide
+    target: StoredSide
     tokenizer: Tokenizer
     folder: Path
-    alignments: Side | None = None  # links between pieces, see encoding.py
+    alignments: StoredSide | None = None  # links between pieces, see encoding.py
     directions: tuple[Direction, ...] = ()  # all directions of the dataset; () for a dataset of one direction
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
-    rows: Pairs | None = None  # row numbers in the subset on disk; None: all rows
+    rows: RowNumbers | None = None  # row numbers in the subset on disk; None: all rows
     uncounted: int = 0  # number of tokens at the beginning of each target that the loss does not count
 
-    def counted_tokens(self, rows: Pairs | None = None) -> int:
+    def counted_tokens(self, rows: RowNumbers | None = None) -> int:
         """Returns the number of target tokens of `rows` (None: all rows) that the loss counts, before transforms."""
         lengths = np.asarray(self.target.lengths) if rows is None else self.target.lengths[rows]
         return int(lengths.sum()) - self.uncounted * len(lengths)
 
-    def select(self, rows: Pairs) -> "Split":
+    def select(self, rows: RowNumbers) -> "Split":
         """Returns a split with only the given rows of this split."""
         index = None if self.direction_index is None else np.asarray(self.direction_index[rows])
 
-        def selected(side: Side) -> Side:
+        def selected(side: StoredSide) -> StoredSide:
             first = None if side.first is None or index is None else replace(side.first, direction_index=index)
-            return Side(side.ids, np.asarray(side.offsets[rows]), np.asarray(side.lengths[rows]), first)
+            return StoredSide(side.ids, np.asarray(side.offsets[rows]), np.asarray(side.lengths[rows]), first)
 
         alignments = None if self.alignments is None else selected(self.alignments)
         sides = selected(self.source), selected(self.target)
@@ -159,7 +158,7 @@ class Split:
         parts = [self.rows_of(direction)[:count] for direction in range(max(1, len(self.directions)))]
         return self.select(np.sort(np.concatenate(parts)))
 
-    def rows_of(self, direction: int) -> Pairs:
+    def rows_of(self, direction: int) -> RowNumbers:
         """Returns the rows of one direction. `direction` is an index into `directions`."""
         if self.direction_index is None:
             return np.arange(len(self))
@@ -199,8 +198,8 @@ class Split:
 
     def batch(
         self,
-        pairs: Pairs,
-        transform: Callable[[Pairs, Encoded, Encoded], tuple[Encoded, Encoded]] | None = None,
+        pairs: RowNumbers,
+        transform: Callable[[RowNumbers, Encoded, Encoded], tuple[Encoded, Encoded]] | None = None,
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
@@ -234,7 +233,7 @@ class Split:
             None if links is None else torch.from_numpy(links),
         )
 
-    def _links(self, pairs: Pairs, source: Encoded, target: Encoded) -> npt.NDArray[np.int64] | None:
+    def _links(self, pairs: RowNumbers, source: Encoded, target: Encoded) -> npt.NDArray[np.int64] | None:
         """Returns the alignments of the pairs, [links, 3]: index in `pairs`, source position, target position."""
         if self.alignments is None:
             return None
@@ -383,7 +382,7 @@ def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[n
     return index
 
 
-def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: str | None = None) -> Side:
+def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: str | None = None) -> StoredSide:
     """Memory-maps one side. Raises ValueError if offsets and lengths exceed the ids or do not match the manifest.
 
     `ids_side` takes the place of `side` in the name of the file of ids.
@@ -409,13 +408,13 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: 
             f"{folder}: the {side} side of {split} has {tokens:,} entries, but the manifest says {facts['tokens']:,}; "
             "run preprocess again"
         )
-    return Side(ids, offsets, lengths)
+    return StoredSide(ids, offsets, lengths)
 
 
-def _concatenated(sides: list[Side]) -> Side:
+def _concatenated(sides: list[StoredSide]) -> StoredSide:
     ids = ConcatArrays([side.ids for side in sides])
     offsets = ConcatArrays([side.offsets for side in sides], ids.bounds[:-1].tolist())
-    return Side(ids, offsets, ConcatArrays([side.lengths for side in sides]))
+    return StoredSide(ids, offsets, ConcatArrays([side.lengths for side in sides]))
 
 
 def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
@@ -439,7 +438,7 @@ def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
     return lines
 
 
-def _check_ids(side: Side, vocabulary: int, name: str) -> None:
+def _check_ids(side: StoredSide, vocabulary: int, name: str) -> None:
     for start in range(0, len(side.ids), CHUNK_ROWS):
         if int(np.max(side.ids[start : start + CHUNK_ROWS])) >= vocabulary:
             raise ValueError(f"{name} has ids outside the vocabulary; run preprocess again")

@@ -37,7 +37,7 @@ from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 
 _LINE = re.compile(r"\s*(?:[0-9]{1,6}-[0-9]{1,6}(?:\s+|$))*")
 
-Links = npt.NDArray[np.int64]  # [links, 2], indices of a source and a target word
+WordLinks = npt.NDArray[np.int64]  # [links, 2], indices of a source and a target word
 
 
 class BlockEncoder:
@@ -178,7 +178,7 @@ class EncodingWorker:
 # index of a piece in its sentence. A tag before the source sentence counts as a piece.
 
 
-def parse_links(text: str, path: Path, first_line: int) -> tuple[Links, npt.NDArray[np.int64]]:
+def parse_links(text: str, path: Path, first_line: int) -> tuple[WordLinks, npt.NDArray[np.int64]]:
     """Returns the links [links, 2] of all lines, and for each link the index of its line in `text`, from 0.
 
     `first_line` is the number of the first line of `text` in the file. Raises ValueError with file and line if a line
@@ -195,7 +195,7 @@ def parse_links(text: str, path: Path, first_line: int) -> tuple[Links, npt.NDAr
 
 
 def links_of_pieces(
-    links: Links,
+    links: WordLinks,
     rows: npt.NDArray[np.int64],
     keep: npt.NDArray[np.bool_],
     sides: Sequence[WordPieces],

@@ -31,7 +31,15 @@ from nmtkit.data.dataset.dataset_files import (
 from nmtkit.data.dataset.drop_reasons import DUPLICATE, drops
 from nmtkit.data.dataset.encoding import BlockEncoder, EncodingWorker
 from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, ParallelCorpus, open_corpora
-from nmtkit.data.dataset.report import CorpusReport, PieceReport, Report, SplitReport, find_warnings, page, profile_of
+from nmtkit.data.dataset.report import (
+    CorpusReport,
+    DatasetReport,
+    PieceReport,
+    SplitReport,
+    find_warnings,
+    page,
+    profile_of,
+)
 from nmtkit.data.dataset.spm_training import (
     expected_pieces_per_word,
     extended_by_corpora,
@@ -59,7 +67,7 @@ MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 log = logging.getLogger("nmtkit")
 
 
-def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> Report:
+def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> DatasetReport:
     """Writes the dataset to `config.destdir`, completely or not at all, and the report page to `config.report`.
 
     `on_progress` is called with the number of training pairs read so far. Raises ValueError or OSError for errors in
@@ -135,7 +143,7 @@ class DatasetWriter:
             source, target = (",".join(dict.fromkeys(codes)) for codes in sides)
             languages = source, target
         self.directions = directions
-        self.report = Report(*languages, {"source": tokenizer.source_size, "target": tokenizer.target_size})
+        self.report = DatasetReport(*languages, {"source": tokenizer.source_size, "target": tokenizer.target_size})
         self._encoder = BlockEncoder(tokenizer, self.storage.dtypes)
         if any(config.alignments) and not all(self._encoder.of(side).can_align for side in (0, 1)):
             raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")

@@ -164,7 +164,7 @@ class PieceReport:
 
 
 @dataclass
-class Report:
+class DatasetReport:
     source_lang: str
     target_lang: str
     vocabulary: dict[str, int]  # number of entries, by side
@@ -330,7 +330,7 @@ def _exchanged(corpus: CorpusReport, reference: Profile, title: str) -> list[str
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def page(report: Report) -> str:
+def page(report: DatasetReport) -> str:
     """Returns the page as HTML."""
     statistics = report.cleaning()
     return render(
@@ -359,7 +359,7 @@ def page(report: Report) -> str:
     )
 
 
-def _charts(split: SplitReport, report: Report) -> list[Html]:
+def _charts(split: SplitReport, report: DatasetReport) -> list[Html]:
     """Returns a chart of the lengths of each side."""
     languages = {"source": report.source_lang, "target": report.target_lang}
     charts = []

@@ -20,7 +20,7 @@ from nmtkit.data.tokenizers.spm_model import (
     CONTROL,
     FOREIGN,
     NORMAL,
-    Piece,
+    ModelPiece,
     pieces_of,
     with_control_pieces,
     with_pieces,
@@ -194,7 +194,7 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
     lowest = min((piece.score for piece in table if piece.type == NORMAL), default=0.0)
     chosen = new_pieces(tokenizer, lines, count, facts.model_type, {piece.text for piece in table})
     added = [
-        Piece(piece.text, lowest + (piece.score if facts.model_type == "unigram" else -1.0 - rank))
+        ModelPiece(piece.text, lowest + (piece.score if facts.model_type == "unigram" else -1.0 - rank))
         for rank, piece in enumerate(chosen)
     ]
     if added or languages:
@@ -204,7 +204,7 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
         log.warning(
             "--extend-tokenizer adds nothing, because the tokenizer has all languages and pieces of the training text"
         )
-    tokens = [Piece(token_like(tokenizer, code), 0.0, CONTROL) for code in languages]
+    tokens = [ModelPiece(token_like(tokenizer, code), 0.0, CONTROL) for code in languages]
     return Tokenizer(with_pieces(model, [*table[:end], *added, *table[end:], *tokens]))
 
 
@@ -229,7 +229,9 @@ def extended_by_corpora(tokenizer: Tokenizer, config: PreprocessConfig, corpora:
     return extended(tokenizer, lines, config.extend_tokenizer or 0, codes)
 
 
-def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_type: str, known: set[str]) -> list[Piece]:
+def new_pieces(
+    tokenizer: Tokenizer, lines: Sequence[str], count: int, model_type: str, known: set[str]
+) -> list[ModelPiece]:
     """Trains a model on `lines` and returns up to `count` of its pieces that are not in `known`, best piece first."""
     if tokenizer.source.facts.rewrites:
         lines = [tokenizer.source.processor.normalize(line).replace(SPACE_SYMBOL, " ").strip() for line in lines]

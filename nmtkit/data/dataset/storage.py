@@ -41,7 +41,6 @@ TRAIN = "train"
 HASHES = "hashes"  # array [rows, 2] of the hashes of each row, to find duplicates
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
-Array = npt.NDArray[Any]
 Sizes = Counter[str]  # lengths of the arrays of one block, or of all earlier blocks together
 
 
@@ -84,10 +83,12 @@ class Storage(ABC):
         return self.folder / array_file(split, side, kind) if kind == "ids" else self.scratch / f"{split}.{array}"
 
     @abstractmethod
-    def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> dict[str, Array]:
+    def block_arrays(
+        self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False
+    ) -> dict[str, npt.NDArray[Any]]:
         """Returns the arrays of a block by name. With `held_out`, sentences without a kept pair are stored too."""
 
-    def shifted(self, arrays: dict[str, Array], offset: Sizes) -> dict[str, Array]:
+    def shifted(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> dict[str, npt.NDArray[Any]]:
         """Returns the arrays of a block as they are written after blocks with the sizes `offset`."""
         return arrays
 
@@ -96,7 +97,7 @@ class Storage(ABC):
         """Returns the names and dtypes of the files that `write_rows` writes."""
 
     @abstractmethod
-    def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[Array]]:
+    def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
         """Yields the next entries of each file of `row_files`. `runs` has the numbers of rows, in order."""
 
     def write_rows(self, split: str, runs: Iterable[RowNumbers]) -> None:
@@ -119,7 +120,7 @@ class Storage(ABC):
         """Returns the entries of a subset in the manifest that only this storage has."""
         return {}
 
-    def sentences(self, split: str, array: str) -> tuple[Array, Array]:
+    def sentences(self, split: str, array: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Returns the offsets and lengths of the stored sentences. `array` is the name of the array of lengths."""
         lengths, offsets = self.path(split, array), self.path(split, f"{array}.offsets")
         write_offsets(lengths, offsets)
@@ -142,7 +143,9 @@ class SideStorage(Storage):
     def sides(self, split: str) -> tuple[str, ...]:
         return self._train_sides if split == TRAIN else SIDES
 
-    def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> dict[str, Array]:
+    def block_arrays(
+        self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False
+    ) -> dict[str, npt.NDArray[Any]]:
         keep = block.keep[0]
         sides = [side.select(keep) for side in block.sides]
         if corpus.tag is not None:
@@ -163,7 +166,7 @@ class SideStorage(Storage):
         kinds = ("offsets", "int64"), ("lengths", "int32")
         return [(array_file(split, side, kind), dtype) for side in self.sides(split) for kind, dtype in kinds]
 
-    def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[Array]]:
+    def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
         columns = [column for side in self.sides(split) for column in self.sentences(split, f"{side}.lengths")]
         for rows in runs:
             yield [column[rows] for column in columns]
@@ -218,7 +221,9 @@ class SharedStorage(Storage):
         self._directions = len(directions)
         self._counts: dict[str, npt.NDArray[np.int64]] = {}  # number of rows of each direction, by subset
 
-    def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> dict[str, Array]:
+    def block_arrays(
+        self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False
+    ) -> dict[str, npt.NDArray[Any]]:
         """Returns the sentences of the first language, then of the second language, …, and the rows.
 
         A row of "rows" has the indices of two sentences of the block, and a row of "directions" has the numbers of the
@@ -237,7 +242,7 @@ class SharedStorage(Storage):
             "directions": directions[number],
         }
 
-    def shifted(self, arrays: dict[str, Array], offset: Sizes) -> dict[str, Array]:
+    def shifted(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> dict[str, npt.NDArray[Any]]:
         return {**arrays, "rows": arrays["rows"] + offset["lengths"]}
 
     def row_files(self, split: str) -> list[tuple[str, str]]:
@@ -245,7 +250,7 @@ class SharedStorage(Storage):
         files = [(array_file(split, side, kind), dtype) for side in SIDES for kind, dtype in kinds]
         return [*files, (direction_file(split), DIRECTION_DTYPE)]
 
-    def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[Array]]:
+    def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
         offsets, lengths = self.sentences(split, "lengths")
         self._counts[split] = np.zeros(self._directions, np.int64)
         for rows in runs:
@@ -288,7 +293,7 @@ class ArrayFiles:
         self._storage, self._split = storage, split
         self._open: dict[str, int] = {}
 
-    def write(self, arrays: dict[str, Array], offset: Sizes) -> None:
+    def write(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> None:
         """Writes the arrays of a block. `offset` has the lengths of the arrays of all earlier blocks."""
         for name, values in self._storage.shifted(arrays, offset).items():
             if name not in self._open:

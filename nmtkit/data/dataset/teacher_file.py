@@ -22,7 +22,6 @@ from nmtkit.config.files import atomic_write
 FORMAT = 1
 MANIFEST = "manifest.json"
 LENGTHS = "lengths.bin"
-Array = npt.NDArray[Any]
 
 
 def row_dtype(vocabulary: int, candidates: int) -> np.dtype[Any]:
@@ -41,7 +40,7 @@ class TeacherFile:
         self.starts = (
             np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         )  # first row of each pair, counted over all files
-        self.files: dict[int, Array] = {}
+        self.files: dict[int, npt.NDArray[Any]] = {}
 
     @staticmethod
     def open(folder: Path, tokenizer: str | None = None) -> "TeacherFile":
@@ -103,7 +102,7 @@ class TeacherFile:
                 first = number * self.pairs_per_file
                 yield number, range(first, min(first + self.pairs_per_file, len(self.lengths)))
 
-    def write(self, number: int, rows: Array) -> None:
+    def write(self, number: int, rows: npt.NDArray[Any]) -> None:
         with atomic_write(self.path(number)) as file:
             file.write(rows.astype(self.dtype, copy=False).tobytes())
 
@@ -115,7 +114,7 @@ class TeacherFile:
 
     def read(
         self, pairs: list[int], target: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_]
-    ) -> tuple[Array, Array]:
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Returns the teacher's pieces for the target tokens of `pairs`: ids [T, C] and log probabilities [T, C].
 
         `target` [T] has the target tokens of the batch. `counted` [T] is False for tokens that are not compared.

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.dataset.transforms import Ids, Transform
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Tokenizer
+from nmtkit.data.dataset.transforms import Transform
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Ids, Tokenizer
 
 
 class TransformPipeline:

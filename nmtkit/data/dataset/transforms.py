@@ -15,11 +15,10 @@ import numpy.typing as npt
 from nmtkit.config import Config, option
 from nmtkit.config.registry import Registry
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
-from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Ids, Tokenizer
 
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।")
 Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`
-Ids = npt.NDArray[Any]
 
 
 class Transform(ABC):
@@ -224,7 +223,7 @@ class CasingConfig(Config):
 
 
 @TRANSFORMS.register("casing", CasingConfig())
-class Casing(Transform):
+class RandomCasing(Transform):
     """Changes given shares of the pairs to lower case, to upper case, or to title case.
 
     Training on such pairs helps to translate headlines and text with irregular case.
@@ -253,7 +252,7 @@ class TagConfig(Config):
 
 
 @TRANSFORMS.register("tag", TagConfig())
-class Tag(Transform):
+class SourceTag(Transform):
     """Puts a tag before a given share of the source sentences (Johnson et al. 2017, section 3)."""
 
     def __init__(self, config: TagConfig, tokenizer: Tokenizer) -> None:

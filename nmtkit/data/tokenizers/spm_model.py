@@ -80,7 +80,7 @@ def user_defined_symbols(model: bytes) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ModelPiece:
     """A piece of a model. `score` is a log probability in a unigram model, and a rank in other models."""
 
     text: str
@@ -88,7 +88,7 @@ class Piece:
     type: int = NORMAL
 
 
-def pieces_of(model: bytes) -> list[Piece]:
+def pieces_of(model: bytes) -> list[ModelPiece]:
     """Returns the pieces of a model file by id. Raises ValueError if `model` is not a SentencePiece model."""
     pieces = []
     for _, value in _fields(model, only=(PIECES,)):
@@ -97,13 +97,13 @@ def pieces_of(model: bytes) -> list[Piece]:
         if len(packed) != 4:
             raise ValueError("not a SentencePiece model")
         score = struct.unpack("<f", packed)[0]
-        pieces.append(Piece(_message(fields.get(PIECE, b"")).decode(), score, int(fields.get(TYPE, NORMAL))))
+        pieces.append(ModelPiece(_message(fields.get(PIECE, b"")).decode(), score, int(fields.get(TYPE, NORMAL))))
     if not pieces:
         raise ValueError("not a SentencePiece model")
     return pieces
 
 
-def with_pieces(model: bytes, pieces: Sequence[Piece]) -> bytes:
+def with_pieces(model: bytes, pieces: Sequence[ModelPiece]) -> bytes:
     """Returns a model file with the settings of `model` and a new table of pieces."""
     rest = b"".join(_bytes_field(field, _message(value)) for field, value in _fields(model) if field != PIECES)
     return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in pieces) + rest
@@ -125,9 +125,9 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
         raise ValueError(f"{len(missing)} pieces of a tokenizer have no id, such as {sorted(missing)[:3]}")
     # without FOREIGN, a BPE model would merge characters into an unused piece, then split the piece again
     foreign = "" if model_facts(model).model_type == "unigram" else FOREIGN
-    table = [Piece(pieces[0], 0.0, UNKNOWN), *(Piece(text, 0.0, CONTROL) for text in pieces[1:3])]
+    table = [ModelPiece(pieces[0], 0.0, UNKNOWN), *(ModelPiece(text, 0.0, CONTROL) for text in pieces[1:3])]
     for text in pieces[3:]:
-        other = Piece(text, 0.0, CONTROL) if text in control else Piece(foreign + text, 0.0, UNUSED)
+        other = ModelPiece(text, 0.0, CONTROL) if text in control else ModelPiece(foreign + text, 0.0, UNUSED)
         table.append(by_text.get(text, other))
     rest = b""
     for field, value in _fields(model):
@@ -139,12 +139,17 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in table) + rest
 
 
-def new_model(pieces: Sequence[Piece], model_type: str, charsmap: bytes) -> bytes:
+def new_model(pieces: Sequence[ModelPiece], model_type: str, charsmap: bytes) -> bytes:
     """Returns a model file of <unk>, <s>, </s> and `pieces`. An empty `charsmap` means no normaliser.
 
     The scores of a unigram model are log probabilities. A BPE model merges pieces with higher scores first.
     """
-    table = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL), *pieces]
+    table = [
+        ModelPiece("<unk>", 0.0, UNKNOWN),
+        ModelPiece("<s>", 0.0, CONTROL),
+        ModelPiece("</s>", 0.0, CONTROL),
+        *pieces,
+    ]
     number = {name: number for number, name in MODEL_TYPES.items()}[model_type]
     trainer = bytes([MODEL_TYPE << 3, number])
     normalizer = _bytes_field(CHARSMAP, charsmap) if charsmap else b""
@@ -163,10 +168,10 @@ def with_control_pieces(model: bytes, pieces: Sequence[str]) -> bytes:
     for text in pieces:
         if text in present:
             raise ValueError(f"the tokenizer already has the piece {text!r}")
-    return model + b"".join(_bytes_field(PIECES, _piece_message(Piece(text, 0.0, CONTROL))) for text in pieces)
+    return model + b"".join(_bytes_field(PIECES, _piece_message(ModelPiece(text, 0.0, CONTROL))) for text in pieces)
 
 
-def _piece_message(piece: Piece) -> bytes:
+def _piece_message(piece: ModelPiece) -> bytes:
     score = bytes([SCORE << 3 | 5]) + struct.pack("<f", piece.score)
     return _bytes_field(PIECE, piece.text.encode()) + score + bytes([TYPE << 3, piece.type])
 

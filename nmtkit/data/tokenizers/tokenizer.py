@@ -31,7 +31,7 @@ SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
 
-Ids = npt.NDArray[np.int32]
+Ids = npt.NDArray[Any]  # ids of tokens
 Lengths = npt.NDArray[np.int64]
 
 

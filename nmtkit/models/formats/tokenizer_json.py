@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nmtkit.data.tokenizers.spm_model import Piece, new_model
+from nmtkit.data.tokenizers.spm_model import ModelPiece, new_model
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL
 
 SEVERAL_SPACES = {"Regex": " {2,}"}  # SentencePiece also replaces several spaces by one space
@@ -39,7 +39,7 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
         by_id = {id: piece for id, (piece, _) in enumerate(model["vocab"])}
         scores = dict(model["vocab"])
     added = {token["content"] for token in contents.get("added_tokens") or []} | {"<unk>", "<s>", "</s>", "<pad>"}
-    pieces = [Piece(piece, scores[piece]) for _, piece in sorted(by_id.items()) if piece not in added]
+    pieces = [ModelPiece(piece, scores[piece]) for _, piece in sorted(by_id.items()) if piece not in added]
     return new_model(pieces, "bpe" if kind == "BPE" else "unigram", charsmap(contents, path)), by_id
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmtkit.data.corpora.blocks import LineBlock, Span
+from nmtkit.data.corpora.blocks import LineBlock, LineSpan
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.dropping import PairExample, ReasonCounts, pair_keys
 from nmtkit.data.dataset import drop_reasons
@@ -58,7 +58,7 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
     spans = []
     for name, text in zip(("t.en", "t.de"), sides, strict=True):
         (tmp_path / name).write_bytes(text)
-        spans.append(Span(tmp_path / name, 0, len(text)))
+        spans.append(LineSpan(tmp_path / name, 0, len(text)))
     block = LineBlock(101, len(pairs), tuple(spans))
     corpus = ParallelCorpus.of(Corpus(tmp_path / "t.en", tmp_path / "t.de"))
     encoder = BlockEncoder(joint_tokenizer, ("uint16", "uint16"))
@@ -94,8 +94,8 @@ def encoded(
 
 
 def test_a_giant_line_is_dropped_without_being_read(joint_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    absent = Span(tmp_path / "absent", 0, 1 << 40)
-    block = LineBlock(7, 1, (absent, Span(tmp_path / "t.de", 0, 5)), over_long=True)
+    absent = LineSpan(tmp_path / "absent", 0, 1 << 40)
+    block = LineBlock(7, 1, (absent, LineSpan(tmp_path / "t.de", 0, 5)), over_long=True)
     corpus = ParallelCorpus.of(Corpus(tmp_path / "t.en", tmp_path / "t.de"))
     arrays, counts = encoded(block, corpus, joint_tokenizer, config(), np.empty(0, np.uint64), tmp_path)
     assert not any(map(len, arrays.values()))
