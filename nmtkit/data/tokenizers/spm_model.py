@@ -23,7 +23,7 @@ MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class SubwordFacts:
     """Properties of a model file. If the file lacks a field, the property has the default value of the format."""
 
     model_type: str
@@ -32,7 +32,7 @@ class ModelFacts:
     splits_at_spaces: bool  # according to the settings, no piece and no rule of the normaliser spans a space
 
 
-def model_facts(model: bytes) -> ModelFacts:
+def model_facts(model: bytes) -> SubwordFacts:
     """Returns the properties of a model file. Raises ValueError if the file is not a protocol buffer."""
     fields = dict(_fields(model, only=(TRAINER_SPEC, NORMALIZER_SPEC)))
     trainer = dict(_fields(_message(fields.get(TRAINER_SPEC, b""))))
@@ -46,7 +46,7 @@ def model_facts(model: bytes) -> ModelFacts:
     charsmap = _message(normalizer.get(CHARSMAP, b""))
     byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
     splits_at_spaces = spaces_mark_words and not _rules_contain_space(charsmap)
-    return ModelFacts(model_type, byte_fallback, bool(charsmap), splits_at_spaces)
+    return SubwordFacts(model_type, byte_fallback, bool(charsmap), splits_at_spaces)
 
 
 def _rules_contain_space(charsmap: bytes) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.tokenizers.spm_model import FOREIGN, ModelFacts, model_facts, user_defined_symbols
+from nmtkit.data.tokenizers.spm_model import FOREIGN, SubwordFacts, model_facts, user_defined_symbols
 from nmtkit.text.normalization import normalized
 
 UNK, BOS, EOS = 0, 1, 2
@@ -104,7 +104,7 @@ class SubwordModel:
         return self.processor.get_piece_size()
 
     @cached_property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> SubwordFacts:
         return model_facts(self.model)
 
     @cached_property
