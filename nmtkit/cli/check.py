@@ -39,7 +39,7 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
     """
     if not any(not word.startswith("-") for word in words):
         return {}
-    from nmtkit.contracts.components import CONTRACTS
+    from nmtkit.contracts import CONTRACTS
 
     registries = [contract.registry for contract in CONTRACTS]
     pairs = [(registry, name) for registry in registries for name in dict.fromkeys(words) if name in registry]
@@ -80,7 +80,7 @@ def command(
     nmtkit.contracts runs the same checks.
     """
     load_plugins(plugins)
-    from nmtkit.contracts.components import components
+    from nmtkit.contracts import components
     from nmtkit.data.dataset.spm_training import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None

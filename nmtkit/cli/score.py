@@ -15,7 +15,7 @@ from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
-    from nmtkit.scoring.report import Report
+    from nmtkit.scoring.report import ScoreReport
     from nmtkit.scoring.texts import Texts
 
 SCORE_RULES = (
@@ -233,6 +233,6 @@ def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig
         show(likelihood.perplexity_report(results, config.width), config)
 
 
-def show(report: "Report", config: ScoreConfig) -> None:
+def show(report: "ScoreReport", config: ScoreConfig) -> None:
     as_json = config.format == "json"
     click.echo(json.dumps(report.value, indent=2, ensure_ascii=False) if as_json else "\n".join(report.lines))

@@ -4,6 +4,9 @@ from nmtkit.config.fields import (
     LARGEST,
     LIMITS,
     Config,
+    FlagRule,
+    changed_flags,
+    check_flags,
     check_limits,
     check_no_collisions,
     field_types,
@@ -11,9 +14,7 @@ from nmtkit.config.fields import (
     flag_of,
     option,
 )
-from nmtkit.config.rules import FlagRule, changed_flags, check_flags
-from nmtkit.config.toml import to_toml
-from nmtkit.config.values import COMMAND_LINE, convert, derive, present, split_settings, suggestion, to_dict
+from nmtkit.config.values import COMMAND_LINE, convert, derive, present, split_settings, suggestion, to_dict, to_toml
 
 __all__ = [
     "COMMAND_LINE",

@@ -1,10 +1,13 @@
-"""Declares config fields. A single declaration sets the default, help text, limits, flag and TOML key."""
+"""Declares config fields, and rules for combinations of flags.
+
+A single declaration of a field sets the default, help text, limits, flag and TOML key.
+"""
 
 import dataclasses
 import functools
 import operator
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,3 +116,39 @@ def check_no_collisions(configs: Mapping[str, Any]) -> None:
             if field.name in owner:
                 raise ValueError(f"{owner[field.name]} and {title} both declare {flag_name(field.name)}; rename one")
             owner[field.name] = title
+
+
+@dataclass(frozen=True)
+class FlagRule:
+    """A rule for a flag: `flag` needs one of `needs`, and cannot be combined with any of `excludes`.
+
+    Each of these strings is a flag as users type it, with a value if the value matters ("--format jsonl"), or a fact
+    about the command ("several --sys").
+    """
+
+    flag: str
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    reason: str = ""  # end of the message about `excludes`
+
+
+def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collection[str]) -> None:
+    """Raises ValueError for the first broken rule.
+
+    `given` are the flags that the user typed. `on` are the flags that have an effect. For example, `--groups 1` is
+    given but not on if 1 is the default. If a flag is given, one of its `needs` must be on. If a flag is on, none of
+    its `excludes` may be given.
+    """
+    for rule in rules:
+        if rule.flag in given and rule.needs and not set(rule.needs) & set(on):
+            raise ValueError(f"{rule.flag} does nothing without {' or '.join(rule.needs)}")
+        for other in rule.excludes:
+            if rule.flag in on and other in given:
+                because = f": {rule.reason}" if rule.reason else ""
+                raise ValueError(f"{rule.flag} and {other} cannot be combined{because}")
+
+
+def changed_flags(config: Any) -> set[str]:
+    """Returns the flags of the fields that differ from their default."""
+    fields = dataclasses.fields(config)
+    return {flag_of(field) for field in fields if getattr(config, field.name) != field.default}

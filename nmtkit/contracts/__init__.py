@@ -10,8 +10,13 @@ which is a ValueError. The message lists the failed checks, with returned and ex
 all checks.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+from nmtkit.config.plugins import is_own
 from nmtkit.contracts.architecture import check_architecture
 from nmtkit.contracts.callback import check_callback
+from nmtkit.contracts.checks import Contract
 from nmtkit.contracts.criterion import check_criterion
 from nmtkit.contracts.logits_processor import check_logits_processor
 from nmtkit.contracts.metric import check_metric
@@ -31,3 +36,34 @@ __all__ = [
     "check_scheduler",
     "check_transform",
 ]
+
+CONTRACTS: tuple[Contract[Any], ...] = (
+    check_architecture,
+    check_criterion,
+    check_optimizer,
+    check_scheduler,
+    check_callback,
+    check_metric,
+    check_transform,
+    check_logits_processor,
+)
+
+
+def components(names: Sequence[str]) -> list[tuple[Contract[Any], str]]:
+    """Returns the components with these names, of any kind. Without names, returns all components of plug-ins.
+
+    Raises ValueError for an unknown name, and if there is nothing to check.
+    """
+    known = [(contract, name) for contract in CONTRACTS for name in contract.registry.names()]
+    of_plugins = [(contract, name) for contract, name in known if not is_own(contract.registry[name].factory)]
+    for name in names:
+        if not any(name == other for _, other in known):
+            listed = ", ".join(other for _, other in of_plugins) or "none"
+            raise ValueError(
+                f"no component is called {name!r}; components of plug-ins: {listed}. Is --plugin FILE missing?"
+            )
+    chosen = [(contract, name) for contract, name in known if name in names] if names else of_plugins
+    if not chosen:
+        kinds = ", ".join(contract.registry.kind for contract in CONTRACTS)
+        raise ValueError(f"no plug-in has registered a component that can be checked ({kinds}); add --plugin FILE")
+    return chosen

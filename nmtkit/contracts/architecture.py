@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmtkit.config import derive, to_dict
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import check_resume
 from nmtkit.data import checkpoint_file
 from nmtkit.data.packed import Layout, Packed
@@ -393,27 +393,4 @@ def _require_close(got: Tensor, expected: Tensor, message: str, tolerance: float
     require(difference <= bound, message.format(difference))
 
 
-check_architecture = Contract(
-    ARCHITECTURES,
-    Architecture,
-    (
-        shapes_are_right,
-        no_later_target_word_is_read,
-        sentences_do_not_mix,
-        alone_equals_in_any_batch,
-        padding_sentences_change_nothing,
-        every_source_word_matters,
-        a_step_equals_the_full_pass,
-        a_prepared_model_computes_the_same,
-        hooks_of_a_copy_are_called,
-        static_steps_equal_steps,
-        attention_weights_are_distributions_or_refused,
-        every_parameter_gets_a_finite_gradient,
-        bf16_autocast_trains_and_steps,
-        training_repeats_with_the_seed,
-        auxiliary_losses_are_silent_in_evaluation,
-        the_config_survives_a_round_trip,
-        weights_survive_a_round_trip,
-        resume_is_exact_and_checkpoints_average,
-    ),
-)
+check_architecture = Contract(ARCHITECTURES, Architecture, checks_of(__name__))

@@ -1,6 +1,6 @@
 """Checks of a callback: its hooks, its state, and short runs."""
 
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import resume_is_exact
 from nmtkit.models.architectures.contract import described
 from nmtkit.training.callbacks import CALLBACKS, Callback, hook_mistakes
@@ -21,8 +21,4 @@ def a_state_is_a_dict_that_is_loaded_again(subject: Subject[Callback]) -> None:
     require(again.keys() == state.keys(), f"after load_state, state has {sorted(again)}, but it had {sorted(state)}")
 
 
-check_callback = Contract(
-    CALLBACKS,
-    Callback,
-    (every_hook_has_a_name_that_a_run_calls, a_state_is_a_dict_that_is_loaded_again, resume_is_exact),
-)
+check_callback = Contract(CALLBACKS, Callback, checks_of(__name__, resume_is_exact))

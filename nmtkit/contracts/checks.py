@@ -1,10 +1,13 @@
 """Runs the contract checks of a component and reports failed checks."""
 
+import inspect
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 from nmtkit.config import derive
@@ -106,6 +109,20 @@ class Contract(Generic[T]):
             except Exception as raised:  # plug-ins can raise exceptions of any type
                 error = raised
             yield Result(title(check), error)
+
+
+def checks_of(module: str, *shared: Check) -> tuple[Check, ...]:
+    """Returns the checks of a module in order, then the checks `shared`.
+
+    The checks are the functions of the module that take only a subject and return nothing.
+    """
+    functions = [value for value in vars(sys.modules[module]).values() if getattr(value, "__module__", "") == module]
+    own = [
+        value
+        for value in functions
+        if isinstance(value, FunctionType) and value.__annotations__.get("return", 0) is None
+    ]
+    return *(check for check in own if list(inspect.signature(check).parameters) == ["subject"]), *shared
 
 
 def title(check: Check) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import batch, dataset, resume_is_exact, tiny_model
 from nmtkit.data.packed import IGNORE_INDEX, Batch
 from nmtkit.models.architectures import Architecture
@@ -114,17 +114,4 @@ def it_has_no_parameters_of_its_own(subject: Subject[Criterion]) -> None:
     )
 
 
-check_criterion = Contract(
-    CRITERIONS,
-    Criterion,
-    (
-        a_loss_and_its_counts_are_returned,
-        the_loss_is_a_sum_and_no_mean,
-        nll_is_the_negative_log_likelihood,
-        gradients_reach_the_model_and_are_finite,
-        a_batch_that_counts_for_nothing_is_taken,
-        training_repeats_with_the_seed,
-        it_has_no_parameters_of_its_own,
-        resume_is_exact,
-    ),
-)
+check_criterion = Contract(CRITERIONS, Criterion, checks_of(__name__, resume_is_exact))

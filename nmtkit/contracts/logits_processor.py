@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import dataset
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
@@ -207,15 +207,4 @@ def sentences_can_be_dropped(subject: Subject[LogitsProcessor]) -> None:
         )
 
 
-check_logits_processor = Contract(
-    LOGITS_PROCESSORS,
-    LogitsProcessor,
-    (
-        log_probabilities_of_the_same_shape_are_returned,
-        a_token_is_always_allowed,
-        the_same_search_gives_the_same_log_probabilities,
-        a_sentence_is_searched_alone_as_in_a_batch,
-        rows_follow_reorder,
-        sentences_can_be_dropped,
-    ),
-)
+check_logits_processor = Contract(LOGITS_PROCESSORS, LogitsProcessor, checks_of(__name__))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import resume_is_exact
 from nmtkit.models.architectures.contract import described
 from nmtkit.training.optimizers import OPTIMIZERS
@@ -139,17 +139,4 @@ def a_shard_is_stepped_as_the_whole_where_declared(subject: Subject[Optimizer]) 
     )
 
 
-check_optimizer = Contract(
-    OPTIMIZERS,
-    Optimizer,
-    (
-        every_parameter_is_in_a_group,
-        the_learning_rate_is_the_groups,
-        the_loss_falls,
-        every_parameter_is_changed,
-        a_gradient_of_zeros_is_taken,
-        its_state_survives_a_round_trip,
-        a_shard_is_stepped_as_the_whole_where_declared,
-        resume_is_exact,
-    ),
-)
+check_optimizer = Contract(OPTIMIZERS, Optimizer, checks_of(__name__, resume_is_exact))

@@ -2,7 +2,7 @@
 
 import json
 
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.models.architectures.contract import ContractError
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
 
@@ -73,13 +73,4 @@ def a_run_without_width_or_end_works_or_is_refused(subject: Subject[LRScheduler]
     learning_rate(scheduler, 1)
 
 
-check_scheduler = Contract(
-    LR_SCHEDULERS,
-    LRScheduler,
-    (
-        every_rate_is_a_finite_number_of_at_least_zero,
-        a_rate_depends_on_its_update_alone,
-        resume_is_exact,
-        a_run_without_width_or_end_works_or_is_refused,
-    ),
-)
+check_scheduler = Contract(LR_SCHEDULERS, LRScheduler, checks_of(__name__))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nmtkit.contracts.checks import Contract, Subject, require
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
 from nmtkit.contracts.runs import batch, dataset, resume_is_exact
 from nmtkit.data.dataset.transforms import TRANSFORMS, Side, Transform
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
@@ -93,13 +93,4 @@ def it_repeats_with_the_generator(subject: Subject[Transform]) -> None:
     )
 
 
-check_transform = Contract(
-    TRANSFORMS,
-    Transform,
-    (
-        pairs_of_its_level_are_returned,
-        what_is_given_is_left_alone,
-        it_repeats_with_the_generator,
-        resume_is_exact,
-    ),
-)
+check_transform = Contract(TRANSFORMS, Transform, checks_of(__name__, resume_is_exact))

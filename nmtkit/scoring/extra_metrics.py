@@ -93,7 +93,7 @@ class SentenceMetric(Metric):
         raise NotImplementedError
 
 
-class CometMetric(SentenceMetric):
+class SacrebleuComet(SentenceMetric):
     """COMET, a learnt metric that also reads the source. The score of a corpus is 100 x the mean over sentences.
 
     COMET needs the extra `nmtkit[comet]` and downloads its model.

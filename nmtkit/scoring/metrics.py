@@ -140,10 +140,10 @@ def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
         return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=settings.lowercase)
     if name == "ter":
         return TER()
-    from nmtkit.scoring.extra_metrics import CometMetric, OffTarget, TokenizedBLEU
+    from nmtkit.scoring.extra_metrics import OffTarget, SacrebleuComet, TokenizedBLEU
 
     if name == "tokenized-bleu":
         return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
     if name == "off-target":
         return OffTarget(settings.target_lang, settings.languages)
-    return CometMetric(settings.comet_model, settings.sources)
+    return SacrebleuComet(settings.comet_model, settings.sources)

@@ -12,23 +12,23 @@ from nmtkit.scoring.texts import Texts
 
 
 @dataclass(frozen=True)
-class Report:
+class ScoreReport:
     """Scores as a value for JSON, with unrounded numbers, and as lines of text."""
 
     value: Any
     lines: Sequence[str]
 
 
-def scores_report(scores: Sequence[Score], width: int) -> Report:
+def scores_report(scores: Sequence[Score], width: int) -> ScoreReport:
     """Returns the report of a text. `width` is the number of digits after the decimal point."""
     margin = max(len(score.name) for score in scores)
     lines = [f"{each.name:<{margin}}  {number(each, width)}  {short(each.details)}".rstrip() for each in scores]
-    return Report(
+    return ScoreReport(
         list(map(plain, scores)), [*lines, "", *(f"{each.name:<{margin}}  {each.signature}" for each in scores)]
     )
 
 
-def sentences_report(table: Sequence[Sequence[Score]], width: int) -> Report:
+def sentences_report(table: Sequence[Sequence[Score]], width: int) -> ScoreReport:
     """Returns the report of sentences: a heading with the signatures, and a line for each sentence.
 
     `table` has the scores of all sentences for each metric.
@@ -38,10 +38,10 @@ def sentences_report(table: Sequence[Sequence[Score]], width: int) -> Report:
     sentences = [{score.name: score.value for score in row} for row in rows]
     heading = "\t".join(f"{name}|{signature}" for name, signature in signatures.items())
     lines = ["\t".join(f"{score.value:.{width}f}" for score in row) for row in rows]
-    return Report({"signatures": signatures, "sentences": sentences}, [heading, *lines])
+    return ScoreReport({"signatures": signatures, "sentences": sentences}, [heading, *lines])
 
 
-def comparison_report(results: Sequence[Comparison], test: Test, samples: int, width: int) -> Report:
+def comparison_report(results: Sequence[Comparison], test: Test, samples: int, width: int) -> ScoreReport:
     """Returns the report of several systems, the first of which is the baseline."""
     rows = [{"system": result.system, **plain(result.score), "p_value": result.p_value} for result in results]
     margin, lines = max(len(result.system) for result in results), []
@@ -55,7 +55,7 @@ def comparison_report(results: Sequence[Comparison], test: Test, samples: int, w
     baseline = results[0].system
     method = {"bootstrap": "paired bootstrap", "randomization": "approximate randomization"}[test]
     lines.append(f"* differs from {baseline} at p < 0.05 ({method}, {samples} samples, two-sided)")
-    return Report({"baseline": baseline, "test": test, "samples": samples, "scores": rows}, lines)
+    return ScoreReport({"baseline": baseline, "test": test, "samples": samples, "scores": rows}, lines)
 
 
 DirectionScores = Mapping[Direction, tuple[int, list[Score]]]  # number of sentences and scores of each direction
@@ -76,7 +76,7 @@ def direction_scores(
     return result
 
 
-def directions_report(directions: DirectionScores, untrained: Collection[Direction], width: int) -> Report:
+def directions_report(directions: DirectionScores, untrained: Collection[Direction], width: int) -> ScoreReport:
     """Returns the report of a dataset of many directions, with the mean of each score over the trained directions."""
     trained = [scores for direction, (_, scores) in directions.items() if direction not in untrained]
     columns = list(zip(*(trained or [scores for _, scores in directions.values()]), strict=True))
@@ -104,7 +104,7 @@ def directions_report(directions: DirectionScores, untrained: Collection[Directi
         for each in scores:
             names.setdefault(f"{each.name:<{longest}}  {each.signature}", []).append(str(direction))
     lines += ["", *(name + ("" if len(of) == len(directions) else f"  {', '.join(of)}") for name, of in names.items())]
-    return Report({"directions": rows, "average": means}, lines)
+    return ScoreReport({"directions": rows, "average": means}, lines)
 
 
 def plain(score: Score) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmtkit.data.corpora.corpus import ColumnNames
-from nmtkit.scoring.report import Report
+from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request
@@ -105,13 +105,13 @@ def text_likelihoods(
     return results
 
 
-def sentences_report(likelihoods: Sequence[Likelihood]) -> Report:
+def sentences_report(likelihoods: Sequence[Likelihood]) -> ScoreReport:
     """Returns the log probability and the number of pieces of each line, separated by a tab."""
     rows = [{"log_probability": each.log_probability, "pieces": each.pieces} for each in likelihoods]
-    return Report(rows, [f"{each.log_probability:.6f}\t{each.pieces}" for each in likelihoods])
+    return ScoreReport(rows, [f"{each.log_probability:.6f}\t{each.pieces}" for each in likelihoods])
 
 
-def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> Report:
+def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> ScoreReport:
     """Returns the perplexity of each text, with at least two digits after the decimal point."""
     rows, lines, digits = [], [], max(2, width)
     for title, each in texts.items():
@@ -121,4 +121,4 @@ def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> 
             f"perplexity {total.value:.{digits}f}  {total.pieces:,} pieces with eos in {total.lines:,} lines, "
             f"log probability {total.log_probability:.{digits}f}  {title}"
         )
-    return Report(rows, lines)
+    return ScoreReport(rows, lines)

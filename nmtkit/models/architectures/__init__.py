@@ -4,6 +4,6 @@ from nmtkit.models.architectures.interface import ARCHITECTURES, Architecture, D
 
 # the modules below import these names and register presets, so they must come after the names
 # isort: split
-from nmtkit.models.architectures import bytenet, convs2s, deep_att, gnmt, moe, neural_gpu, students, transformer  # noqa: F401
+from nmtkit.models.architectures import bytenet, convs2s, deep_att, gnmt, moe, neural_gpu, transformer  # noqa: F401
 
 __all__ = ["ARCHITECTURES", "Architecture", "DecoderState", "Vocabulary"]

@@ -19,19 +19,18 @@ from nmtkit.models.architectures.interface import (
     Vocabulary,
     layer_index,
 )
-from nmtkit.models.architectures.transformer_config import BASE, BIG, LANGUAGE_MODEL, TransformerConfig
+from nmtkit.models.architectures.transformer_config import PRESETS, TransformerConfig
 from nmtkit.models.layers import compute_dtype, hooks_of, is_unmodified, stacked_linear
 from nmtkit.models.layers.attention import AttentionContext, PackedContext, RecurrentContext
 from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit
 from nmtkit.models.layers.dropout import Dropout, add_and_norm
 from nmtkit.models.layers.feed_forward import FeedForward
-from nmtkit.models.layers.fixed_state import SSRU, AverageAttention
+from nmtkit.models.layers.fixed_state import SSRU, AverageAttention, RecurrentCache, StaticRecurrentCache
 from nmtkit.models.layers.kv_cache import KVCache, MemoryCache
 from nmtkit.models.layers.output_columns import fp32_logits
 from nmtkit.models.layers.positions import sinusoids
 from nmtkit.models.layers.prepack import kv_cache_dtype
 from nmtkit.models.layers.quantization import RoundedLinear
-from nmtkit.models.layers.recurrent_cache import RecurrentCache, StaticRecurrentCache
 from nmtkit.models.layers.shape_padding import pad_rows
 from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, StaticMemory, StaticSizes
 
@@ -223,20 +222,6 @@ class Embedding(nn.Module):
 # The whole model
 
 
-@ARCHITECTURES.register("transformer_big_en_fr", replace(BIG, dropout=0.1))
-@ARCHITECTURES.register("transformer_big", BIG)
-@ARCHITECTURES.register("transformer_base", BASE)
-@ARCHITECTURES.register("transformer_iwslt_de_en", replace(BASE, d_ff=1024, heads=4, dropout=0.3))
-@ARCHITECTURES.register(
-    "transformer_tiny", replace(BASE, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4)
-)
-@ARCHITECTURES.register("transformer_lm", LANGUAGE_MODEL)
-@ARCHITECTURES.register(
-    "transformer_lm_big", replace(LANGUAGE_MODEL, decoder_layers=12, d_model=1024, d_ff=4096, heads=16)
-)
-@ARCHITECTURES.register(
-    "transformer_lm_tiny", replace(LANGUAGE_MODEL, decoder_layers=4, d_model=128, d_ff=256, heads=4)
-)
 class Transformer(Architecture):
     """The model of figure 1. Without encoder layers, the decoder alone is a language model of the target side.
 
@@ -445,3 +430,7 @@ class Transformer(Architecture):
         for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
             x = layer(x, context)
         return fp32_logits(self.output_projection, self.decoder_norm(x))
+
+
+for name, preset in PRESETS.items():
+    ARCHITECTURES.register(name, preset)(Transformer)

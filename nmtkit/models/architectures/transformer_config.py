@@ -121,3 +121,31 @@ BASE = TransformerConfig()
 BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
 # Language models are trained with norms before the sub-layers (Baevski and Auli 2019, section 4.1).
 LANGUAGE_MODEL = replace(BASE, encoder_layers=0, pre_norm=True)
+# Students are small models that learn from large models (teachers), for fast translation on CPUs. The sizes come from
+# Mozilla's translation models. The encoder is deep and the decoder is shallow, because the encoder runs once for each
+# sentence, and the decoder once for each token (Kim et al. 2019, Kasai et al. 2021). The decoder has SSRUs instead of
+# self-attention. Marian supports all settings, so the weights can be exported.
+STUDENT = replace(
+    BASE,
+    decoder_layers=2,
+    decoder_self_attention="ssru",
+    attention_bias=True,
+    output_bias=True,
+    zero_bos=True,
+    positions="sinusoidal_fairseq",
+    norm_eps=1e-6,
+)
+PRESETS = {
+    "transformer_base": BASE,
+    "transformer_big": BIG,
+    "transformer_big_en_fr": replace(BIG, dropout=0.1),
+    "transformer_iwslt_de_en": replace(BASE, d_ff=1024, heads=4, dropout=0.3),
+    "transformer_tiny": replace(BASE, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4),
+    "transformer_lm": LANGUAGE_MODEL,
+    "transformer_lm_big": replace(LANGUAGE_MODEL, decoder_layers=12, d_model=1024, d_ff=4096, heads=16),
+    "transformer_lm_tiny": replace(LANGUAGE_MODEL, decoder_layers=4, d_model=128, d_ff=256, heads=4),
+    "student_base": STUDENT,
+    "student_base_memory": replace(STUDENT, decoder_layers=4, d_model=384, d_ff=1536),
+    "student_tiny": replace(STUDENT, d_model=256, d_ff=1536),
+    "student_12_1": replace(STUDENT, encoder_layers=12, decoder_layers=1),
+}

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from nmtkit.data.packed import Layout
-from nmtkit.models.layers.attention import Backend, attention, backend
+from nmtkit.models.layers.attention import Backend, attention, backend, sdpa_attention, varlen_attention
 from nmtkit.models.layers.attention_cpu import bmm_attention
-from nmtkit.models.layers.attention_gpu import sdpa_attention, varlen_attention
 from nmtkit.models.layers.attention_reference import AttentionSpec, attention_weights, reference_attention
 
 H, K, V = 2, 4, 6
