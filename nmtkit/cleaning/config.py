@@ -1,6 +1,5 @@
 """The settings of `nmtkit clean`, and its presets."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, check_no_collisions, derive, field_types, option
 from nmtkit.data.corpora.corpus import as_columns
 from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.threads import usable_cores
 
 DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
@@ -167,9 +167,7 @@ class CleanConfig(Config):
 
     def worker_count(self) -> int:
         """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""
-        if self.workers is not None:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.workers or usable_cores()
 
 
 def filter_configs(names: Sequence[str], preset: str) -> dict[str, Any]:

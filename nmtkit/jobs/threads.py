@@ -1,6 +1,7 @@
 """Runs work of the host on separate threads, next to the thread that runs the model or launches GPU kernels."""
 
 import contextlib
+import os
 import queue
 import sys
 import threading
@@ -16,6 +17,11 @@ T = TypeVar("T")
 SWITCH_INTERVAL = 2e-4
 POLL = 0.1  # while the queue is full, seconds between two checks whether `close` was called
 MAX_CALLS = 64  # if more calls are unfinished, `results` waits
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Settings of `nmtkit serve`, and the search and text options that are flags of the server."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import Config, FlagRule, option
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.translation.options import GLOSSARY_RULE, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
 
@@ -122,7 +122,7 @@ class ServeJob:
         """Number of workers on a CPU: --workers if given, else 1 if --threads is given, else the number of cores."""
         if self.config.workers is not None or self.devices.threads is not None:
             return self.config.workers or 1
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores()
 
 
 @dataclass(frozen=True)

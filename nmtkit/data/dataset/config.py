@@ -1,6 +1,5 @@
 """The settings of `nmtkit preprocess`. Each field declares the flag, default, limits and help text of a setting."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, option, to_dict
 from nmtkit.data.corpora.corpus import as_columns
 from nmtkit.data.directions import LanguageTokens
+from nmtkit.jobs.threads import usable_cores
 
 MAX_SHARDS = 100_000
 MAX_ALIGNED = 65_000  # largest --max-len with --alignments, in pieces: the positions of links are stored in 16 bits
@@ -299,9 +299,7 @@ class PreprocessConfig(Config):
 
     def worker_count(self) -> int:
         """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""
-        if self.workers is not None:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.workers or usable_cores()
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that affect the dataset. The values have JSON types, for the manifest."""

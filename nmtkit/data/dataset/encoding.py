@@ -31,7 +31,7 @@ from nmtkit.data.dataset.drop_reasons import (
 )
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.dataset.report import TextStatistics
-from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, EncodedBlock, Sizes, Storage
+from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, EncodedBlock, Sizes, Storage, sizes_of
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder, WordPieces
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 
@@ -114,7 +114,7 @@ class EncodingWorker:
         encoded = EncodedBlock(sides, hashes, keep, links)
         arrays = {HASHES: encoded.row_hashes(corpus), **self._storage.block_arrays(encoded, corpus)}
         self._unwritten.append(arrays)
-        return Sizes({name: len(values) for name, values in arrays.items()}), counts, text
+        return sizes_of(arrays), counts, text
 
     def _decide(
         self, block: LineBlock, corpus: ParallelCorpus, lines: Sequence[LineBytes], sides: Sequence[Encoded],

@@ -25,12 +25,11 @@ from nmtkit.data.dataset.dataset_files import (
     checksum,
     map_array,
     shard_name,
-    text_file,
     write_manifest,
 )
 from nmtkit.data.dataset.drop_reasons import DUPLICATE, drops
 from nmtkit.data.dataset.encoding import BlockEncoder, EncodingWorker
-from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, ParallelCorpus, open_corpora
+from nmtkit.data.dataset.parallel_corpora import ParallelCorpus, open_corpora
 from nmtkit.data.dataset.report import (
     CorpusReport,
     DatasetReport,
@@ -40,23 +39,8 @@ from nmtkit.data.dataset.report import (
     page,
     profile_of,
 )
-from nmtkit.data.dataset.spm_training import (
-    expected_pieces_per_word,
-    extended_by_corpora,
-    load_tokenizer,
-    train_multilingual_tokenizer,
-    train_tokenizer,
-)
-from nmtkit.data.dataset.storage import (
-    HASHES,
-    TRAIN,
-    ArrayFiles,
-    EncodedBlock,
-    SharedStorage,
-    SideStorage,
-    Sizes,
-    Storage,
-)
+from nmtkit.data.dataset.spm_training import dataset_tokenizer, expected_pieces_per_word
+from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, Sizes, storage_of
 from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 from nmtkit.jobs.scheduler import Task
@@ -82,7 +66,7 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         check_outputs({"--report": config.report}, files)
         for flag in config.untagged():
             log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
-        tokenizer = _tokenizer(config, corpora)
+        tokenizer = dataset_tokenizer(config, corpora)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
         writer = DatasetWriter(config, tokenizer, destination.folder, corpora.directions, on_progress)
         for split, held_out in corpora.held_out.items():
@@ -97,22 +81,6 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         with atomic_write(config.report) as file:
             file.write(page(writer.report).encode())
     return writer.report
-
-
-def _tokenizer(config: PreprocessConfig, corpora: DatasetCorpora) -> Tokenizer:
-    """Loads, extends or trains the tokenizer of the dataset. Raises ValueError if the tokenizer lacks a tag."""
-    tags = sorted({corpus.tag for corpus in corpora.all() if corpus.tag is not None})
-    if config.tokenizer_from:
-        tokenizer = load_tokenizer(config.tokenizer_from)
-        if config.extend_tokenizer is not None:
-            tokenizer = extended_by_corpora(tokenizer, config, corpora)
-    elif config.corpora is None:
-        tokenizer = train_tokenizer(config, corpora.train, tags)
-    else:
-        tokenizer = train_multilingual_tokenizer(config, corpora.train_texts())
-    for tag in tags:
-        tokenizer.check_tag(tag)
-    return tokenizer
 
 
 def _final_folder(config: PreprocessConfig) -> Path:
@@ -133,12 +101,9 @@ class DatasetWriter:
     ) -> None:  # fmt: skip
         self.config, self.tokenizer, self.folder, self.on_progress = config, tokenizer, folder, on_progress
         self._scratch = folder / SCRATCH_FOLDER
-        self.storage: Storage
-        if config.corpora is None:
-            self.storage = SideStorage(config, tokenizer, folder, self._scratch)
-            languages = config.source_lang, config.target_lang
-        else:
-            self.storage = SharedStorage(config, tokenizer, folder, self._scratch, directions)
+        self.storage = storage_of(config, tokenizer, folder, self._scratch, directions)
+        languages = config.source_lang, config.target_lang
+        if config.corpora is not None:
             sides = zip(*((direction.source, direction.target) for direction in directions), strict=True)
             source, target = (",".join(dict.fromkeys(codes)) for codes in sides)
             languages = source, target
@@ -162,9 +127,7 @@ class DatasetWriter:
         Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
         in the training set. Raises ValueError for a line of more than --max-line-bytes bytes.
         """
-        shard = self.config.shard_of()
-        files, offset, texts = ArrayFiles(self.storage, split), Sizes(), []
-        rows = 0
+        blocks, texts = [], []
         for index, corpus in enumerate(corpora):
             lines, sides = self._read(corpus, self._scratch / f"{split}.{index}")
             keep = np.ones((len(corpus.pairs), len(sides[0].lengths)), np.bool_)
@@ -173,17 +136,10 @@ class DatasetWriter:
                     mask &= (sides[pair.first].lengths > 1) & (sides[pair.second].lengths > 1)
             hashes = self._encoder.hashes(corpus, sides)
             self._held_out_keys += [dropping.pair_keys(key[mask]) for key, mask in zip(hashes, keep, strict=True)]
-            if shard is None or shard[0] == 1:
-                arrays = self.storage.block_arrays(EncodedBlock(sides, hashes, keep), corpus, held_out=True)
-                files.write(arrays, offset)
-                offset.update({name: len(values) for name, values in arrays.items()})
-                texts.append(lines)
-                rows += int(keep.sum())
-        files.close()
-        if texts:
-            self.storage.write_rows(split, [np.arange(rows)])
-            for side, text in zip(SIDES, self.storage.raw_texts(split, corpora, texts), strict=True):
-                (self.folder / text_file(split, side)).write_bytes(text)
+            blocks.append(EncodedBlock(sides, hashes, keep))
+            texts.append(lines)
+        if (self.config.shard_of() or (1, 1))[0] == 1:
+            self.storage.write_held_out(split, corpora, blocks, texts)
             self._report_split(split)
 
     def _read(self, corpus: ParallelCorpus, scratch: Path) -> tuple[list[bytes], list[Encoded]]:

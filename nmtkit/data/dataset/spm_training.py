@@ -86,33 +86,41 @@ def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
     return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else None
 
 
-def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelCorpus], tags: Sequence[str]) -> Tokenizer:
-    """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small."""
-    source, target = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
-    log.info(
-        "training %s tokenizer%s on %s lines",
-        config.model_type,
-        "s" if config.separate_vocab else "",
-        f"{len(source) + len(target):,}",
-    )
-    if config.separate_vocab:
-        source_model = train_model(source, config.vocab_size, config.model_type, tags)
-        return Tokenizer(source_model, train_model(target, config.vocab_size, config.model_type))
-    return Tokenizer(train_model(source + target, config.vocab_size, config.model_type, tags))
+def dataset_tokenizer(config: PreprocessConfig, corpora: DatasetCorpora) -> Tokenizer:
+    """Loads, extends or trains the tokenizer of a dataset. Raises ValueError if the tokenizer lacks a tag."""
+    tags = sorted({corpus.tag for corpus in corpora.all() if corpus.tag is not None})
+    if config.tokenizer_from:
+        tokenizer = load_tokenizer(config.tokenizer_from)
+        if config.extend_tokenizer is not None:
+            tokenizer = extended_by_corpora(tokenizer, config, corpora)
+    else:
+        tokenizer = train_tokenizer(config, corpora, tags)
+    for tag in tags:
+        tokenizer.check_tag(tag)
+    return tokenizer
 
 
-def train_multilingual_tokenizer(config: PreprocessConfig, texts: Mapping[str, Sequence[Path]]) -> Tokenizer:
-    """Trains one tokenizer for all languages. The last pieces of the tokenizer are the language tokens.
+def train_tokenizer(config: PreprocessConfig, corpora: DatasetCorpora, tags: Sequence[str]) -> Tokenizer:
+    """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small.
 
-    The language tokens count towards `config.vocab_size`. `texts` has the files of lines of each language. Raises
-    ValueError if the text is too small.
+    A tokenizer of many languages is one model. Its last pieces are the language tokens, which count towards
+    `config.vocab_size`.
     """
-    tokens = [token_of(language, config.language_tokens or "both") for language in texts]
-    if len(tokens) >= config.vocab_size:
-        raise ValueError(f"--vocab-size {config.vocab_size} is too small for text and {len(tokens)} language tokens")
-    lines = sample_languages(texts, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
-    log.info("training %s tokenizer on %s lines in %d languages", config.model_type, f"{len(lines):,}", len(texts))
-    return Tokenizer(train_model(lines, config.vocab_size, config.model_type, control=tokens))
+    kind, size = config.model_type, config.vocab_size
+    if config.corpora is not None:
+        texts = corpora.train_texts()
+        tokens = [token_of(language, config.language_tokens or "both") for language in texts]
+        if len(tokens) >= size:
+            raise ValueError(f"--vocab-size {size} is too small for text and {len(tokens)} language tokens")
+        lines = sample_languages(texts, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
+        log.info("training %s tokenizer on %s lines in %d languages", kind, f"{len(lines):,}", len(texts))
+        return Tokenizer(train_model(lines, size, kind, control=tokens))
+    source, target = sample_pairs(corpora.train, config.spm_sample, config.seed, config.max_line_bytes)
+    plural = "s" if config.separate_vocab else ""
+    log.info("training %s tokenizer%s on %s lines", kind, plural, f"{len(source) + len(target):,}")
+    if config.separate_vocab:
+        return Tokenizer(train_model(source, size, kind, tags), train_model(target, size, kind))
+    return Tokenizer(train_model(source + target, size, kind, tags))
 
 
 def train_model(

@@ -31,6 +31,7 @@ from nmtkit.data.dataset.dataset_files import (
     direction_file,
     id_dtype,
     map_array,
+    text_file,
 )
 from nmtkit.data.dataset.mixing import write_offsets
 from nmtkit.data.dataset.parallel_corpora import NO_DIRECTION, ParallelCorpus
@@ -92,9 +93,26 @@ class Storage(ABC):
         """Returns the arrays of a block as they are written after blocks with the sizes `offset`."""
         return arrays
 
-    @abstractmethod
+    def write_held_out(
+        self, split: str, corpora: Sequence[ParallelCorpus], blocks: Sequence[EncodedBlock], texts: list[list[bytes]]
+    ) -> None:
+        """Writes a valid or test set. A block has all sentences of a corpus, and `texts` has its raw text."""
+        files, offset = ArrayFiles(self, split), Sizes()
+        for corpus, block in zip(corpora, blocks, strict=True):
+            offset.update(files.write(self.block_arrays(block, corpus, held_out=True), offset))
+        files.close()
+        self.write_rows(split, [np.arange(sum(int(block.keep.sum()) for block in blocks))])
+        for side, text in zip(SIDES, self.raw_texts(split, corpora, texts), strict=True):
+            (self.folder / text_file(split, side)).write_bytes(text)
+
     def row_files(self, split: str) -> list[tuple[str, str]]:
         """Returns the names and dtypes of the files that `write_rows` writes."""
+        kinds = ("offsets", "int64"), ("lengths", "int32")
+        return [(array_file(split, side, kind), dtype) for side in self.sides(split) for kind, dtype in kinds]
+
+    def sides(self, split: str) -> tuple[str, ...]:
+        """Returns the sides of a row of a subset. The links of a row, if there are any, are a third side."""
+        return SIDES
 
     @abstractmethod
     def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
@@ -161,10 +179,6 @@ class SideStorage(Storage):
         return {f"{name}.ids": side.ids for name, side in zip(names, sides, strict=True)} | {
             f"{name}.lengths": side.lengths.astype(np.int32) for name, side in zip(names, sides, strict=True)
         }
-
-    def row_files(self, split: str) -> list[tuple[str, str]]:
-        kinds = ("offsets", "int64"), ("lengths", "int32")
-        return [(array_file(split, side, kind), dtype) for side in self.sides(split) for kind, dtype in kinds]
 
     def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
         columns = [column for side in self.sides(split) for column in self.sentences(split, f"{side}.lengths")]
@@ -246,9 +260,7 @@ class SharedStorage(Storage):
         return {**arrays, "rows": arrays["rows"] + offset["lengths"]}
 
     def row_files(self, split: str) -> list[tuple[str, str]]:
-        kinds = ("offsets", "int64"), ("lengths", "int32")
-        files = [(array_file(split, side, kind), dtype) for side in SIDES for kind, dtype in kinds]
-        return [*files, (direction_file(split), DIRECTION_DTYPE)]
+        return [*super().row_files(split), (direction_file(split), DIRECTION_DTYPE)]
 
     def rows(self, split: str, runs: Iterable[RowNumbers]) -> Iterator[Sequence[npt.NDArray[Any]]]:
         offsets, lengths = self.sentences(split, "lengths")
@@ -293,8 +305,8 @@ class ArrayFiles:
         self._storage, self._split = storage, split
         self._open: dict[str, int] = {}
 
-    def write(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> None:
-        """Writes the arrays of a block. `offset` has the lengths of the arrays of all earlier blocks."""
+    def write(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> Sizes:
+        """Writes the arrays of a block and returns their lengths. `offset` has the lengths of all earlier arrays."""
         for name, values in self._storage.shifted(arrays, offset).items():
             if name not in self._open:
                 self._open[name] = os.open(self._storage.path(self._split, name), os.O_WRONLY | os.O_CREAT, 0o666)
@@ -303,7 +315,20 @@ class ArrayFiles:
             while rest:
                 written = os.pwrite(self._open[name], rest, position)
                 rest, position = rest[written:], position + written
+        return sizes_of(arrays)
 
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+def sizes_of(arrays: dict[str, npt.NDArray[Any]]) -> Sizes:
+    return Sizes({name: len(values) for name, values in arrays.items()})
+
+
+def storage_of(
+    config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, scratch: Path, directions: Sequence[Direction]
+) -> Storage:
+    if config.corpora is None:
+        return SideStorage(config, tokenizer, folder, scratch)
+    return SharedStorage(config, tokenizer, folder, scratch, directions)
