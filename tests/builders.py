@@ -5,6 +5,7 @@ Every builder is deterministic: the same arguments return the same weights.
 
 import fcntl
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -242,6 +243,12 @@ def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
     sources = [[draw.choice(MIRRORED_WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
     prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
     prefix.with_suffix(".yy").write_text("".join(" ".join(reversed(words)).upper() + "\n" for words in sources))
+
+
+def log_records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the records of this kind in the log of a run: "train", "valid", …"""
+    lines = (save_dir / "log.jsonl").read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images."""
 
+import logging
 import os
 
 # Before torch is imported: with pytest-xdist each core runs one process, so one thread is enough.
@@ -23,6 +24,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Shares the files of `builders.built_once` between workers, as the documentation of pytest-xdist describes."""
     base = tmp_path_factory.getbasetemp()
     builders.shared_folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-once"
+
+
+@pytest.fixture(autouse=True)
+def heard() -> None:
+    """Sends log records to caplog, also after a test that ran a command in this process."""
+    logging.getLogger("nmtkit").propagate = True
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import log_records
 from click.testing import CliRunner
 
 from nmtkit.cli import main
@@ -32,11 +33,6 @@ def run(*arguments: object, text: str | None = None) -> str:
     result = CliRunner().invoke(main, list(map(str, arguments)), input=text)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (save_dir / "log.jsonl").open(encoding="utf-8")]
-    return [line for line in lines if line["kind"] == kind]
 
 
 # --- callbacks and metrics, with several subsets, several ranks, a tracker and a sweep --------------------------------
@@ -148,7 +144,7 @@ def test_a_callback_and_metrics_of_a_plug_in(mirror_data: Path, watchers: Path, 
         expected[f"pair_words{suffix}"] = pytest.approx(len(split) + words / 1000)
         expected[f"pair_tokens{suffix}"] = int(split.target.lengths.sum())
     for folder in watched(mirror_data, watchers, tmp_path, situation):
-        logged = records(folder, "valid")
+        logged = log_records(folder, "valid")
         assert [record["update"] for record in logged] == [2, 4]
         seen = [json.loads(path.read_text()) for path in sorted(folder.glob("seen*.json"))]
         assert len(seen) == (2 if situation == "two ranks" else 1)
@@ -241,7 +237,7 @@ def test_fsdp(mirror_data: Path, tmp_path: Path, trained: Any, name: str) -> Non
     assert launch(sharded, 2) == 0
     one, two = (checkpoint.load(path / "last.pt")["model"] for path in (folder, tmp_path / "run"))
     assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)
-    for single, several in zip(records(folder, "valid"), records(tmp_path / "run", "valid"), strict=True):
+    for single, several in zip(log_records(folder, "valid"), log_records(tmp_path / "run", "valid"), strict=True):
         assert several["loss"] == pytest.approx(single["loss"], rel=1e-4)
 
 
@@ -265,4 +261,4 @@ def test_resume(mirror_data: Path, tmp_path: Path, trained: Any, name: str) -> N
         run(*train_flags(mirror_data, tmp_path / "run", *chosen, "--metrics", "bleu", "--max-update", updates))
     one, two = (checkpoint.load(path / "last.pt")["model"] for path in (folder, tmp_path / "run"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert records(tmp_path / "run", "valid")[-1]["bleu"] == records(folder, "valid")[-1]["bleu"]
+    assert log_records(tmp_path / "run", "valid")[-1]["bleu"] == log_records(folder, "valid")[-1]["bleu"]

@@ -1,6 +1,5 @@
 """BLEU of languages that are written without spaces: the tokenizer, its fallback, and the warning."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,6 @@ THAI = ["ฉันชอบกินแอปเปิ้ลและกล้�
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     tokenizers.warn_once.cache_clear()
     yield caplog
     tokenizers.warn_once.cache_clear()

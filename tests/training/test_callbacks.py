@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import log_records
 from click.testing import CliRunner
 
 from nmtkit.cli import main
@@ -37,11 +38,6 @@ def train(data: Path, save_dir: Path, *more: object) -> str:
     result = CliRunner().invoke(main, flags(data, save_dir, *more))
     assert result.exit_code == 0, result.stderr
     return result.stderr
-
-
-def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 class Recorder(Callback):
@@ -94,12 +90,12 @@ def test_hooks_see_every_event_with_what_is_logged(mirror_data: Path, tmp_path: 
         *("checkpoint", "update", "log", "validation", "checkpoint", "end"),
     ]
     assert recorder.of("update") == [(1,), (2,), (3,), (4,), (5,)]
-    for (update, metrics), record in zip(recorder.of("log"), records(tmp_path, "train"), strict=True):
+    for (update, metrics), record in zip(recorder.of("log"), log_records(tmp_path, "train"), strict=True):
         assert update == record["update"]
         assert {name: metrics[name] for name in ("loss", "norm", "lr")} == {
             name: pytest.approx(record[name], rel=1e-4) for name in ("loss", "norm", "lr")
         }
-    for (update, scores), record in zip(recorder.of("validation"), records(tmp_path, "valid"), strict=True):
+    for (update, scores), record in zip(recorder.of("validation"), log_records(tmp_path, "valid"), strict=True):
         assert update == record["update"]
         assert scores["accuracy"] == pytest.approx(record["accuracy"], rel=1e-4)
     assert recorder.of("checkpoint")[0] == (2, "update_00000002.pt")
@@ -110,7 +106,7 @@ def test_a_callback_may_stop_the_run(mirror_data: Path, tmp_path: Path) -> None:
     asks = {"update": lambda run: run.stop("enough") if run.update == 3 else None}
     assert run_with(Recorder(**asks), mirror_data, tmp_path / "one", max_update=50) == "enough"
     assert checkpoint.load(tmp_path / "one/last.pt")["update"] == 3
-    assert records(tmp_path / "one", "end")[0]["reason"] == "enough"
+    assert log_records(tmp_path / "one", "end")[0]["reason"] == "enough"
     asks = {"validation": lambda run: run.stop("good enough")}
     stopped = Recorder(**asks)
     assert run_with(stopped, mirror_data, tmp_path / "two", max_update=50, validate_interval_updates=4) == "good enough"
@@ -141,7 +137,6 @@ def test_a_callback_may_ask_for_a_validation_and_a_checkpoint(mirror_data: Path,
 def test_an_exception_is_told_to_end_and_one_in_end_is_a_warning(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmtkit.training.callbacks.log.propagate", True)
 
     def fail(run: RunState) -> None:
         raise RuntimeError("no")
@@ -209,7 +204,7 @@ def test_state_goes_with_the_checkpoint_also_to_other_ranks(mirror_data: Path, t
     # the other rank hears of it one update later, and both stop there
     assert {(tmp_path / f"run/rank{rank}").read_text() for rank in (0, 1)} == {"9 8 are counted"}
     assert checkpoint.load(tmp_path / "run/last.pt")["update"] == 9
-    assert [record["update"] for record in records(tmp_path / "run", "valid")] == [2, 5, 9]
+    assert [record["update"] for record in log_records(tmp_path / "run", "valid")] == [2, 5, 9]
     assert "continues with different settings" not in train(mirror_data, tmp_path / "run", "--max-update", 10)
 
 
@@ -228,7 +223,6 @@ class Misspelt(Recorder):
 def test_a_method_that_looks_like_a_hook_is_told_before_the_first_update(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmtkit.training.callbacks.log.propagate", True)
     run_with(Misspelt(), mirror_data, tmp_path / "one", max_update=1, validate_interval_updates=1)
     assert "Misspelt.on_validation is not" in caplog.text
     caplog.clear()
@@ -259,7 +253,9 @@ def test_tensorboard_gets_the_numbers_of_the_log_and_the_settings(mirror_data: P
     for kind, names in (("train", ("loss", "norm")), ("valid", ("loss", "accuracy"))):
         for name in names:
             read = [(it.step, it.value) for it in events.Scalars(f"{kind}/{name}")]
-            logged = [(record["update"], pytest.approx(record[name], rel=1e-5)) for record in records(tmp_path, kind)]
+            logged = [
+                (record["update"], pytest.approx(record[name], rel=1e-5)) for record in log_records(tmp_path, kind)
+            ]
             assert read == logged
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     settings = metadata.parse_session_start_info_plugin_data(content).hparams
@@ -310,7 +306,7 @@ def test_weights_and_biases_gets_the_numbers_of_the_log_offline(
     assert settings["max_update"] == 6 and settings["architecture.name"] == "transformer_tiny"
     read = [(row["update"], row["valid/accuracy"]) for row in history if "valid/accuracy" in row]
     assert read == [
-        (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in records(tmp_path / "run", "valid")
+        (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in log_records(tmp_path / "run", "valid")
     ]
     assert [row["update"] for row in history if "train/loss" in row] == [2, 4, 6]
 
@@ -331,7 +327,7 @@ def test_mlflow_gets_the_numbers_of_the_log(mirror_data: Path, tmp_path: Path, m
     assert run.data.tags["end"] == "--max-update 6 is reached"
     read = [(it.step, it.value) for it in client.get_metric_history(run.info.run_id, "valid/accuracy")]
     assert read == [
-        (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in records(tmp_path / "run", "valid")
+        (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in log_records(tmp_path / "run", "valid")
     ]
 
 
@@ -404,8 +400,8 @@ def test_optuna_prunes_with_the_example(mirror_data: Path, tmp_path: Path, monke
     states = [trial.state.name for trial in study.trials]
     assert states[0] == "COMPLETE" and "PRUNED" in states
     for trial in study.trials:
-        logged = records(tmp_path / f"optuna/{trial.number}", "valid")
+        logged = log_records(tmp_path / f"optuna/{trial.number}", "valid")
         assert trial.intermediate_values == {it["update"]: pytest.approx(it["loss"], rel=1e-5) for it in logged}
-        [end] = records(tmp_path / f"optuna/{trial.number}", "end")
+        [end] = log_records(tmp_path / f"optuna/{trial.number}", "end")
         early = trial.state.name == "PRUNED" and logged[-1]["update"] < 6  # at update 6, the run ends anyway
         assert (end["reason"] == "pruned by Optuna") == early

@@ -1,6 +1,5 @@
 """The end of a decay of the learning rate, and the warning of a resumed run about a jump."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ def test_a_jump_of_the_learning_rate_is_announced(
     mirror_data: Path, tmp_path: Path, schedule: str, jumps: bool, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     run(mirror_data, tmp_path, schedule, warmup_updates=0, max_update=2).run()
     run(mirror_data, tmp_path, schedule, warmup_updates=0, max_update=4)
     expected = "the learning rate jumps: update 2 had 0, but the schedule of this run gives 0.005"

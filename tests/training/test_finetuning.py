@@ -1,6 +1,5 @@
 """Runs that start from a checkpoint: with adapters, and validated on several subsets."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import write_corpus
+from builders import log_records, write_corpus
 from click.testing import CliRunner
 
 from nmtkit import load
@@ -43,11 +42,6 @@ def refusal(data: Path, save_dir: Path, *more: object) -> str:
     return " ".join(result.stderr.split())
 
 
-def validations(save_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "valid"]
-
-
 @pytest.fixture(scope="module")
 def base(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
@@ -69,12 +63,12 @@ def domain_data(base: Path, mirror_data: Path, tmp_path_factory: pytest.TempPath
 
 def test_the_first_validation_is_that_of_the_unchanged_model(base: Path, mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", "--finetune-from", base, "--validate-first", "--max-update", 3)
-    first, last = validations(tmp_path / "run")
-    (before,) = validations(base.parent)
+    first, last = log_records(tmp_path / "run", "valid")
+    (before,) = log_records(base.parent, "valid")
     assert (first["update"], last["update"]) == (0, 3)
     assert first["loss"] == pytest.approx(before["loss"], rel=1e-6) and last["loss"] != first["loss"]
     train(mirror_data, tmp_path / "run", "--finetune-from", base, "--validate-first", "--max-update", 6)  # resumes
-    assert [record["update"] for record in validations(tmp_path / "run")] == [0, 3, 6]
+    assert [record["update"] for record in log_records(tmp_path / "run", "valid")] == [0, 3, 6]
     refused = refusal(mirror_data, tmp_path / "no", "--validate-first", "--validate-interval", "none")
     assert "--validate-first" in refused and "--validate-interval" in refused
 
@@ -101,7 +95,7 @@ def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     with torch.no_grad():
         logits = model.output_projection(model(batch.source, batch.target_input))
     correct = (logits.argmax(-1) == batch.target_output).float().mean().item()
-    assert validations(tmp_path)[-1]["accuracy"] == pytest.approx(100 * correct, abs=1e-3)
+    assert log_records(tmp_path, "valid")[-1]["accuracy"] == pytest.approx(100 * correct, abs=1e-3)
     shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "last.pt")]).output
     assert "adapters: rank" in shown and f"{trained:,}" in shown and "average-checkpoints" in shown
 
@@ -277,7 +271,7 @@ def test_each_subset_is_validated_and_one_of_them_is_followed(base: Path, domain
     train(domain_data, tmp_path / "both", *start, "--best-checkpoint-metric", "accuracy@valid1")
     alone = [*start, "--valid-subset", "valid1"]
     train(domain_data, tmp_path / "alone", *alone, "--best-checkpoint-metric", "accuracy")
-    both, one = validations(tmp_path / "both")[0], validations(tmp_path / "alone")[0]
+    both, one = log_records(tmp_path / "both", "valid")[0], log_records(tmp_path / "alone", "valid")[0]
     for name in ("loss", "ppl", "bleu", "accuracy"):
         assert both[f"{name}@valid1"] == pytest.approx(one[name], rel=1e-6)
     assert both["loss"] != both["loss@valid1"]
@@ -291,7 +285,7 @@ def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path
     more = ["--finetune-from", base, "--valid-subset", "valid,valid1", "--validate-interval-updates", 1]
     more += ["--patience", 2, "--max-update", 300, "--lr", 0.5, "--best-checkpoint-metric", "loss@valid1"]
     assert "no better loss@valid1 in" in train(domain_data, tmp_path, *more)
-    losses = [record["loss@valid1"] for record in validations(tmp_path)]
+    losses = [record["loss@valid1"] for record in log_records(tmp_path, "valid")]
     assert min(losses) == losses[-3]
 
 

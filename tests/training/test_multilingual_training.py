@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import tiny_transformer
+from builders import log_records, tiny_transformer
 from click.testing import CliRunner
 from digits import digit_rows, spelled, write_digits
 from sacrebleu.metrics import BLEU
@@ -93,7 +93,7 @@ def trained(home: Path) -> Path:
 
 
 def test_a_tiny_model_learns_all_trained_directions(home: Path, trained: Path) -> None:
-    (record,) = validations(trained)
+    (record,) = log_records(trained, "valid")
     names = [f"{row['source']}-{row['target']}" for row in record["directions"]]
     assert names == ["en-de", "de-en", "en-it", "it-en", "de-it"]
     translations = (trained / "validation/update_00000250.txt").read_text().splitlines()
@@ -121,11 +121,6 @@ def test_generate_names_all_zero_shot_directions_of_a_dataset_in_one_notice(home
     words = run("generate", home / "bin", "--gen-subset=test", "--path", tmp_path / "model.pt", "--max-len-b=2").split()
     assert words.count("(zero-shot);") == 1
     assert "de to en, en to it, de to it (zero-shot)" in " ".join(words)
-
-
-def validations(save_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "valid"]
 
 
 # --- the epochs -------------------------------------------------------------------------------------------------------
@@ -290,7 +285,7 @@ def test_the_checkpoint_the_log_and_the_pages_have_the_directions(home: Path, tr
     assert "after update 250" in page
     matrix = page[page.index("BLEU by direction") :]
     assert re.findall(r"<th>(\w+)</th>", matrix)[:6] == ["de", "en", "it", "en", "de", "it"]
-    (record,) = validations(trained)
+    (record,) = log_records(trained, "valid")
     bleu = {f"{row['source']}-{row['target']}": row["bleu"] for row in record["directions"]}
     cells = re.findall(r"</span>([\d.]+\*?)</td>|<td></td>", matrix)[:9]
     expected = ["en-de", None, "en-it", None, "de-en", "de-it", None, "it-en", None]
@@ -370,7 +365,7 @@ def test_loss_perplexity_and_accuracy_leave_out_uncounted_tokens(trained: Path, 
     run("train", uncounted, "--finetune-from", trained / "last.pt", "--save-dir", save, "--max-update=1", "--lr=1e-9",
         "--validate-first", "--metrics=accuracy", "--criterion=cross_entropy", "--batch-tokens=500",
         "--precision=fp32", "--device=cpu")  # fmt: skip
-    first = validations(save)[0]
+    first = log_records(save, "valid")[0]
     model, tokenizer = building.from_checkpoint(trained / "last.pt")
     split = Dataset.open(uncounted)["valid"]
     for number, row in enumerate(first["directions"]):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_run import job, records, train
+from builders import log_records
+from test_run import job, train
 from torch import Tensor
 
 from nmtkit.config import plugins
@@ -19,10 +20,8 @@ from nmtkit.training.run_log import Lines
 
 
 @pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends log records to caplog, also after a command in this process."""
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
-    logging.getLogger("nmtkit").setLevel(logging.INFO)
+def informed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nmtkit")
 
 
 # --- running means x frozen parameters x --reset-optimizer ------------------------------------------------------------
@@ -96,7 +95,7 @@ def test_a_run_in_parts_equals_the_whole_run(
     settings = {"ema_decay": ema, "freeze": freeze, "max_update": 6, "log_interval": 1}
     train(mirror_data, folder, **settings)
     train(mirror_data, tmp_path / "whole", **settings)
-    losses = [{it["update"]: it["loss"] for it in records(path, "train")} for path in (folder, tmp_path / "whole")]
+    losses = [{it["update"]: it["loss"] for it in log_records(path, "train")} for path in (folder, tmp_path / "whole")]
     assert [losses[0][update] for update in (4, 5, 6)] == [losses[1][update] for update in (4, 5, 6)]
     parts, whole = (checkpoint_file.read(path / "last.pt") for path in (folder, tmp_path / "whole"))
     assert all(torch.equal(parts["model"][name], whole["model"][name]) for name in whole["model"])
@@ -127,7 +126,7 @@ def test_a_reset_schedule_reaches_its_end_rate_with_the_run(mirror_data: Path, t
     train(mirror_data, tmp_path / "run", names, max_update=9, reset_lr_scheduler=True, **settings)
     # the schedule of the reset run goes on in a run that is resumed once more
     train(mirror_data, tmp_path / "run", names, max_update=12, **settings)
-    rates = {it["update"]: it["lr"] for it in records(tmp_path / "run", "train")}
+    rates = {it["update"]: it["lr"] for it in log_records(tmp_path / "run", "train")}
     assert [rates[1], rates[6]] == pytest.approx([0.01, 0.001])
     assert [rates[7], rates[9]] == pytest.approx([0.01, 0.001])
     # updates 1 to 6 of the schedule, of which the first is warm-up: 10 to 12 are its updates 4 to 6
@@ -176,7 +175,7 @@ def test_a_plug_in_that_was_edited_since_the_stop_is_named(
     assert "mine.py" not in go(1, source)
     assert "mine.py has changed" not in go(2, source)
     assert "source of plug-in mine.py" in go(3, source + "\nX = 1\n")
-    starts = [*records(tmp_path / "run", "start"), *records(tmp_path / "run", "resume")]
+    starts = [*log_records(tmp_path / "run", "start"), *log_records(tmp_path / "run", "resume")]
     digests = [record["plugin_sources"]["mine.py"] for record in starts]
     assert digests[0] == digests[1] != digests[2]
     # the same process does not see the edit; it says so

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import log_records
 
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
@@ -53,25 +54,18 @@ def train(data: Path, save_dir: Path, names: dict[str, str] | None = None, **set
     return Run(job(save_dir, names, **settings), data, Lines()).run()
 
 
-def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
-
-
 @pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends log records to caplog, also after a command in this process."""
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
-    logging.getLogger("nmtkit").setLevel(logging.INFO)
+def informed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nmtkit")
 
 
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_writes_complete_checkpoints(mirror_data: Path, tmp_path: Path) -> None:
     ending = train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=40, validate_interval=1, valid_beam=2)
     assert ending.updates == 40
-    losses = [record["loss"] for record in records(tmp_path / "run", "train")]
+    losses = [record["loss"] for record in log_records(tmp_path / "run", "train")]
     assert losses[-1] < losses[0] - 0.5
-    assert {"loss", "ppl", "bleu"} <= set(records(tmp_path / "run", "valid")[-1])
+    assert {"loss", "ppl", "bleu"} <= set(log_records(tmp_path / "run", "valid")[-1])
     contents = checkpoint.load(tmp_path / "run" / "last.pt")
     assert contents["update"] == 40
     assert contents["architecture"] == "transformer_tiny"
@@ -101,7 +95,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(
     train(mirror_data, tmp_path / "parts", max_update=3, **settings)
     train(mirror_data, tmp_path / "parts", max_update=10, save_interval_updates=4, **settings)
     train(mirror_data, tmp_path / "parts", max_update=12, **settings)
-    assert records(tmp_path / "whole", "train")[-1]["epoch"] == 2
+    assert log_records(tmp_path / "whole", "train")[-1]["epoch"] == 2
     whole = checkpoint.load(tmp_path / "whole" / "last.pt")
     parts = checkpoint.load(tmp_path / "parts" / "last.pt")
     assert all(torch.equal(tensor, parts["model"][name]) for name, tensor in whole["model"].items())
@@ -135,7 +129,7 @@ def test_training_state_stays_in_the_two_newest_checkpoints_only(mirror_data: Pa
 def test_the_best_checkpoint_stays_though_it_is_old(mirror_data: Path, tmp_path: Path) -> None:
     # a rate that is far too high makes later validations worse
     train(mirror_data, tmp_path / "run", max_update=10, validate_interval_updates=2, keep_last=2, lr=3.0)
-    valid = {record["update"]: record["loss"] for record in records(tmp_path / "run", "valid")}
+    valid = {record["update"]: record["loss"] for record in log_records(tmp_path / "run", "valid")}
     best = min(valid, key=lambda update: valid[update])
     assert (tmp_path / "run" / "best.pt").resolve().name == checkpoints.file_name(best)
     assert checkpoint.load(tmp_path / "run" / "best.pt")["scores"]["loss"] == pytest.approx(valid[best], rel=1e-5)
@@ -186,20 +180,20 @@ def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
     ending = train(mirror_data, tmp_path / "run", max_update=200, validate_interval_updates=3, patience=2, lr=3.0)
     assert ending.updates < 200
     assert "validations" in ending.reason
-    valid = [record["loss"] for record in records(tmp_path / "run", "valid")]
+    valid = [record["loss"] for record in log_records(tmp_path / "run", "valid")]
     assert min(valid) == valid[-3]
 
 
 def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
     run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1, batch_tokens=600), mirror_data, Lines())
     assert run.run().updates == 2 * len(list(run.loader.sampler.epoch(0)))
-    assert len(records(tmp_path / "run", "valid")) == 2
+    assert len(log_records(tmp_path / "run", "valid")) == 2
 
 
 @pytest.mark.slow
 def test_the_total_of_updates_is_an_estimate_until_the_last_and_then_right(mirror_data: Path, tmp_path: Path) -> None:
     ending = train(mirror_data, tmp_path / "run", max_epoch=3, log_interval=1)
-    lines = records(tmp_path / "run", "train")
+    lines = log_records(tmp_path / "run", "train")
     lengths = [sum(line["epoch"] == epoch for line in lines) for epoch in (1, 2, 3)]
     assert ending.updates == sum(lengths)
     assert {line["estimated"] for line in lines[:-1]} == {True}
@@ -208,7 +202,7 @@ def test_the_total_of_updates_is_an_estimate_until_the_last_and_then_right(mirro
     assert lines[-2]["updates"] == round(1.5 * (lengths[0] + lengths[1]))
     assert (lines[-1]["updates"], lines[-1]["estimated"]) == (sum(lengths), False)
     train(mirror_data, tmp_path / "other", max_epoch=3, max_update=4, log_interval=1)
-    assert {(line["updates"], line["estimated"]) for line in records(tmp_path / "other", "train")} == {(4, False)}
+    assert {(line["updates"], line["estimated"]) for line in log_records(tmp_path / "other", "train")} == {(4, False)}
 
 
 @pytest.mark.parametrize(
@@ -277,7 +271,7 @@ def test_the_optimizer_and_the_schedule_can_be_reset(mirror_data: Path, tmp_path
     assert not any(entries["momentum_buffer"].any() for entries in run.trainer.optimizer.state.values())
     run.run()
     train(mirror_data, tmp_path / "run", {"optimizer": "sgd"}, max_update=10, log_interval=1)
-    rates = {record["update"]: record["lr"] for record in records(tmp_path / "run", "train")}
+    rates = {record["update"]: record["lr"] for record in log_records(tmp_path / "run", "train")}
     assert [rates[update] for update in (8, 9, 10)] == pytest.approx([0.001, 0.002, 0.003])
 
 
@@ -354,7 +348,7 @@ def test_the_log_says_how_a_run_ended(mirror_data: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(Lines, "tick", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(mirror_data, tmp_path / "run", max_update=9)
-    ends = [(line["update"], line["state"], line["reason"]) for line in records(tmp_path / "run", "end")]
+    ends = [(line["update"], line["state"], line["reason"]) for line in log_records(tmp_path / "run", "end")]
     assert ends == [
         (1, "finished", "--max-update 1 is reached"),
         (2, "stopped", "SIGTERM"),
@@ -415,7 +409,7 @@ def test_a_validation_that_fails_leaves_a_checkpoint_and_is_made_first_by_the_re
     assert saved["update"] == 3 and saved["training"]["validation_due"]
     train(mirror_data, tmp_path / "run", **settings)
     train(mirror_data, tmp_path / "whole", **settings)
-    scores = [{it["update"]: it["loss"] for it in records(tmp_path / name, "valid")} for name in ("run", "whole")]
+    scores = [{it["update"]: it["loss"] for it in log_records(tmp_path / name, "valid")} for name in ("run", "whole")]
     assert list(scores[0]) == [3, 6] and scores[0] == scores[1]
 
 
@@ -433,7 +427,7 @@ def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     assert Run(config, tmp_path / "data-bin", Lines()).run().updates == 2
     (notice,) = warned(caplog)
     assert "no subset 'valid'" in notice and "--validpref" in notice
-    assert not records(tmp_path / "run", "valid")
+    assert not log_records(tmp_path / "run", "valid")
     # a run with the flag for validation needs a valid set
     for names, more in (
         ({}, {"patience": 3}),
@@ -576,8 +570,8 @@ def test_a_few_batches_are_learned_by_heart(mirror_data: Path, tmp_path: Path) -
     settings |= {"d_model": 32, "validate_interval": 2, "log_interval": 50}
     train(mirror_data, tmp_path / "run", max_update=150, **settings)
     train(mirror_data, tmp_path / "run", max_update=250, **settings)
-    assert records(tmp_path / "run", "train")[-1]["loss"] < 0.05
-    assert records(tmp_path / "run", "valid")[-1]["loss"] > 1
+    assert log_records(tmp_path / "run", "train")[-1]["loss"] < 0.05
+    assert log_records(tmp_path / "run", "valid")[-1]["loss"] > 1
     with pytest.raises(ValueError, match=r"(?s)cannot continue.*overfit.batches"):
         train(mirror_data, tmp_path / "run", max_update=300, **settings | {"overfit_batches": None})
 

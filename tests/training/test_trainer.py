@@ -1,6 +1,5 @@
 """One update at a time: accumulation, clipping, skipped updates, running means, frozen parts."""
 
-import logging
 import math
 from dataclasses import replace
 from functools import partial
@@ -140,7 +139,6 @@ def poisoned(one: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     one = trainer(mirror_data)
     loader = loader_of(mirror_data)
     meter = Meter(CPU, NonfiniteGuard(tmp_path))
@@ -383,7 +381,6 @@ def test_a_compiled_model_is_compiled_once_for_batches_of_many_shapes(
 def test_a_model_that_cannot_be_compiled_trains_all_the_same(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     one, plain = trainer(mirror_data), trainer(mirror_data)
 
     def broken(dynamic: bool) -> None:

@@ -1,6 +1,5 @@
 """Metrics of validations equal sacreBLEU and plain arithmetic, and choose the checkpoints that a run keeps."""
 
-import json
 import logging
 import math
 import shlex
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import log_records
 from click.testing import CliRunner
 from sacrebleu.metrics import BLEU
 
@@ -44,11 +44,6 @@ def train(data: Path, save_dir: Path, *more: object) -> str:
     return result.stderr
 
 
-def valid(save_dir: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "valid"]
-
-
 @pytest.fixture(scope="module")
 def trained(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("metrics") / "run"
@@ -60,8 +55,8 @@ def test_scores_are_those_of_sacrebleu_on_the_kept_translations(mirror_data: Pat
     from sacrebleu.metrics import BLEU, CHRF
 
     references = Dataset.open(mirror_data)["valid"].references()
-    assert [record["update"] for record in valid(trained)] == [10, 20, 30, 40]
-    for record in valid(trained):
+    assert [record["update"] for record in log_records(trained, "valid")] == [10, 20, 30, 40]
+    for record in log_records(trained, "valid"):
         hypotheses = (trained / f"validation/update_{record['update']:08d}.txt").read_text().split("\n")[:-1]
         assert record["bleu"] == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score, rel=1e-5)
         assert record["chrf"] == pytest.approx(CHRF().corpus_score(hypotheses, [references]).score, rel=1e-5)
@@ -82,7 +77,7 @@ def test_accuracy_is_the_share_of_tokens_that_a_plain_loop_finds_most_probable(
                 correct, tokens = correct + (row.max() == row[target]).item(), tokens + 1
                 smoothed = 0.9 * row[target] + 0.1 * row.mean()
                 losses[len(log_p) <= 10].append(-float(smoothed))
-    last = valid(trained)[-1]
+    last = log_records(trained, "valid")[-1]
     assert last["accuracy"] == pytest.approx(100 * correct / tokens, rel=1e-5)
     assert last["loss"] == pytest.approx(np.mean(losses[True] + losses[False]), rel=1e-4)
     short = [row for row in last["by_length"] if row["tokens"] == "1-10"]
@@ -93,7 +88,7 @@ def test_accuracy_is_the_share_of_tokens_that_a_plain_loop_finds_most_probable(
 @pytest.mark.slow
 def test_two_ranks_score_as_one(mirror_data: Path, trained: Path, tmp_path: Path) -> None:
     assert launch(flags(mirror_data, tmp_path / "run", "--max-update", 10), 2) == 0
-    for one, two in zip(valid(trained), valid(tmp_path / "run"), strict=False):
+    for one, two in zip(log_records(trained, "valid"), log_records(tmp_path / "run", "valid"), strict=False):
         assert {name for name in one if name != "seconds"} == {name for name in two if name != "seconds"}
         for name in ("loss", "ppl", "accuracy", "chrf"):
             assert two[name] == pytest.approx(one[name], rel=2e-2), name
@@ -109,10 +104,10 @@ def test_the_best_checkpoint_is_that_of_the_metric_also_when_resumed(mirror_data
     more = ["--best-checkpoint-metric", "accuracy", "--lr", "1.0", "--keep-last", "1", "--save-interval", "none"]
     for updates in (30, 60):
         train(mirror_data, tmp_path, "--max-update", updates, *more)
-    scores = {record["update"]: record["accuracy"] for record in valid(tmp_path)}
+    scores = {record["update"]: record["accuracy"] for record in log_records(tmp_path, "valid")}
     best = max(scores, key=lambda update: scores[update])
     assert (tmp_path / "best.pt").resolve().name == checkpoints.file_name(best)
-    running = [record["best"] for record in valid(tmp_path)]
+    running = [record["best"] for record in log_records(tmp_path, "valid")]
     assert running == [value > max(list(scores.values())[:i], default=-1) for i, value in enumerate(scores.values())]
     averaged = tmp_path.parent / "averaged.pt"
     best_two = ["average-checkpoints", tmp_path, "--best", 1, "--best-checkpoint-metric", "accuracy"]
@@ -124,7 +119,7 @@ def test_the_best_checkpoint_is_that_of_the_metric_also_when_resumed(mirror_data
 def test_patience_counts_validations_without_a_higher_score(mirror_data: Path, tmp_path: Path) -> None:
     more = ["--best-checkpoint-metric", "chrf", "--patience", "2", "--max-update", "400", "--lr", "3.0"]
     assert "no better chrf in" in train(mirror_data, tmp_path, *more)
-    scores = [record["chrf"] for record in valid(tmp_path)]
+    scores = [record["chrf"] for record in log_records(tmp_path, "valid")]
     assert max(scores) == scores[-3]
 
 
@@ -134,7 +129,7 @@ def test_going_by_another_metric_starts_the_best_anew(mirror_data: Path, tmp_pat
     train(mirror_data, tmp_path, "--max-update", 20, "--best-checkpoint-metric", "bleu")
     saved = checkpoint.load(tmp_path / "last.pt")
     assert saved["training"]["objective"] == ["bleu", True]
-    assert saved["training"]["best"] == pytest.approx(-valid(tmp_path)[-1]["bleu"], rel=1e-5)
+    assert saved["training"]["best"] == pytest.approx(-log_records(tmp_path, "valid")[-1]["bleu"], rel=1e-5)
     plateau = ["--lr-scheduler", "plateau"]
     train(mirror_data, tmp_path / "plateau", "--max-update", 10, *plateau)
     again = flags(mirror_data, tmp_path / "plateau", "--max-update", 20, "--best-checkpoint-metric", "chrf", *plateau)
@@ -180,7 +175,7 @@ def test_a_plug_in_metric_is_logged_shown_drawn_and_followed(
     hypotheses = (tmp_path / "run/validation/update_00000020.txt").read_text().split("\n")[:-1]
     references = Dataset.open(mirror_data)["valid"].references()
     errors = 0.5 * sum(a != b for a, b in zip(hypotheses, references, strict=True))
-    assert valid(tmp_path / "run")[-1]["errors"] == errors
+    assert log_records(tmp_path / "run", "valid")[-1]["errors"] == errors
     assert f"errors {errors:.4g}" in said
     assert "errors by update" in (tmp_path / "run/report.html").read_text()
     assert checkpoint.load(tmp_path / "run/last.pt")["training"]["objective"] == ["errors", False]
@@ -188,7 +183,7 @@ def test_a_plug_in_metric_is_logged_shown_drawn_and_followed(
 
 def test_three_fixed_sentences_are_shown_at_every_validation(mirror_data: Path, tmp_path: Path) -> None:
     said = train(mirror_data, tmp_path / "run", "--max-update", 20).splitlines()
-    first, second = (record["followed"] for record in valid(tmp_path / "run"))
+    first, second = (record["followed"] for record in log_records(tmp_path / "run", "valid"))
     assert len(first) == 3
     assert [row["source"] for row in first] == [row["source"] for row in second]
     references = Dataset.open(mirror_data)["valid"].references()
@@ -232,13 +227,13 @@ def test_bleu_of_a_validation_knows_the_target_language_also_by_length(
     worse = [line.replace("公园", "学校") for line in lines]
     monkeypatch.setattr(Validator, "translations", lambda self, model: worse)
     train(tmp_path / "data-bin", tmp_path / "run", "--max-update", 10, "--metrics", "bleu")
-    [record] = valid(tmp_path / "run")
+    [record] = log_records(tmp_path / "run", "valid")
     assert record["bleu"] == pytest.approx(BLEU(tokenize="zh").corpus_score(worse, [lines]).score, rel=1e-5)
     [by_length] = record["by_length"]
     assert by_length["bleu"] == pytest.approx(record["bleu"])
     more = ["--metrics", "bleu", "--bleu-tokenize", "intl"]
     train(tmp_path / "data-bin", tmp_path / "intl", "--max-update", 10, *more)
-    [other] = valid(tmp_path / "intl")
+    [other] = log_records(tmp_path / "intl", "valid")
     expected = BLEU(tokenize="intl").corpus_score(worse, [lines]).score
     assert abs(expected - record["bleu"]) > 1
     assert [other["bleu"], other["by_length"][0]["bleu"]] == pytest.approx([expected] * 2, rel=1e-5)
@@ -255,7 +250,6 @@ class Given(Metric):
 
 
 def test_a_score_that_is_not_finite_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     assert math.isnan(score_of("mine", Given(math.nan), Outputs(sums={}, tokens=1)))
     assert "score returned nan" in caplog.text
     caplog.clear()

@@ -1,6 +1,5 @@
 """Translations have the order of the lines, for all kinds of lines."""
 
-import logging
 import multiprocessing
 import os
 import random
@@ -116,7 +115,6 @@ def test_what_a_worker_raises_reaches_the_caller(checkpoint_path):
 
 
 def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_path, caplog):
-    logging.getLogger("nmtkit").propagate = True
     long = "a dog runs . " * 10 + "the cat sleeps ! " * 10
     parts = Translator.load(checkpoint_path, max_source_len=20).translate([long, "a cat"], **SHORT)
     assert "line 1 has" in caplog.text and "is translated in" in caplog.text

@@ -1,7 +1,6 @@
 import bz2
 import gzip
 import io
-import logging
 import lzma
 import re
 import tracemalloc
@@ -101,7 +100,6 @@ def test_locate_says_what_is_wrong(tmp_path: Path) -> None:
 def test_line_ends_of_windows_and_byte_order_marks_are_removed_and_counted(
     chunk: int, suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logging.getLogger("nmtkit").propagate = True  # an earlier command may have turned propagation off
     monkeypatch.setattr(blocks_module, "CHUNK", chunk)
     monkeypatch.setattr(lines_module, "CHUNK", chunk)
     monkeypatch.setattr(blocks_module, "BLOCK_LINES", 2)

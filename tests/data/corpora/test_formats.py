@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-import logging
 import lzma
 import tracemalloc
 import zipfile
@@ -102,7 +101,6 @@ def test_other_columns_are_kept(tmp_path: Path) -> None:
 
 
 def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("nmtkit").propagate = True
     with CorpusWriter(str(tmp_path / "o"), ("en", "de")) as writer:
         writer.write(Pairs(["a"], ["b"], [{"score": 1}]))
     assert "o.en cannot contain" in caplog.text
@@ -118,7 +116,6 @@ Hut<ept i="1">&lt;/b></ept></seg></tuv><tuv xml:lang="EN-gb"><seg>A <ph>{0}</ph>
 
 
 def test_tmx_of_several_languages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("nmtkit").propagate = True
     (tmp_path / "c.tmx").write_text(TMX)
     assert read(tmp_path / "c.tmx") == [("A bold hat", "Ein fetter Hut"), ("x", "z")]
     assert "skipped 1 unit" in caplog.text

@@ -19,7 +19,6 @@ def warnings(
     folder: Path, source: list[str], target: list[str], caplog: pytest.LogCaptureFixture, **settings: Any
 ) -> list[str]:
     """Returns the warnings of a preprocess."""
-    logging.getLogger("nmtkit").propagate = True  # an earlier command may have turned propagation off
     caplog.clear()
     defaults = {"source_lang": "en", "target_lang": "de", "vocab_size": 340, "workers": 1, "overwrite": True}
     train = write_pair(folder, "train", source, target)
@@ -38,7 +37,6 @@ def test_healthy_text_has_no_warning(model_type: str, tmp_path: Path, caplog: py
 
 def test_the_corpus_of_the_demo_has_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_corpus({"train": read_corpus()["train"][:3000]}, tmp_path)
-    logging.getLogger("nmtkit").propagate = True
     config = PreprocessConfig(
         source_lang="en",
         target_lang="de",

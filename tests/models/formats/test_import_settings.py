@@ -1,7 +1,6 @@
 """Settings and files that change an imported model are compared with transformers, or named in a message."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,6 @@ def test_the_first_token_of_the_decoder_is_an_entry_of_the_target_table(tmp_path
 def test_added_tokens_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from safetensors.torch import load_file, save_file
 
-    logging.getLogger("nmtkit").propagate = True
     folder = copied("marian", tmp_path)
     huggingface.load(folder)
     assert "added tokens" not in caplog.text

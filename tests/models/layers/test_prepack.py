@@ -362,7 +362,6 @@ def test_row_counts_are_rounded_to_few_numbers():
 
 
 def test_an_embedding_that_both_sides_share_is_not_taken_for_a_changed_module(caplog):
-    logging.getLogger("nmtkit").propagate = True
     model = tiny_transformer()
     assert model.source_embedding.tokens is model.target_embedding.tokens
     with caplog.at_level(logging.INFO, logger="nmtkit"):

@@ -78,7 +78,6 @@ def test_without_triton_or_with_kernels_that_fail_the_plain_way_is_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("nmtkit")
-    monkeypatch.setattr(logger, "propagate", True)
     monkeypatch.setattr(logger, "handlers", [])  # handlers of commands that other tests ran
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     device = torch.device("cpu")

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 
 import pytest
-from document_standins import upper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standins import upper
 
 from nmtkit.text.documents import ReadOptions, read_document
 from nmtkit.text.documents.gettext_po import escaped, unescaped

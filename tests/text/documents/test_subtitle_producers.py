@@ -1,7 +1,7 @@
 """In subtitles in the style of real producers, every cue is found, and only the words change."""
 
 import pytest
-from document_standins import upper
+from standins import upper
 
 from nmtkit.text.documents import read_document
 

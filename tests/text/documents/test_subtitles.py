@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from document_standins import plain, upper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standins import plain, upper
 
 from nmtkit.text.documents import read_document
 

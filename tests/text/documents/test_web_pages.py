@@ -4,9 +4,9 @@ import re
 from collections import Counter
 
 import pytest
-from document_standins import plain, upper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standins import plain, upper
 from work import operations
 
 from nmtkit.text.alignment import Link, words

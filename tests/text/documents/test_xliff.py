@@ -6,9 +6,9 @@ import subprocess
 from xml.etree import ElementTree
 
 import pytest
-from document_standins import upper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standins import upper
 
 from nmtkit.text.documents import ReadOptions, read_document
 
