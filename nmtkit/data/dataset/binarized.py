@@ -277,21 +277,17 @@ class Dataset:
         manifests = [read_manifest(shard) for shard in shards]
         for shard, manifest in zip(shards, manifests, strict=True):
             check_files(shard, manifest, SMALL_FILE)
-            if manifest["tokenizer"] != manifests[0]["tokenizer"]:
-                raise ValueError(
-                    f"{shard} and {shards[0]} have different tokenizers; "
-                    "preprocess all shards with the same --tokenizer-from"
-                )
             if counts_language_token(manifest) != counts_language_token(manifests[0]):
                 raise ValueError(
                     f"one of {shard} and {shards[0]} was made with --no-language-token-loss; preprocess all shards "
                     "with the same flags"
                 )
-            for name in ("source_lang", "target_lang", "languages", "directions"):
+            for name in ("tokenizer", "source_lang", "target_lang", "languages", "directions"):
                 if manifest[name] != manifests[0][name]:
+                    what, flag = ("tokenizer", "--tokenizer-from") if name == "tokenizer" else ("language", "languages")
                     raise ValueError(
-                        f"{shard} and {shards[0]} have different languages: {name} {manifest[name]} and "
-                        f"{manifests[0][name]}; preprocess all shards with the same languages"
+                        f"{shard} and {shards[0]} have different {what}s: {name} {manifest[name]} and "
+                        f"{manifests[0][name]}; preprocess all shards with the same {flag}"
                     )
         tokenizer = Tokenizer.load(shards[0] / TOKENIZER_FOLDER)
         if tokenizer.fingerprint != manifests[0]["tokenizer"]:
@@ -352,10 +348,10 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
     directions = tuple(Direction(source, target) for source, target in manifests[0]["directions"])
     indices = [_direction_index(shard, name, len(directions)) for shard, _ in having if directions]
     index = None if not indices else indices[0] if len(indices) == 1 else ConcatArrays(indices)
-    sides = []
-    for side in SIDES:
-        loaded = [_side(shard, name, side, facts[side], SHARED if directions else side) for shard, facts in having]
-        sides.append(loaded[0] if len(loaded) == 1 else _concatenated(loaded))
+    sides = [
+        _joined([_side(shard, name, side, facts[side], SHARED if directions else side) for shard, facts in having])
+        for side in SIDES
+    ]
     if index is not None and tokenizer.has_target_languages_only:
         tokens = np.array([tokenizer.languages[direction.target] for direction in directions], np.int64)
         sides[0] = replace(sides[0], first=FirstTokens(index, tokens))
@@ -365,8 +361,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
             f"{aligned[0][0]} has alignments and other shards have none; "
             "preprocess all shards with --alignments, or no shard"
         )
-    loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
-    alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
+    alignments = _joined([_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]) if aligned else None
     return Split(
         name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index,
         uncounted=0 if counts_language_token(manifests[0]) else 1,
@@ -411,7 +406,10 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: 
     return StoredSide(ids, offsets, lengths)
 
 
-def _concatenated(sides: list[StoredSide]) -> StoredSide:
+def _joined(sides: list[StoredSide]) -> StoredSide:
+    """Returns the sentences of all shards."""
+    if len(sides) == 1:
+        return sides[0]
     ids = ConcatArrays([side.ids for side in sides])
     offsets = ConcatArrays([side.offsets for side in sides], ids.bounds[:-1].tolist())
     return StoredSide(ids, offsets, ConcatArrays([side.lengths for side in sides]))

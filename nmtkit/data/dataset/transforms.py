@@ -57,8 +57,15 @@ class WordNoise(Transform):
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        pieces = tokenizer.source_pieces(range(tokenizer.source_size))
-        self.begins_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in pieces])
+        self.pieces = tokenizer.source_pieces(range(tokenizer.source_size))
+        self.begins_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in self.pieces])
+
+    def id_of(self, *symbols: str, flag: str) -> int:
+        """Returns the id of the first symbol that is a piece. Raises ValueError, which names `flag`, if none is."""
+        for piece in (piece for symbol in symbols for piece in (symbol, SPACE_SYMBOL + symbol)):
+            if piece in self.pieces:
+                return self.pieces.index(piece)
+        raise ValueError(f"{flag} {symbols[0]} is not a piece of the source vocabulary; <unk> always is")
 
     def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         if not len(source):
@@ -109,12 +116,7 @@ class WordBlank(WordNoise):
     def __init__(self, config: WordBlankConfig, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         self.probability = config.word_blank
-        pieces = tokenizer.source_pieces(range(tokenizer.source_size))
-        symbol = config.word_blank_symbol
-        known = [piece for piece in (symbol, SPACE_SYMBOL + symbol) if piece in pieces]
-        if not known:
-            raise ValueError(f"--word-blank-symbol {symbol} is not a piece of the source vocabulary; <unk> always is")
-        self.blank = pieces.index(known[0])
+        self.blank = self.id_of(config.word_blank_symbol, flag="--word-blank-symbol")
 
     def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
         blank = (generator.random(words.count) < self.probability)[words.index]
@@ -166,13 +168,9 @@ class SpanMasking(WordNoise):
     def __init__(self, config: SpanMaskingConfig, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         self.share, self.length, self.permute = config.mask_share, config.mask_length, config.mask_permute
-        pieces = tokenizer.source_pieces(range(tokenizer.source_size))
         wanted = ("<mask>", "<unk>") if config.mask_symbol is None else (config.mask_symbol,)
-        known = [piece for symbol in wanted for piece in (symbol, SPACE_SYMBOL + symbol) if piece in pieces]
-        if not known:
-            raise ValueError(f"--mask-symbol {wanted[0]} is not a piece of the source vocabulary; <unk> always is")
-        self.mask = pieces.index(known[0])
-        self.ends_sentence = np.array([piece.endswith(SENTENCE_ENDS) for piece in pieces])
+        self.mask = self.id_of(*wanted, flag="--mask-symbol")
+        self.ends_sentence = np.array([piece.endswith(SENTENCE_ENDS) for piece in self.pieces])
 
     def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         return super().transform(source, target, generator) if np.array_equal(source, target) else (source, target)
