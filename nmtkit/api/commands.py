@@ -69,7 +69,7 @@ def score(
     lines, and ImportError for a metric that is not installed.
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
-    (chosen,) = configs("nmtkit.score", settings, metrics.Settings)
+    (chosen,) = configs("nmtkit.score", settings, metrics.MetricSettings)
     several: Any = [references] if references and isinstance(references[0], str) else references
     scores = metrics.score(texts(hypotheses), [texts(text) for text in several], names, chosen, bootstrap=bootstrap)
     return dict(zip(names, scores, strict=True))

@@ -104,7 +104,7 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
 
 
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
-    from nmtkit.scoring.metrics import Settings, score
+    from nmtkit.scoring.metrics import MetricSettings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
     from nmtkit.translation.reranking import FIELDS, ChannelModels, RerankingWeights, known_features, read_nbest, tune
 
@@ -125,7 +125,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         nbest.check_features(features, f"{name}:{number}")
     weights = RerankingWeights(config.weight_backward, config.weight_lm, config.lenpen, features)
     if references is not None:
-        settings = Settings(target_lang=config.target_lang)
+        settings = MetricSettings(target_lang=config.target_lang)
         weights, highest, first = tune(
             lists,
             lambda texts: score(texts, [references], [config.metric], settings)[0].value,

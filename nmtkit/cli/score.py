@@ -16,7 +16,7 @@ from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_n
 
 if TYPE_CHECKING:
     from nmtkit.scoring.report import ScoreReport
-    from nmtkit.scoring.texts import Texts
+    from nmtkit.scoring.texts import ScoredTexts
 
 SCORE_RULES = (
     FlagRule("--data", excludes=("--ref",), reason="both provide references"),
@@ -182,7 +182,7 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang,
         as_columns(config.columns),
     )  # fmt: skip
-    settings = metrics.Settings(
+    settings = metrics.MetricSettings(
         tokenize=config.tokenize,
         lowercase=config.lowercase,
         target_lang=config.target_lang or texts.target_lang,
@@ -211,7 +211,7 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         show(report.scores_report(scores, config.width), config)
 
 
-def check_one_direction(texts: "Texts", config: ScoreConfig) -> None:
+def check_one_direction(texts: "ScoredTexts", config: ScoreConfig) -> None:
     """Raises ValueError for settings that do not work with the texts of several directions."""
     unusable = {"several --sys": len(texts.systems) > 1, "--sentence-level": config.sentence_level}
     unusable["--target-lang"] = config.target_lang is not None

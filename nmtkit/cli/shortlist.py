@@ -13,7 +13,8 @@ from nmtkit.config.files import check_outputs
 if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Split
     from nmtkit.data.tokenizers.tokenizer import Tokenizer
-    from nmtkit.translation.search.shortlist import Array, Shortlist
+    from nmtkit.models.formats.lexical_shortlist import NumpyArray
+    from nmtkit.translation.search.shortlist import Shortlist
 
 DEFAULT = 100
 BINARY = ".bin"
@@ -134,7 +135,7 @@ def command(
         show_coverage(lists, measured)
 
 
-def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) -> "Array":
+def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) -> "NumpyArray":
     """Returns the ids of the most frequent target pieces of the training pairs, or else of the vocabulary."""
     import numpy as np
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config.registry import Entry
+from nmtkit.config.registry import RegistryEntry
 
 log = logging.getLogger("nmtkit")
 
@@ -114,7 +114,7 @@ def plugin_module(name: str) -> str:
     return "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(Path(name).resolve()))
 
 
-def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
+def plugins_for(entry: RegistryEntry[Any], plugins: Sequence[str]) -> list[str]:
     """Returns the plug-ins that are needed for `entry`.
 
     If nmtkit defines `entry`, no plug-in is needed. If none of `plugins` defines `entry`, all of them may be needed.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Entry(Generic[T]):
+class RegistryEntry(Generic[T]):
     """A registered name. `factory(config, …)` is called with `preset` or a config derived from it."""
 
     name: str
@@ -35,7 +35,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.flag = flag
         self.several = several
-        self.entries: dict[str, Entry[T]] = {}
+        self.entries: dict[str, RegistryEntry[T]] = {}
 
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         """Returns a decorator that registers a factory under `name`. To register several presets, stack decorators.
@@ -61,12 +61,12 @@ class Registry(Generic[T]):
                 raise ValueError(
                     f"{self.kind} {name!r} is registered twice; {where} already has this name; choose a different name"
                 )
-            self.entries[name] = Entry(name, factory, preset, module)
+            self.entries[name] = RegistryEntry(name, factory, preset, module)
             return factory
 
         return keep
 
-    def __getitem__(self, name: str) -> Entry[T]:
+    def __getitem__(self, name: str) -> RegistryEntry[T]:
         if name not in self.entries:
             known = suggestion(name, self.names())
             raise ValueError(f"unknown {self.kind} {name!r}; {known}. If a plug-in defines it, add --plugin FILE.")

@@ -71,7 +71,7 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One command to show and run. `output` is the file that receives its standard output."""
 
     title: str
@@ -79,12 +79,12 @@ class Step:
     output: Path | None = None
 
 
-def steps(folder: Path) -> list[Step]:
+def steps(folder: Path) -> list[DemoStep]:
     """Returns the five commands with `folder` in their paths."""
     result = []
     for title, command in COMMANDS:
         command, _, output = command.format(shlex.quote(str(folder))).partition(" > ")
-        result.append(Step(title, shlex.split(command), Path(*shlex.split(output)) if output else None))
+        result.append(DemoStep(title, shlex.split(command), Path(*shlex.split(output)) if output else None))
     return result
 
 
@@ -140,7 +140,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def call(step: Step) -> None:
+def call(step: DemoStep) -> None:
     """Runs a command, which writes to the stdout and stderr of this process. Raises ValueError if the command fails."""
     arguments = [sys.executable, "-m", "nmtkit", *step.arguments]
     if step.output:
@@ -177,13 +177,13 @@ def introduce(corpus: DemoCorpus, folder: Path, out: Console) -> None:
         out.print(Text(f"  {english}\n  {german}\n"))
 
 
-def show_step(number: int, step: Step, program: Sequence[str], out: Console) -> None:
+def show_step(number: int, step: DemoStep, program: Sequence[str], out: Console) -> None:
     out.print(heading(f"{number}. {step.title}"))
     out.print(Text(command_line(step, program, out.width if out.is_terminal else None), style="green"), soft_wrap=True)
     out.file.flush()  # flush before the command writes to the same file
 
 
-def command_line(step: Step, program: Sequence[str], width: int | None) -> str:
+def command_line(step: DemoStep, program: Sequence[str], width: int | None) -> str:
     """Returns the command as shell text. If the text is wider than `width`, adds line breaks before flags."""
     words = [shlex.join([*program, step.arguments[0]])]
     for argument in step.arguments[1:]:

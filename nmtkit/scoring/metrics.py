@@ -16,7 +16,7 @@ DEFAULT_COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MetricSettings:
     """Settings of metrics."""
 
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
@@ -43,7 +43,7 @@ def score(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     metrics: Sequence[str] = DEFAULT_METRICS,
-    settings: Settings | None = None,
+    settings: MetricSettings | None = None,
     *,
     bootstrap: int = 0,
 ) -> list[Score]:
@@ -55,7 +55,7 @@ def score(
     """
     check_sentences(hypotheses, references)
     scores = []
-    for metric in build_metrics(metrics, settings or Settings(), references):
+    for metric in build_metrics(metrics, settings or MetricSettings(), references):
         result = metric.corpus_score(hypotheses, references, n_bootstrap=bootstrap or 1)
         scores.append(
             Score(
@@ -74,7 +74,7 @@ def sentence_scores(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     metrics: Sequence[str] = DEFAULT_METRICS,
-    settings: Settings | None = None,
+    settings: MetricSettings | None = None,
 ) -> list[list[Score]]:
     """Returns, for each metric, the score of every sentence.
 
@@ -82,7 +82,7 @@ def sentence_scores(
     """
     check_sentences(hypotheses, references)
     table = []
-    for metric in build_metrics(metrics, settings or Settings(), references, sentence_level=True):
+    for metric in build_metrics(metrics, settings or MetricSettings(), references, sentence_level=True):
         statistics = metric._extract_corpus_statistics(hypotheses, references)
         results = [metric._aggregate_and_compute([row]) for row in statistics]
         signature = str(metric.get_signature())
@@ -110,7 +110,10 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def build_metrics(
-    names: Sequence[str], settings: Settings, references: Sequence[Sequence[str]] = (), sentence_level: bool = False
+    names: Sequence[str],
+    settings: MetricSettings,
+    references: Sequence[Sequence[str]] = (),
+    sentence_level: bool = False,
 ) -> list[Any]:
     """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names in `KNOWN_METRICS`.
 
@@ -124,7 +127,7 @@ def build_metrics(
     return metrics
 
 
-def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
+def _build(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER

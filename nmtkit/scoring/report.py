@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nmtkit.data.directions import Direction
-from nmtkit.scoring.metrics import Score, Settings, score
+from nmtkit.scoring.metrics import MetricSettings, Score, score
 from nmtkit.scoring.significance import Comparison, Test
-from nmtkit.scoring.texts import Texts
+from nmtkit.scoring.texts import ScoredTexts
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ DirectionScores = Mapping[Direction, tuple[int, list[Score]]]  # number of sente
 
 
 def direction_scores(
-    texts: Texts, metrics: Sequence[str], settings: Settings, bootstrap: int
+    texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings, bootstrap: int
 ) -> dict[Direction, tuple[int, list[Score]]]:
     """Returns the number of sentences and the scores of each direction of a dataset of many directions."""
     codes = tuple(dict.fromkeys(code for each in texts.directions for code in (each.source, each.target)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nmtkit.scoring.metrics import DEFAULT_METRICS, Score, Settings, build_metrics, check_sentences
+from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, Score, build_metrics, check_sentences
 
 Test = Literal["bootstrap", "randomization"]
 SAMPLES: Mapping[Test, int] = {"bootstrap": 1000, "randomization": 10000}
@@ -23,7 +23,7 @@ def compare(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[Sequence[str]],
     metrics: Sequence[str] = DEFAULT_METRICS,
-    settings: Settings | None = None,
+    settings: MetricSettings | None = None,
     *,
     test: Test = "bootstrap",
     samples: int | None = None,
@@ -46,7 +46,10 @@ def compare(
         check_sentences(hypotheses, references)
     paired = PairedTest(
         list(systems.items()),
-        {str(index): metric for index, metric in enumerate(build_metrics(metrics, settings or Settings(), references))},
+        {
+            str(index): metric
+            for index, metric in enumerate(build_metrics(metrics, settings or MetricSettings(), references))
+        },
         references,
         test_type={"bootstrap": "bs", "randomization": "ar"}[test],
         n_samples=samples or SAMPLES[test],

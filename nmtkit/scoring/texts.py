@@ -95,7 +95,7 @@ def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class ScoredTexts:
     """Texts to score, all with the same number of lines. `systems` holds translations by file name."""
 
     references: list[list[str]]
@@ -105,13 +105,13 @@ class Texts:
     directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)  # direction of a dataset -> its rows
     untrained: frozenset[Direction] = frozenset()  # directions without training pairs in the dataset
 
-    def of(self, direction: Direction) -> "Texts":
+    def of(self, direction: Direction) -> "ScoredTexts":
         """Returns the texts of one direction."""
 
         def lines(texts: list[str]) -> list[str]:
             return [texts[row] for row in self.directions[direction]]
 
-        return Texts(
+        return ScoredTexts(
             references=list(map(lines, self.references)),
             systems={name: lines(system) for name, system in self.systems.items()},
             sources=None if self.sources is None else lines(self.sources),
@@ -128,7 +128,7 @@ def read_texts(
     stream: BinaryIO | None,
     target_lang: str | None = None,
     columns: ColumnNames | None = None,
-) -> Texts:
+) -> ScoredTexts:
     """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 
     Translations may be the JSON Lines of `nmtkit generate --format jsonl`. A file of references or sources may be a
@@ -163,7 +163,7 @@ def read_texts(
         name = Path("standard input")
         systems[str(name)] = translations_of(lines_of(stream.read(), name), name)
     check_equal_counts({**systems, **references, **sources})
-    return Texts(
+    return ScoredTexts(
         references=list(references.values()),
         systems=systems,
         sources=next(iter(sources.values()), None),

@@ -22,7 +22,7 @@ from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError, described
-from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, Settings, build_metrics, score
+from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, MetricSettings, build_metrics, score
 
 log = logging.getLogger("nmtkit")
 
@@ -172,7 +172,7 @@ class Bleu(Metric):
     translates = True
 
     def __init__(self, config: BleuConfig) -> None:
-        self.settings = Settings(tokenize=config.bleu_tokenize, lowercase=config.bleu_lowercase)
+        self.settings = MetricSettings(tokenize=config.bleu_tokenize, lowercase=config.bleu_lowercase)
         build_metrics(("bleu",), self.settings)  # raises an error for an unknown tokenizer before the first update
 
     def score(self, outputs: Outputs) -> float:
@@ -217,7 +217,7 @@ class CometMetric(Metric):
 
     def score(self, outputs: Outputs) -> float:
         if self.scorer is None:  # the model is loaded only once
-            settings = Settings(sources=tuple(outputs.sources), comet_model=self.model_name)
+            settings = MetricSettings(sources=tuple(outputs.sources), comet_model=self.model_name)
             self.scorer = build_metrics(("comet",), settings)[0]
         self.scorer.sources = outputs.sources  # they differ between directions and between subsets
         return float(self.scorer.corpus_score(outputs.hypotheses, [outputs.references]).score)

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from nmtkit.cli import main
-from nmtkit.demo.run import Step, command_line, nearest_translations, read_corpus, run, steps
+from nmtkit.demo.run import DemoStep, command_line, nearest_translations, read_corpus, run, steps
 
 
 @pytest.mark.parametrize("step", steps(Path("nmtkit-demo")), ids=lambda step: step.arguments[0])
-def test_the_demo_runs_commands_that_parse(step: Step) -> None:
+def test_the_demo_runs_commands_that_parse(step: DemoStep) -> None:
     name, *arguments = step.arguments
     command = main.get_command(click.Context(main), name)
     assert command is not None
@@ -49,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces the commands: records their names, and writes the references, except the fourth, as translations."""
     names: list[str] = []
 
-    def call(step: Step) -> None:
+    def call(step: DemoStep) -> None:
         names.append(step.arguments[0])
         if step.output:
             lines = (step.output.parent / "data/test.de").read_text(encoding="utf-8").splitlines(keepends=True)

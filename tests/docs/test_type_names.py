@@ -11,30 +11,16 @@ ROOT = Path(nmtkit.__file__).parent
 
 # Names that still have several meanings. Remove a name when its duplicates are gone; add none.
 EXCEPTIONS = {
-    "Array",
     "Attention",
-    "Batch",
-    "Edit",
     "Embedding",
-    "Entry",
     "FeedForward",
     "Ids",
     "Link",
     "Links",
     "Mask",
     "Model",
-    "Models",
-    "Pair",
     "Precision",
-    "Result",
     "Sentences",
-    "Settings",
-    "Split",
-    "Step",
-    "Table",
-    "Task",
-    "Texts",
-    "TranslationJob",
 }
 
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nmtkit.scoring.metrics import Settings, score, sentence_scores
+from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
 from nmtkit.scoring.significance import compare
 
 
@@ -22,7 +22,7 @@ def comet(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2.2.7")
 
 
-SETTINGS = Settings(sources=("one", "two", "three"))
+SETTINGS = MetricSettings(sources=("one", "two", "three"))
 
 
 def test_the_corpus_scores_the_mean_of_its_sentences(comet):
@@ -46,7 +46,7 @@ def test_it_asks_for_sources_and_one_reference(comet):
     with pytest.raises(ValueError, match="--src FILE"):
         score(["a"], [["a"]], ["comet"])
     with pytest.raises(ValueError, match="one reference, not 2"):
-        score(["a"], [["a"], ["b"]], ["comet"], Settings(sources=("a",)))
+        score(["a"], [["a"], ["b"]], ["comet"], MetricSettings(sources=("a",)))
 
 
 def test_without_the_extra_it_says_how_to_get_it(monkeypatch):

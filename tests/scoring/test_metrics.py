@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from nmtkit.scoring.metrics import Settings, score, sentence_scores
+from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
 
 
 def test_bleu_equals_the_formula_worked_by_hand():
@@ -43,7 +43,7 @@ def test_what_cannot_be_scored_is_refused(arguments, message):
 
 def test_an_unknown_tokenizer_names_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown tokenizer 'moses'.*13a"):
-        score(["a"], [["a"]], ["bleu"], Settings(tokenize="moses"))
+        score(["a"], [["a"]], ["bleu"], MetricSettings(tokenize="moses"))
 
 
 def test_a_sentence_shorter_than_four_words_is_scored_by_the_n_grams_it_has():

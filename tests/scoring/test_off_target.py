@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.scoring.metrics import Settings, score, sentence_scores
+from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
 
 langid = pytest.importorskip("py3langid.langid")
 
@@ -26,7 +26,7 @@ REFERENCE = [DANISH[0], DANISH[1], "", "12 % / 3", DANISH[2], DANISH[0]]
 
 @pytest.mark.slow
 def test_lines_of_another_language_are_counted() -> None:
-    settings = Settings(target_lang="da", languages=("en", "it", "da", "de"))
+    settings = MetricSettings(target_lang="da", languages=("en", "it", "da", "de"))
     (found,) = score(MIXED, [REFERENCE], ["off-target"], settings)
     assert found.value == pytest.approx(100 * 2 / 6)
     assert found.details == "0.0 % of the references"
@@ -41,7 +41,7 @@ def test_without_languages_the_identifier_chooses_among_all_as_py3langid_does() 
     identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
     lines = [*ITALIAN, *DANISH, "Hei verden", "Ja", "for at se"]
     expected = [100.0 * (identifier.classify(line)[0] != "da") for line in lines]
-    (column,) = sentence_scores(lines, [lines], ["off-target"], Settings(target_lang="dan_Latn"))
+    (column,) = sentence_scores(lines, [lines], ["off-target"], MetricSettings(target_lang="dan_Latn"))
     assert [each.value for each in column] == expected and expected[:6] == [100, 100, 100, 0, 0, 0]
 
 

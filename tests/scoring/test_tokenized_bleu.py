@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("sacremoses")
 
 from nmtkit.scoring.extra_metrics import split_compounds
-from nmtkit.scoring.metrics import Settings, score
+from nmtkit.scoring.metrics import MetricSettings, score
 
 
 def multi_bleu(hypotheses, references):
@@ -44,7 +44,7 @@ def test_it_counts_moses_tokens_with_split_compounds():
             "Er kam 2,5 Stunden zu spät in Baden ##AT##-##AT## Baden an !",
         ],
     ]
-    plain, tokenized = score(hypotheses, [references], ["bleu", "tokenized-bleu"], Settings(target_lang="de"))
+    plain, tokenized = score(hypotheses, [references], ["bleu", "tokenized-bleu"], MetricSettings(target_lang="de"))
     assert tokenized.value == pytest.approx(multi_bleu(*tokens))
     assert "not comparable" in tokenized.name
     assert plain.name == "BLEU" and plain.value != pytest.approx(tokenized.value, abs=0.1)
@@ -53,6 +53,6 @@ def test_it_counts_moses_tokens_with_split_compounds():
 
 def test_without_a_common_4_gram_it_is_zero_as_nothing_is_smoothed():
     [result] = score(
-        ["ein kleiner Hund läuft"], [["ein großer Hund läuft"]], ["tokenized-bleu"], Settings(target_lang="de")
+        ["ein kleiner Hund läuft"], [["ein großer Hund läuft"]], ["tokenized-bleu"], MetricSettings(target_lang="de")
     )
     assert result.value == 0

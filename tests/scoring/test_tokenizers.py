@@ -11,7 +11,7 @@ from nmtkit.cli import main
 from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.scoring import tokenizers
-from nmtkit.scoring.metrics import Settings, score, sentence_scores
+from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
 from nmtkit.scoring.significance import compare
 from nmtkit.training.criterions.expected_reward import REWARDS, ExpectedReward, ExpectedRewardConfig
 from nmtkit.translation.pipeline import utilities
@@ -37,12 +37,12 @@ def without_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("code", ["zh", "zh_CN", "zho_Hans", "ZH-tw"])
 def test_chinese_is_scored_as_the_sacrebleu_command_scores_it(code: str, warnings: pytest.LogCaptureFixture) -> None:
     expected = BLEU(trg_lang="zh").corpus_score(CHINESE, [REFERENCE]).score
-    [result] = score(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
+    [result] = score(CHINESE, [REFERENCE], ["bleu"], MetricSettings(target_lang=code))
     assert result.value == pytest.approx(expected) and expected > 50
     assert "tok:zh" in result.signature and not warnings.text
-    [column] = sentence_scores(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
+    [column] = sentence_scores(CHINESE, [REFERENCE], ["bleu"], MetricSettings(target_lang=code))
     assert "tok:zh" in column[0].signature
-    rows = compare({"a": CHINESE, "b": REFERENCE}, [REFERENCE], ["bleu"], Settings(target_lang=code), samples=40)
+    rows = compare({"a": CHINESE, "b": REFERENCE}, [REFERENCE], ["bleu"], MetricSettings(target_lang=code), samples=40)
     assert [row.score.value for row in rows] == pytest.approx([expected, 100])
 
 
@@ -52,11 +52,11 @@ def test_without_mecab_characters_are_counted_and_the_user_is_told(
 ) -> None:
     without_mecab(monkeypatch)
     for _ in range(2):
-        [result] = score(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
+        [result] = score(CHINESE, [REFERENCE], ["bleu"], MetricSettings(target_lang=code))
     assert "tok:char" in result.signature
     assert warnings.text.count(f"pip install 'sacrebleu[{extra}]'") == 1
     with pytest.raises(ImportError, match=r"ja-mecab .*'sacrebleu\[ja\]'"):
-        score(CHINESE, [REFERENCE], ["bleu"], Settings(tokenize="ja-mecab"))
+        score(CHINESE, [REFERENCE], ["bleu"], MetricSettings(tokenize="ja-mecab"))
 
 
 WITH_MECAB = [
@@ -72,7 +72,7 @@ def test_with_mecab_words_are_scored_as_the_sacrebleu_command_scores_them(
     for module in modules:
         pytest.importorskip(module)
     expected = BLEU(trg_lang=language).corpus_score(lines, [references]).score
-    [result] = score(lines, [references], ["bleu"], Settings(target_lang=language))
+    [result] = score(lines, [references], ["bleu"], MetricSettings(target_lang=language))
     assert result.value == pytest.approx(expected) and 20 < expected < 100
     assert f"tok:{language}-mecab" in result.signature and not warnings.text
 
@@ -102,7 +102,7 @@ def test_text_without_spaces_is_told_once_where_its_words_are_compared(warnings:
     assert "--tokenize char" in said[0] and "prefer chrF" in said[1]
     tokenizers.warn_once.cache_clear()
     warnings.clear()
-    score(THAI, [THAI], ["bleu"], Settings(tokenize="zh"))  # this tokenizer splits only Chinese
+    score(THAI, [THAI], ["bleu"], MetricSettings(tokenize="zh"))  # this tokenizer splits only Chinese
     assert "no spaces between words" in warnings.text
 
 

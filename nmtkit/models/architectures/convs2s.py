@@ -67,7 +67,7 @@ PUBLISHED = ConvS2SConfig()
 # 3.1 Position embeddings
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Token plus learned position embeddings, with dropout: [T, embedding]."""
 
     def __init__(self, config: ConvS2SConfig, vocabulary: int) -> None:
@@ -102,7 +102,7 @@ def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
     return WeightNormLinear(width, output, math.sqrt((1 - dropout) / width))
 
 
-class Block(nn.Module):
+class ConvolutionBlock(nn.Module):
     """Dropout, convolution, gated linear unit, attention (decoder only), residual sum: [T, width] -> [T, output]."""
 
     def __init__(self, config: ConvS2SConfig, width: int, output: int, kernel: int, decoder: bool) -> None:
@@ -113,7 +113,7 @@ class Block(nn.Module):
         taps = WeightNormLinear(kernel * width, 2 * output, math.sqrt(4 * (1 - config.dropout) / (kernel * width)))
         self.convolution = PackedConvolution(taps, kernel, width=width, causal=decoder)
         self.residual = nn.Identity() if width == output else linear(width, output, 0)
-        self.attention = Attention(output, config.d_embedding) if decoder else None
+        self.attention = MultiStepAttention(output, config.d_embedding) if decoder else None
 
     def forward(
         self, x: Tensor, layout: Layout, embedded: Tensor | None = None, state: IncrementalState | None = None
@@ -129,7 +129,7 @@ class Block(nn.Module):
 # 3.3 Multi-step attention
 
 
-class Attention(nn.Module):
+class MultiStepAttention(nn.Module):
     """The attention of a decoder block (equations 1 and 2).
 
     A query is the state of the block plus the target embedding. A key is the output of the encoder, and a value is the
@@ -185,8 +185,8 @@ class ConvS2S(IncrementalArchitecture):
         super().__init__()
         self.max_source_positions = self.max_target_positions = config.max_positions
         embedding, dropout = config.d_embedding, config.dropout
-        self.source_embedding = Embedding(config, vocabulary.source)
-        self.target_embedding = Embedding(config, vocabulary.target)
+        self.source_embedding = TokenEmbedding(config, vocabulary.source)
+        self.target_embedding = TokenEmbedding(config, vocabulary.target)
         self.encoder_in_proj = linear(embedding, config.encoder_widths[0], dropout)
         self.encoder = blocks(config, config.encoder_widths, config.encoder_kernels, decoder=False)
         self.encoder_out_proj = linear(config.encoder_widths[-1], embedding, 0)
@@ -222,7 +222,11 @@ class ConvS2S(IncrementalArchitecture):
         return self.dropout(self.decoder_out_proj(x))
 
 
-def blocks(config: ConvS2SConfig, widths: Sequence[int], kernels: Sequence[int], decoder: bool) -> Sequence[Block]:
+def blocks(
+    config: ConvS2SConfig, widths: Sequence[int], kernels: Sequence[int], decoder: bool
+) -> Sequence[ConvolutionBlock]:
     inputs = [widths[0], *widths[:-1]]
     shapes = zip(inputs, widths, kernels, strict=True)
-    return cast(Sequence[Block], nn.ModuleList(Block(config, *shape, decoder) for shape in shapes))
+    return cast(
+        Sequence[ConvolutionBlock], nn.ModuleList(ConvolutionBlock(config, *shape, decoder) for shape in shapes)
+    )

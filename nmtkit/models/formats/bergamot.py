@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.formats import lexical_shortlist
-from nmtkit.models.formats.lexical_shortlist import LexicalEntries
+from nmtkit.models.formats.lexical_shortlist import LexicalEntries, NumpyArray
 from nmtkit.models.formats.marian import NORM_EPS, POSITIONS, SETTINGS
 from nmtkit.models.formats.marian_export import as_yaml, check_tokenizer, settings_of, to_marian
 from nmtkit.models.formats.names import MARIAN
@@ -41,7 +40,6 @@ FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # Marian's numbers of types
 INPUT_SCALE = "_QuantMultA"
 OUTPUT = "none"  # name of the output projection, whose matrix is the embeddings
 
-Array = npt.NDArray[Any]
 Item = tuple[int, tuple[int, ...], bytes]  # type, shape, data
 
 
@@ -167,7 +165,7 @@ def items_of(weights: Mapping[str, Tensor], scales: Mapping[str, float]) -> dict
     return items
 
 
-def quantized(matrix: Array, stored: Array) -> Item:
+def quantized(matrix: NumpyArray, stored: NumpyArray) -> Item:
     """Returns `matrix` in 8 bits, followed by its scale. `stored` is the matrix in the order of the file."""
     scale = np.float32(127 / max(float(np.abs(matrix).max()), 1e-12))
     values = np.rint(stored * scale).clip(-127, 127).astype(np.int8)

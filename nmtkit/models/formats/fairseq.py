@@ -20,8 +20,8 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.models.formats import pickles
 from nmtkit.models.formats.names import FAIRSEQ
-from nmtkit.models.formats.reading import Settings, naming, read_bytes, read_text
-from nmtkit.models.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of, unused
+from nmtkit.models.formats.reading import ModelSettings, naming, read_bytes, read_text
+from nmtkit.models.formats.vocabulary import HIDDEN, IdTable, read_model, table_of, tokenizer_of, unused
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # the first file that exists is read
@@ -99,7 +99,7 @@ def load(source: Path) -> Checkpoint:
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
+def settings_of(contents: Mapping[str, Any], path: Path) -> ModelSettings:
     """Returns the settings of the model and the task, under the names of fairseq's flags.
 
     Missing settings get the defaults of the architecture. Checkpoints hold the settings in a Namespace under `args`.
@@ -121,12 +121,12 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
             arguments |= {f"{side}_{name}": value for name, value in arguments.pop(side).items()}
     stored = {name: value for name, value in arguments.items() if value is not None}
     stored["task"] = stored.get("task") or TASKS[0]
-    settings = Settings(stored, path)
+    settings = ModelSettings(stored, path)
     settings.one_of("task", TASKS)
-    return Settings(DEFAULTS | ARCHITECTURES[settings.one_of("arch", ARCHITECTURES)] | stored, path)
+    return ModelSettings(DEFAULTS | ARCHITECTURES[settings.one_of("arch", ARCHITECTURES)] | stored, path)
 
 
-def config_of(settings: Settings, joint: bool) -> TransformerConfig:
+def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
     """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     path = settings.path
     for name in OFF:
@@ -169,7 +169,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
 # --- vocabularies ---------------------------------------------------------------------------------------------------
 
 
-def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Table, Table, Tokenizer]:
+def vocabularies(path: Path, settings: ModelSettings, weights: Weights) -> tuple[IdTable, IdTable, Tokenizer]:
     """Reads dictionaries and SentencePiece models. Returns the source table, the target table and the tokenizer."""
     folder = path.parent
     files = dictionary_files(path, settings)
@@ -226,7 +226,7 @@ def dictionary(path: Path) -> dict[int, str]:
     return by_id
 
 
-def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
+def language_tokens(path: Path, settings: ModelSettings) -> dict[str, str]:
     """Maps the language tokens of fairseq, in the order of their ids, to the language tokens of nmtkit.
 
     Two arrangements are supported. In M2M-100, the source begins with the token of the source language, and the target
@@ -278,7 +278,7 @@ def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
-def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
+def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
     """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     embeddings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
     if config.share_embeddings:
@@ -314,7 +314,7 @@ def checkpoint_file(folder: Path) -> Path:
     )
 
 
-def dictionary_files(path: Path, settings: Settings) -> list[Path]:
+def dictionary_files(path: Path, settings: ModelSettings) -> list[Path]:
     """Returns the source dictionary and the target dictionary in the folder of a checkpoint.
 
     The checkpoint usually names the source language and the target language. Otherwise, the languages come from the

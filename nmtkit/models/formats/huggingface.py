@@ -21,9 +21,17 @@ from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.models.formats import pickles
 from nmtkit.models.formats.names import TRANSFORMERS
-from nmtkit.models.formats.reading import Settings, naming, read_json
+from nmtkit.models.formats.reading import ModelSettings, naming, read_json
 from nmtkit.models.formats.safetensors import load_safetensors
-from nmtkit.models.formats.vocabulary import HIDDEN, SPECIAL, Table, is_language, read_model, table_of, tokenizer_of
+from nmtkit.models.formats.vocabulary import (
+    HIDDEN,
+    SPECIAL,
+    IdTable,
+    is_language,
+    read_model,
+    table_of,
+    tokenizer_of,
+)
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
@@ -60,7 +68,7 @@ def load(folder: Path) -> Checkpoint:
     ImportError if the weights need the package safetensors and the package is missing. Warns about search settings and
     added tokens, which are not imported.
     """
-    settings = Settings(
+    settings = ModelSettings(
         read_json(folder / CONFIG_FILE, "a folder of transformers contains this file"), folder / CONFIG_FILE
     )
     kind = settings.one_of("model_type", LOADERS)
@@ -80,7 +88,7 @@ def load(folder: Path) -> Checkpoint:
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def config_of(settings: Settings, kind: str) -> TransformerConfig:
+def config_of(settings: ModelSettings, kind: str) -> TransformerConfig:
     """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     defaults = DEFAULTS[kind]
     activation = settings.one_of("activation_function", ACTIVATIONS, defaults["activation_function"])
@@ -106,7 +114,7 @@ def config_of(settings: Settings, kind: str) -> TransformerConfig:
     return derive(BASE, changes | FIXED[kind], str(settings.path))
 
 
-def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
+def vocabulary_sizes(settings: ModelSettings, weights: Weights) -> tuple[int, int]:
     """Returns the sizes of the source vocabulary and the target vocabulary.
 
     Raises ValueError if the embeddings have a different number of rows.
@@ -122,7 +130,7 @@ def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
     return sizes
 
 
-def warn_of_search_settings(folder: Path, settings: Settings) -> None:
+def warn_of_search_settings(folder: Path, settings: ModelSettings) -> None:
     """Warns if the model has search settings, because a checkpoint of nmtkit does not hold search settings."""
     path = folder / GENERATION_FILE
     values = {**settings.values, **(read_json(path) if path.exists() else {})}
@@ -141,7 +149,9 @@ def warn_of_search_settings(folder: Path, settings: Settings) -> None:
 # --- tokenizers -----------------------------------------------------------------------------------------------------
 
 
-def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
+def marian_tokenizer(
+    folder: Path, settings: ModelSettings, sizes: tuple[int, int]
+) -> tuple[IdTable, IdTable, Tokenizer]:
     """Reads two SentencePiece models, and one table of ids for both models or for each model."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
     start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
@@ -172,7 +182,7 @@ M2M_100 = (
 LANGUAGE_CODES = {"m2m100": M2M_100, "wmt21": "en ha is ja cs ru zh de"}
 
 
-def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
+def m2m_tokenizer(folder: Path, settings: ModelSettings, sizes: tuple[int, int]) -> tuple[IdTable, IdTable, Tokenizer]:
     """Reads one SentencePiece model. The ids come from vocab.json (M2M-100), or follow the numbering of fairseq."""
     path = folder / TOKENIZER_FILE
     about = read_json(path) if path.exists() else {}
@@ -203,7 +213,7 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
     known = set(by_id.values())
     by_id |= added
     if about.get("language_codes") is not None:
-        codes = LANGUAGE_CODES[Settings(about, path).one_of("language_codes", LANGUAGE_CODES)].split()
+        codes = LANGUAGE_CODES[ModelSettings(about, path).one_of("language_codes", LANGUAGE_CODES)].split()
         if "__en__" not in by_id.values():
             by_id |= dict(enumerate((f"__{code}__" for code in codes), size))
     eos = settings.integer("eos_token_id", 2)
@@ -215,7 +225,7 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
     return table, table, Tokenizer(table.renumber(model))
 
 
-LOADERS: dict[str, Callable[[Path, Settings, tuple[int, int]], tuple[Table, Table, Tokenizer]]] = {
+LOADERS: dict[str, Callable[[Path, ModelSettings, tuple[int, int]], tuple[IdTable, IdTable, Tokenizer]]] = {
     "marian": marian_tokenizer,
     "m2m_100": m2m_tokenizer,
     "mbart": m2m_tokenizer,
@@ -295,7 +305,7 @@ def embedding_names(stack: str) -> tuple[str, str]:
     return ("model.shared.weight", own_name) if stack == "encoder" else (own_name, "model.shared.weight")
 
 
-def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
+def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
     """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     encoder, decoder = embedding_names("encoder"), embedding_names("decoder")
     if config.share_embeddings:

@@ -25,17 +25,17 @@ MAGIC = 0xF11A48D5013417F5
 HEADER = 6  # length in 64-bit numbers
 NULL = "NULL"
 
-Array = npt.NDArray[Any]
+NumpyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class LexicalEntries:
     """Pairs of pieces: source piece sources[i] may become target piece targets[i]. Ids come from the tokenizer."""
 
-    sources: Array
-    targets: Array
-    probabilities: Array | None  # None for a binary file
-    frequent: Array | None  # target pieces that are allowed in all sentences; None for a text file
+    sources: NumpyArray
+    targets: NumpyArray
+    probabilities: NumpyArray | None  # None for a binary file
+    frequent: NumpyArray | None  # target pieces that are allowed in all sentences; None for a text file
     unknown: int = 0  # number of omitted entries: a vocabulary lacks one of their two pieces
 
     def best(self, number: int) -> "LexicalEntries":
@@ -150,7 +150,7 @@ def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     )
 
 
-def _ids(model_pieces: list[str], file_pieces: list[str]) -> Array:
+def _ids(model_pieces: list[str], file_pieces: list[str]) -> NumpyArray:
     """Returns the id in the vocabulary `model_pieces` of each piece of `file_pieces`, in the order of `file_pieces`.
 
     The id of a piece that the model does not have is -1.

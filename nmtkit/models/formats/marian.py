@@ -25,8 +25,8 @@ from nmtkit.data.tokenizers.spm_model import UNKNOWN, pieces_of
 from nmtkit.data.tokenizers.tokenizer import BOS
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.models.formats.names import MARIAN
-from nmtkit.models.formats.reading import Settings, read_text
-from nmtkit.models.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of
+from nmtkit.models.formats.reading import ModelSettings, read_text
+from nmtkit.models.formats.vocabulary import HIDDEN, IdTable, read_model, table_of, tokenizer_of
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 SETTINGS = "special:model.yml"  # the name of the tensor that holds the settings as YAML text
@@ -80,7 +80,7 @@ def load(source: Path) -> Checkpoint:
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def config_of(settings: Settings, joint: bool) -> TransformerConfig:
+def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
     """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     path = settings.path
     for name, allowed in FIXED.items():
@@ -125,7 +125,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
     return derive(BASE, changes, str(path))
 
 
-def average_attention(settings: Settings, inner: int, activation: str) -> dict[str, bool]:
+def average_attention(settings: ModelSettings, inner: int, activation: str) -> dict[str, bool]:
     """Returns the settings of average attention.
 
     Raises ValueError unless its feed-forward network has the inner width and the activation of the other feed-forward
@@ -144,7 +144,7 @@ def average_attention(settings: Settings, inner: int, activation: str) -> dict[s
     return {"average_ffn": depth == 2, "average_gate": gated, "average_separate_gates": gated}
 
 
-def tied_layers(settings: Settings) -> tuple[int, ...]:
+def tied_layers(settings: ModelSettings) -> tuple[int, ...]:
     """Returns the number of each decoder layer, or () without ties. Layers with the same number share all weights."""
     value = settings.value("transformer-tied-layers", [])
     words = value if isinstance(value, list) else str(value).split()
@@ -155,7 +155,7 @@ def tied_layers(settings: Settings) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def embeddings_are_normalised(settings: Settings) -> bool:
+def embeddings_are_normalised(settings: ModelSettings) -> bool:
     """Returns whether a norm follows the embeddings. Raises ValueError unless all other norms follow layers.
 
     Marian describes the operations around a layer with letters: d is dropout, a is the residual sum, n is the norm.
@@ -202,7 +202,7 @@ def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
+def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
     """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     output = "decoder_ff_logit_out"
     tensors = {
@@ -277,7 +277,7 @@ def read_weights(path: Path) -> Weights:
         raise ValueError(f"{path} is not an .npz file of Marian, or is damaged: {error}") from error
 
 
-def settings_of(weights: Weights, path: Path) -> Settings:
+def settings_of(weights: Weights, path: Path) -> ModelSettings:
     """Returns the settings of the model. The tensor SETTINGS holds them as text."""
     if SETTINGS not in weights.tensors:
         raise ValueError(f"{path} does not hold {SETTINGS}, where Marian saves the settings of a model")
@@ -285,7 +285,7 @@ def settings_of(weights: Weights, path: Path) -> Settings:
         text = weights.tensors[SETTINGS].numpy().tobytes().rstrip(b"\0").decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: {SETTINGS} is not UTF-8: {error}") from error
-    return Settings(parse(text, path), path)
+    return ModelSettings(parse(text, path), path)
 
 
 PAIR = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"'\s].*?)\s*:(?:\s+(.*))?""")

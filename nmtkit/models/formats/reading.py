@@ -43,7 +43,7 @@ def naming(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is damaged, or of an unknown format: {type(error).__name__} {error}") from error
 
 
-class Settings:
+class ModelSettings:
     """The settings of a model by name. Each method raises ValueError with the file, the setting and its value."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:

@@ -15,7 +15,7 @@ SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
 
 
 @dataclass(frozen=True)
-class Table:
+class IdTable:
     """The vocabulary of one side: pieces by id. The ids 0, 1 and 2 are <unk>, the first token of the decoder and </s>.
 
     `rows` maps each id to a row of the original embeddings. `hidden` lists the ids that the original model does not
@@ -32,7 +32,7 @@ class Table:
         return renumbered(model, self.pieces, self.control)
 
 
-def tokenizer_of(tables: Sequence[Table], models: Sequence[bytes]) -> Tokenizer:
+def tokenizer_of(tables: Sequence[IdTable], models: Sequence[bytes]) -> Tokenizer:
     """Returns a tokenizer with the source and target SentencePiece models and the ids of the tables."""
     source, target = (table.renumber(model) for table, model in zip(tables, models, strict=True))
     return Tokenizer(source, None if source == target else target)
@@ -55,7 +55,7 @@ def table_of(
     unk: str = "<unk>",
     eos: str = "</s>",
     stands_for_language: Callable[[str], bool] = is_language,
-) -> Table:
+) -> IdTable:
     """Returns the table of the vocabulary in `path`, which has `size` entries and the SentencePiece models `models`.
 
     The decoder starts from the entry `start`. If `start` is None, the decoder starts from eos. Then <s> gets the row of
@@ -88,7 +88,7 @@ def table_of(
     rows += [ids[piece] for piece in known] + [ids[unk]] * len(unknown) + [ids[piece] for piece in languages]
     hidden = [] if start is not None else [BOS]
     hidden += range(3 + len(known), 3 + len(known) + len(unknown))
-    return Table(pieces, rows, hidden, frozenset(languages) | {piece for piece in special if piece in known})
+    return IdTable(pieces, rows, hidden, frozenset(languages) | {piece for piece in special if piece in known})
 
 
 def unused(id: int) -> str:

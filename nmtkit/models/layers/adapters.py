@@ -19,7 +19,7 @@ from nmtkit.models.layers import is_unmodified
 
 A, B = "adapter_a", "adapter_b"  # names of the additional parameters
 
-Model = TypeVar("Model", bound=nn.Module)
+ModelType = TypeVar("ModelType", bound=nn.Module)
 
 
 class AdaptedLinear(nn.Linear):
@@ -77,7 +77,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     return chosen
 
 
-def merge(model: Model) -> Model:
+def merge(model: ModelType) -> ModelType:
     """Replaces each `AdaptedLinear` by an `nn.Linear` with the merged weight, in place. Returns the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, AdaptedLinear):

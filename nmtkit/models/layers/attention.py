@@ -18,6 +18,7 @@ from nmtkit.models.layers.attention_cpu import bmm_attention, sliding_window_att
 from nmtkit.models.layers.attention_reference import (
     FULL_ATTENTION,
     AttentionSpec,
+    SplitHeads,
     attention_mask,
     attention_weights,
     reference_attention,
@@ -78,8 +79,6 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
     "varlen": varlen_attention,
     "sdpa": sdpa_attention,
 }
-# splits a stacked projection into heads like `HeadSplit`: (queries, keys, values) or (keys, values)
-Split = Callable[[Tensor], tuple[Tensor, ...]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128
 MIN_WINDOWS = 4  # blocks are faster for sentences of at least this many windows
@@ -173,10 +172,10 @@ class AttentionContext(Protocol):
     Both methods return the attended values, T H*Kv.
     """
 
-    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Attends within a sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
 
-    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+    def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Attends to the memory with `query` T H K. `project` computes keys and values from the memory S D."""
 
 
@@ -189,7 +188,7 @@ class RecurrentContext(Protocol):
     def average(self, x: Tensor) -> Tensor:
         """Returns the average of the tokens of the sentence up to each token: T D -> T D."""
 
-    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+    def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Does the same as `AttentionContext.cross_attention`."""
 
 
@@ -205,7 +204,7 @@ class PackedContext:
     memory: Packed | None = None
     weights: dict[str, list[Tensor]] | None = None
 
-    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         query, key, value = split(qkv)
         return self._attend("self", query, key, value, self.layout, spec)
 
@@ -216,7 +215,7 @@ class PackedContext:
     def average(self, x: Tensor) -> Tensor:
         return _with_rows(running_average(x[: self.layout.tokens], self.layout), len(x))
 
-    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+    def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         assert self.memory is not None
         key, value = project(self.memory.values)
         return self._attend("cross", query, key, value, self.memory.layout, spec)

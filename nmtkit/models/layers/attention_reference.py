@@ -1,7 +1,7 @@
 """Attention in basic operations of torch, on padded sentences with a mask: the reference for faster backends."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,10 @@ class AttentionSpec:
 
 
 FULL_ATTENTION = AttentionSpec()
+
+
+# splits a stacked projection into heads like `HeadSplit`: (queries, keys, values) or (keys, values)
+SplitHeads = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class HeadSplit:

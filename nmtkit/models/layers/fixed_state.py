@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers import stacked_linear
 from nmtkit.models.layers.attention import RecurrentContext
-from nmtkit.models.layers.attention_reference import AttentionSpec
+from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
 from nmtkit.models.layers.feed_forward import FeedForward
 from nmtkit.models.layers.kv_cache import MemoryCache, MemoryContext
 from nmtkit.models.layers.static_kv_cache import (
     CacheLengths,
     Projection,
-    Split,
     StaticMemory,
     StaticMemoryContext,
     StaticSizes,
@@ -113,7 +112,7 @@ class StepContext:
     def average(self, x: Tensor) -> Tensor:
         return torch.lerp(x, self.state, self.share, out=self.state)
 
-    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+    def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         return self.memory.cross_attention(query, project, spec)
 
 
@@ -127,7 +126,7 @@ class RecurrentCache(MemoryCache):
         self,
         memory: Packed,
         beams: int,
-        projections: Sequence[Split],
+        projections: Sequence[SplitHeads],
         *,
         heads: int,
         width: int,

@@ -24,13 +24,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.data.packed import Packed
-from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit
+from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit, SplitHeads
 
 # B sentences, R hypotheses (rows) of each, N = B x R, H heads, K width of a query or key head, Kv width of a value
 # head, D model width, S memory tokens of all sentences, M of the longest (rounded up to a multiple of 16), E cache
 # positions of a sentence: every step adds one for each row
 
-Split = Callable[[Tensor], tuple[Tensor, ...]]  # see `attention.Split`
 MULTIPLE = 16
 # Up to this number of rows, bf16 products take several times as long as fp32 products, because the setup of a bf16
 # product takes 12 µs. For transformer_base, both take the same time at 64 rows (16 sentences of 4 rows, or 64 sentences
@@ -79,7 +78,7 @@ class MemoryCache:
     layers: Sequence[Any]  # the context of each layer in a step
 
     def __init__(
-        self, memory: Packed, beams: int, projections: Sequence[Split], *, heads: int, dtype: torch.dtype
+        self, memory: Packed, beams: int, projections: Sequence[SplitHeads], *, heads: int, dtype: torch.dtype
     ) -> None:
         self.beams, self.projections, self.heads, self.dtype = beams, projections, heads, dtype
         self.sentences = memory.layout.sentences
@@ -187,7 +186,7 @@ class KVCache(MemoryCache):
         self,
         memory: Packed,
         beams: int,
-        projections: Sequence[Split],
+        projections: Sequence[SplitHeads],
         *,
         heads: int,
         window: int | None,
@@ -299,7 +298,7 @@ class MemoryContext:
     cache: MemoryCache
     layer: int
 
-    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+    def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         cache = self.cache
         if query.dtype != cache.dtype:
             return self.cross_attention(query.to(cache.dtype), project, spec).to(query.dtype)
@@ -315,7 +314,7 @@ class CachedContext(MemoryContext):
 
     cache: KVCache
 
-    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         cache = self.cache
         if qkv.dtype != cache.dtype:
             return self.self_attention(qkv.to(cache.dtype), split, spec).to(qkv.dtype)

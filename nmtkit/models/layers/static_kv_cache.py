@@ -27,13 +27,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.data.packed import Packed
-from nmtkit.models.layers.attention_reference import AttentionSpec
+from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
 
 # B slots, R hypotheses (rows) of each, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
 # target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads, K width of a
 # query or key head, Kv width of a value head, D model width
 
-Split = Callable[[Tensor], tuple[Tensor, ...]]  # see `attention.Split`
 Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
 
 
@@ -162,7 +161,7 @@ class StaticMemoryContext:
     layer: int
     lengths: CacheLengths
 
-    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+    def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         cache, end = self.cache, self.lengths.source
         sizes = [cache.heads * width for width in cache.widths]
         parts = cache.memory[:, :end, self.layer].split(sizes, -1)
@@ -184,7 +183,7 @@ class StaticContext(StaticMemoryContext):
     newest: Tensor  # N*H: indices of the new keys and values among B*H*E
     mask: Tensor  # B 1 R E, added to scores
 
-    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         query, key, value = split(qkv)
         end = self.lengths.target * self.cache.beams
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
-from nmtkit.text.documents.interface import Document, Edit, ReadOptions, line_of, line_spans, newline_of
+from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, line_of, line_spans, newline_of
 from nmtkit.text.documents.lines import continues, words_of, wrapped
 from nmtkit.text.documents.plural_forms import Plurals, plural_rule
 
@@ -54,7 +54,7 @@ class Message:
 
 
 @dataclass
-class Entry:
+class CatalogueEntry:
     """An entry: the position of its first keyword, its strings, and the position of its line of flags."""
 
     start: int
@@ -88,9 +88,9 @@ def escaped(text: str) -> str:
     return text
 
 
-def entries_of(text: str) -> Iterator[Entry]:
+def entries_of(text: str) -> Iterator[CatalogueEntry]:
     """Yields the entries of a catalogue that are not obsolete. Raises ValueError, with the line, if one is invalid."""
-    entry: Entry | None = None
+    entry: CatalogueEntry | None = None
     flags: tuple[int, int] | None = None
     message: Message | None = None
     for start, end in line_spans(text):
@@ -119,7 +119,7 @@ def entries_of(text: str) -> Iterator[Entry]:
         if entry is None or name == "msgctxt" or (name == "msgid" and "msgid" in entry.messages):
             if entry is not None:
                 yield checked(entry, text)
-            entry, flags = Entry(start, flags=flags), None
+            entry, flags = CatalogueEntry(start, flags=flags), None
         if name in entry.messages or (not name.startswith("msgstr") and entry.forms):
             raise ValueError(f"line {line_of(text, start)}: an entry has a second {name}, or {name} after msgstr")
         indent = len(text[start:end]) - len(text[start:end].lstrip(" \t"))
@@ -128,7 +128,7 @@ def entries_of(text: str) -> Iterator[Entry]:
         yield checked(entry, text)
 
 
-def checked(entry: Entry, text: str) -> Entry:
+def checked(entry: CatalogueEntry, text: str) -> CatalogueEntry:
     missing = [name for name in ("msgid", "msgstr") if not any(key.startswith(name) for key in entry.messages)]
     if missing or "msgid" not in entry.messages:
         raise ValueError(f"line {line_of(text, entry.start)}: an entry without {(*missing, 'msgid')[0]}")
@@ -246,7 +246,7 @@ class Catalogue(Document):
             self.plurals = Plurals(f"Plural-Forms: {plural_rule(options.target_language)}")
         self.segments = [part.inline.markup for parts in self.parts for each in parts.values() for part in each]
 
-    def is_fuzzy(self, entry: Entry) -> bool:
+    def is_fuzzy(self, entry: CatalogueEntry) -> bool:
         return entry.flags is not None and "fuzzy" in re.split(r"[,\s]+", self.text[slice(*entry.flags)])
 
     def pairs(self) -> Iterator[tuple[str, str]]:
@@ -260,7 +260,7 @@ class Catalogue(Document):
             if "msgid_plural" in entry.messages and len(forms) > 1 and forms[-1]:
                 yield entry.messages["msgid_plural"].text, forms[-1]
 
-    def edits(self, translations: Sequence[str]) -> list[Edit]:
+    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
         edits = [self.header_edit()] if self.lacks_rule else []
         following = iter(translations)
         untranslated = 0
@@ -288,7 +288,7 @@ class Catalogue(Document):
             )  # fmt: skip
         return edits
 
-    def header_edit(self) -> Edit:
+    def header_edit(self) -> FileEdit:
         """Returns the edit that writes Plural-Forms into the header, or that adds a header to a file without header."""
         rule = f"Plural-Forms: {plural_rule(self.options.target_language)}"
         if self.header is None:
@@ -301,7 +301,7 @@ class Catalogue(Document):
         line_end = "" if message.text.endswith("\n") or not message.text else "\\n"
         return message.start, message.end, f'{raw[:-1]}{line_end}"{self.newline}"{rule}\\n"'
 
-    def form_edits(self, entry: Entry, texts: dict[str, str]) -> Iterator[Edit]:
+    def form_edits(self, entry: CatalogueEntry, texts: dict[str, str]) -> Iterator[FileEdit]:
         source = entry.messages["msgid"]
         forms = entry.forms
         if "msgstr" in forms:
@@ -326,7 +326,7 @@ class Catalogue(Document):
             lines = [part for line in lines for part in _folded(line)]
         return self.newline.join([f'{keyword} ""', *(f'"{line}"' for line in lines)])
 
-    def fuzzy_edit(self, entry: Entry) -> list[Edit]:
+    def fuzzy_edit(self, entry: CatalogueEntry) -> list[FileEdit]:
         """Returns the edit that marks an entry as fuzzy, so that a person checks the translation."""
         if entry.flags is None:
             line_start = self.text.rfind("\n", 0, entry.start) + 1

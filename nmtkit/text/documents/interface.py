@@ -11,7 +11,7 @@ from nmtkit.text.documents.encoding import Encoding, decode
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
-Edit = tuple[int, int, str]  # start and end of a part of a file, and its new text
+FileEdit = tuple[int, int, str]  # start and end of a part of a file, and its new text
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Document(ABC):
         return iter(())
 
     @abstractmethod
-    def edits(self, translations: Sequence[str]) -> list[Edit]:
+    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
         """Returns the edits that put the translations into the text."""
 
     def render(self, translations: Sequence[str]) -> str:
@@ -65,7 +65,7 @@ class Document(ABC):
         return self.encoding.encode(text, self.unencodable)
 
 
-def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = None) -> str:
+def spliced(text: str, edits: Sequence[FileEdit], start: int = 0, end: int | None = None) -> str:
     """Returns the text from `start` to `end` with the edits of this range. The edits are sorted and disjoint."""
     end = len(text) if end is None else end
     parts, cursor = [], start

@@ -18,7 +18,7 @@ from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, translatable
 from nmtkit.text.documents.interface import (
     Document,
-    Edit,
+    FileEdit,
     ReadOptions,
     line_of,
     line_spans,
@@ -199,9 +199,9 @@ class Subtitles(Document):
             pieces += [Piece("text", "" if glued else " "), *block.pieces]
         return pieces
 
-    def edits(self, translations: Sequence[str]) -> list[Edit]:
+    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
         newline = newline_of(self.text)
-        edits: list[Edit] = []
+        edits: list[FileEdit] = []
         for chain, inline, translation in zip(self.chains, self.inlines, translations, strict=True):
             parts = inline.restored(translation)
             if parts is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
-from nmtkit.text.documents.interface import Document, Edit, ReadOptions, spliced, without_white_space
+from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
 from nmtkit.text.markup import TAG, VOID, names
 
@@ -275,14 +275,14 @@ class WebPage(Document):
                 self.attributes.append((start, end, Inline([Piece("text", value)])))
         self.segments = [inline.markup for _, _, inline in (*self.runs, *self.attributes)]
 
-    def edits(self, translations: Sequence[str]) -> list[Edit]:
+    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
         inner = self.language_edits()
         for (start, end, inline), translation in zip(self.attributes, translations[len(self.runs) :], strict=True):
             value = inline.written(translation, str)
             if value is not None:
                 inner.append((start, end, self.quoted(start, end, value)))
         inner.sort()
-        outer: list[Edit] = []
+        outer: list[FileEdit] = []
         for (start, end, inline), translation in zip(self.runs, translations[: len(self.runs)], strict=True):
             new = inline.written(translation, written, lambda code: spliced(self.text, inner, code.start, code.end))
             if new is not None:
@@ -298,7 +298,7 @@ class WebPage(Document):
         quote = self.text[start] if self.text[start] in "\"'" else '"'
         return quote + written(value).replace(quote, "&quot;" if quote == '"' else "&#39;") + quote
 
-    def language_edits(self) -> list[Edit]:
+    def language_edits(self) -> list[FileEdit]:
         """Returns the changes of the attributes lang and dir of <html>. A page without <html> has no changes."""
         language = self.options.target_language
         if language is None or self.root is None:
@@ -310,7 +310,7 @@ class WebPage(Document):
         wanted = dict.fromkeys(existing or ["lang"], code)
         if right_to_left or "dir" in by_name:
             wanted["dir"] = "rtl" if right_to_left else "ltr"
-        edits: list[Edit] = []
+        edits: list[FileEdit] = []
         missing = ""
         for name, value in wanted.items():
             if name not in by_name:

@@ -22,7 +22,7 @@ from xml.parsers import expat
 
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
-from nmtkit.text.documents.interface import Document, Edit, ReadOptions, newline_of, spliced, without_white_space
+from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
 
 MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
@@ -325,12 +325,12 @@ class Xliff(Document):
     def code(self, role: str, start: int, end: int, name: str) -> Piece:
         return Piece(role, "", self.text[start:end], name, role == "alone", start, end)
 
-    def edits(self, translations: Sequence[str]) -> list[Edit]:
-        edits: list[Edit] = []
+    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
+        edits: list[FileEdit] = []
         following = iter(translations)
         files: dict[int, Node] = {}
         for unit in self.units:
-            inner: list[Edit] = []
+            inner: list[FileEdit] = []
             for part in unit.parts:
                 new = part.written(next(following))
                 if new is not None:
@@ -347,7 +347,7 @@ class Xliff(Document):
                 edits.append(self.start_tag(file, {name: language}))
         return edits
 
-    def target_edits(self, unit: Unit, content: str) -> Iterator[Edit]:
+    def target_edits(self, unit: Unit, content: str) -> Iterator[FileEdit]:
         """Yields the edits that write the target of a unit and its state. A missing target is inserted."""
         state, holder = MACHINE[self.version], unit.source.parent
         assert holder is not None
@@ -369,7 +369,7 @@ class Xliff(Document):
         before = (newline_of(self.text) + indent) if line_start and not indent.strip() else ""
         yield unit.content.end, unit.content.end, f"{before}<{name}{attributes}>{content}</{name}>"
 
-    def start_tag(self, node: Node, attributes: dict[str, str]) -> Edit:
+    def start_tag(self, node: Node, attributes: dict[str, str]) -> FileEdit:
         """Returns the edit that sets attributes of an element."""
         tag = self.text[node.start : node.inner]
         for name, value in attributes.items():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Tokenizer
-from nmtkit.models.formats.lexical_shortlist import LexicalEntries
+from nmtkit.models.formats.lexical_shortlist import LexicalEntries, NumpyArray
 from nmtkit.text.ibm_model1 import LexicalTable
 
 # B sentences, V target vocabulary
@@ -24,21 +24,19 @@ from nmtkit.text.ibm_model1 import LexicalTable
 SPECIAL = sorted((UNK, BOS, EOS))  # pieces of every list, so that their columns equal their ids
 assert list(range(len(SPECIAL))) == SPECIAL
 
-Array = npt.NDArray[Any]
-
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
     """The target pieces of each source piece, and the target pieces in every list, as stored in a checkpoint."""
 
-    offsets: Array  # [source vocabulary + 1], int64: the list of piece s is targets[offsets[s] : offsets[s + 1]]
-    targets: Array  # [entries], ids of target pieces
-    frequent: Array  # ids of target pieces that are in every list
+    offsets: NumpyArray  # [source vocabulary + 1], int64: the list of piece s is targets[offsets[s] : offsets[s + 1]]
+    targets: NumpyArray  # [entries], ids of target pieces
+    frequent: NumpyArray  # ids of target pieces that are in every list
     target_size: int
 
     @staticmethod
     def from_entries(
-        sources: Array, targets: Array, frequent: Array, source_size: int, target_size: int
+        sources: NumpyArray, targets: NumpyArray, frequent: NumpyArray, source_size: int, target_size: int
     ) -> "Shortlist":
         """Returns the shortlist with entry i for source piece sources[i] and target piece targets[i]."""
         keys = np.unique(np.asarray(sources, np.int64) * target_size + np.asarray(targets, np.int64))
@@ -141,7 +139,7 @@ def learned_entries(source: Encoded, target: Encoded, tokenizer: Tokenizer, numb
     return LexicalEntries(*table.best(number), None)
 
 
-def most_frequent(target: Encoded, number: int) -> Array:
+def most_frequent(target: Encoded, number: int) -> NumpyArray:
     """Returns the `number` most frequent pieces of sentences that end in eos. eos does not count."""
     counts = np.bincount(without_eos(target).ids)
     return np.argsort(-counts, kind="stable")[: min(number, int((counts > 0).sum()))]
@@ -164,7 +162,7 @@ def shortlist_of(entries: LexicalEntries, tokenizer: Tokenizer) -> Shortlist:
     )
 
 
-def same_pieces(tokenizer: Tokenizer) -> tuple[Array, Array]:
+def same_pieces(tokenizer: Tokenizer) -> tuple[NumpyArray, NumpyArray]:
     """Returns the source ids and the target ids of the pieces that both vocabularies have, special pieces excluded."""
     if tokenizer.joint:
         ids = np.arange(len(SPECIAL), tokenizer.source_size)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Vocabulary
-from nmtkit.models.architectures.convs2s import Block, ConvS2S, ConvS2SConfig
+from nmtkit.models.architectures.convs2s import ConvolutionBlock, ConvS2S, ConvS2SConfig
 
 CONFIG = ConvS2SConfig(
     encoder_widths=(4, 6),
@@ -28,7 +28,7 @@ def model() -> ConvS2S:
     return ConvS2S(CONFIG, Vocabulary(source=11, target=13, joint=False)).eval()
 
 
-def gated(block: Block, x: Tensor, causal: bool) -> Tensor:
+def gated(block: ConvolutionBlock, x: Tensor, causal: bool) -> Tensor:
     """v(conv(x)): L C' -> L C."""
     kernel = block.convolution.kernel
     weight = block.convolution.linear.direction.unflatten(1, (kernel, -1)).transpose(1, 2)
