@@ -20,7 +20,7 @@ from nmtkit.training.config import DEFAULTS, REGISTRIES, Component, ConfigFile, 
 from nmtkit.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from nmtkit.training.due import StopReason
+    from nmtkit.training.run import TrainingResult
 
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
@@ -143,7 +143,7 @@ def command(
     if processes > 1:
         device_of(job.run)  # raises the error of a missing device once, not in every process
         sys.exit(launch(["train", *arguments], processes))
-    status = _train(job, job.data, arguments)
+    status = _train(job, arguments)
     # skips the shutdown of the interpreter, because threads of torch sometimes abort during the shutdown
     if launched():
         sys.stdout.flush()
@@ -152,10 +152,10 @@ def command(
     sys.exit(status)
 
 
-def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
+def _train(job: JobConfig, arguments: Sequence[str]) -> int:
     """Runs the training in this process and returns the exit code of the process."""
     from nmtkit.jobs import distributed
-    from nmtkit.training.run import Run
+    from nmtkit.training.run import train_job
     from nmtkit.training.run_log import Lines, LiveLine
 
     rank_zero = distributed.is_rank_zero()
@@ -165,7 +165,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     live = stderr.is_terminal and not stderr.is_dumb_terminal and rank_zero and not quiet
     display = LiveLine(stderr) if live else Lines(stderr.width if stderr.is_terminal else None)
     try:
-        end = Run(job, data, display).run()
+        end = train_job(job, display=display)
     except BaseException as error:
         if distributed.launched():
             display.close()
@@ -173,11 +173,10 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
         raise
     finally:
         display.close()
-    distributed.destroy_process_group()
     if not rank_zero:
         return 128 + end.received if end.received else 0
     if end.received is None:
-        for line in _next_commands(job, data, end):
+        for line in _next_commands(job, end):
             logging.getLogger("nmtkit").info("%s", line)
         return 0
     resume = shlex.join(["nmtkit", "train", *arguments])
@@ -186,13 +185,14 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     return 128 + end.received  # so that `train && …` stops after an interrupted run
 
 
-def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
+def _next_commands(job: JobConfig, end: "TrainingResult") -> list[str]:
     """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
     from nmtkit.data.dataset.binarized import Dataset
     from nmtkit.models.architectures import ARCHITECTURES
     from nmtkit.training import averaging
 
-    folder = job.run.save_dir
+    folder, data = end.save_dir, job.data
+    assert data is not None
     count = len(averaging.scheduled(folder))
     model = folder / ("averaged.pt" if count > 1 else "last.pt")
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]

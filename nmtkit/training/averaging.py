@@ -1,11 +1,13 @@
 """Means of weights: a running mean during training, and the mean of several checkpoints."""
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,27 +90,18 @@ def write(paths: list[Path], output: Path) -> None:
     logging.getLogger("nmtkit").info("averaged into %s: %s", output, ", ".join(path.name for path in paths))
 
 
-def members(folder: Path) -> list[Path]:
-    """Returns the checkpoints that were saved at the intervals of the run, oldest first.
-
-    These checkpoints are evenly spaced. If there are none, returns all other checkpoints, which were saved at the end
-    of the run, by --save-interval-minutes or at a signal. Raises OSError or ValueError if the folder has no checkpoints
-    at all.
-    """
-    return scheduled(folder) or _numbered(folder)
-
-
 def scheduled(folder: Path) -> list[Path]:
     """Returns the checkpoints of a folder that were saved at the intervals of the run, oldest first."""
     return [path for path in _numbered(folder) if checkpoint_file.read(path, mmap=True).get("scheduled", False)]
 
 
 def last_of(folder: Path, count: int) -> list[Path]:
-    """Returns the newest `count` checkpoints among the `members` of a folder.
+    """Returns the newest `count` checkpoints that were saved at the intervals of the run, which are evenly spaced.
 
-    Raises OSError, or ValueError if there are fewer than `count`.
+    If there are none, chooses among all other checkpoints, which were saved at the end of the run, by
+    --save-interval-minutes or at a signal. Raises OSError, or ValueError if there are fewer than `count`.
     """
-    paths = members(folder)
+    paths = scheduled(folder) or _numbered(folder)
     if len(paths) < count:
         raise ValueError(
             f"{folder} has {len(paths)} checkpoints that were saved at an interval, not {count}; give --last "
@@ -207,26 +200,17 @@ def average(paths: list[Path]) -> Checkpoint:
 
 def check_same_model(first: Checkpoint, other: Checkpoint, first_path: Path, other_path: Path) -> None:
     """Raises ValueError if the architecture, config, tokenizer or parameter shapes of two checkpoints differ."""
-    difference = _difference(first, other)
-    if difference:
-        raise ValueError(f"{first_path} and {other_path} hold different models: {difference}")
 
+    def facts(contents: Checkpoint) -> dict[str, Any]:
+        tensors = contents["tokenizer"].items()
+        digest = hashlib.sha256(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
+        shapes = {f"parameter {name} of shape": tuple(tensor.shape) for name, tensor in contents["model"].items()}
+        start = {"architecture": contents["architecture"], **contents["config"]}
+        return start | {"different tokenizers,": digest.hexdigest()[:12]} | shapes
 
-def _difference(first: Checkpoint, other: Checkpoint) -> str | None:
-    if first["architecture"] != other["architecture"]:
-        return f"architecture {first['architecture']} and {other['architecture']}"
-    configs = first["config"], other["config"]
-    for name in {**configs[0], **configs[1]}:
-        if configs[0].get(name) != configs[1].get(name):
-            return f"{name} {configs[0].get(name)} and {configs[1].get(name)}"
-    if not _equal(first["tokenizer"], other["tokenizer"]):
-        return "their tokenizers differ"
-    shapes = [{name: tuple(tensor.shape) for name, tensor in m["model"].items()} for m in (first, other)]
-    for name in {**shapes[0], **shapes[1]}:
-        if shapes[0].get(name) != shapes[1].get(name):
-            return f"parameter {name} of shape {shapes[0].get(name)} and {shapes[1].get(name)}"
-    return None
-
-
-def _equal(first: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return first.keys() == other.keys() and all(torch.equal(first[name], other[name]) for name in first)
+    before, now = facts(first), facts(other)
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{first_path} and {other_path} hold different models: {name} {before.get(name)} and {now.get(name)}"
+            )

@@ -1,7 +1,7 @@
 """Prepares a model before the first update: tests how many tokens of a micro-batch fit into the memory of a GPU."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +14,6 @@ from nmtkit.training.trainer import Trainer
 
 IDLE_SHARE = 0.1  # a warning is shown if processes are idle for more than this share of the time
 SPARE_MEMORY = 0.05  # share of the memory of a GPU that an automatic --max-tokens leaves free
-
 
 log = logging.getLogger("nmtkit")
 
@@ -38,49 +37,15 @@ def prepare_model(plan: RunPlan, trainer: Trainer, loader: BatchLoader) -> None:
         )
 
 
-def trial(trainer: Trainer, loader: BatchLoader, pairs: RowNumbers) -> None:
-    """Makes a forward and a backward pass on `pairs` while memory for the optimizer state is reserved."""
-    reserved = torch.empty(missing_state_bytes(trainer), dtype=torch.uint8, device=trainer.device)
-    trainer.trial_pass(loader.batch(pairs, 0))
-    del reserved
-
-
-def missing_state_bytes(trainer: Trainer) -> int:
-    """Returns the bytes of optimizer state that the first update will allocate. A resumed run already has the state."""
-    component = trainer.job.components["optimizer"]
-    expected = state_bytes(component.name, component.config, trainer.optimizer.param_groups)
-    values = [value for entries in trainer.optimizer.state.values() for value in entries.values()]
-    return max(0, expected - sum(value.nbytes for value in values if isinstance(value, torch.Tensor)))
-
-
-def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
-    """Tries the largest micro-batch. If it does not fit, raises ValueError with a --max-tokens that fits."""
-    pairs = loader.largest_micro_batch()
-    message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
-    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
-        try:  # a single attempt, because every pass needs all processes
-            return trial(trainer, loader, pairs)
-        except torch.OutOfMemoryError as error:
-            raise ValueError(f"{message}; try half this value") from error
-    fitting = largest_that_fits(lambda count: trial(trainer, loader, pairs[:count]), len(pairs))
-    if fitting == 0:
-        raise ValueError(
-            f"not even one sentence pair fits into the memory of {trainer.device} together with the model; choose a "
-            "smaller model, or --optimizer adafactor"
-        )
-    if fitting < len(pairs):
-        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} fits")
-
-
 def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
     """Halves `loader.max_tokens` until the micro-batches fit into the memory of every process, with some memory left.
 
     Tries the micro-batch with the most tokens and the micro-batch with the most sentences. Raises ValueError if not
     even the longest sentence fits. With fsdp, every pass needs all processes, so `probe_memory` makes a single attempt.
     """
-    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
+    if is_sharded(trainer):
         return probe_memory(trainer, loader)
-    while not all(distributed.all_gather_object(_fits(trainer, loader))):
+    while not all(distributed.all_gather_object(fits(trainer, loader, loader.extreme_micro_batches(), SPARE_MEMORY))):
         longest = loader.longest_sentence()
         if loader.max_tokens <= longest:
             raise ValueError(
@@ -90,45 +55,57 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
         loader.max_tokens = max(longest, loader.max_tokens // 2)
 
 
-def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether the GPU has enough memory for the two largest micro-batches of the data.
+def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
+    """Tries the largest micro-batch. If it does not fit, raises ValueError with a --max-tokens that fits."""
+    pairs = loader.largest_micro_batch()
+    fitting = len(pairs)
+    while fitting and not fits(trainer, loader, [pairs[:fitting]]):
+        # with shards, there is a single attempt, because every pass needs all processes
+        fitting = 0 if is_sharded(trainer) else fitting // 2
+    if fitting == len(pairs):
+        return
+    message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
+    if is_sharded(trainer):
+        raise ValueError(f"{message}; try half this value")
+    if fitting:
+        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} fits")
+    raise ValueError(
+        f"not even one sentence pair fits into the memory of {trainer.device} together with the model; choose a "
+        "smaller model, or --optimizer adafactor"
+    )
 
-    One micro-batch has the most tokens, the other has the most sentences. Both are computed, forward and backward.
-    During these trials, the share `SPARE_MEMORY` of the memory is occupied, because micro-batches of later epochs may
-    be larger.
+
+def is_sharded(trainer: Trainer) -> bool:
+    return trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1
+
+
+def fits(trainer: Trainer, loader: BatchLoader, micro_batches: Sequence[RowNumbers], spare: float = 0.0) -> bool:
+    """Returns whether the device has enough memory for the forward and backward pass of each micro-batch.
+
+    During the passes, memory for the optimizer state is occupied, and the share `spare` of the memory of a GPU, because
+    micro-batches of later epochs may be larger.
     """
-    spare = None
+    occupied = []
     try:
         if trainer.device.type == "cuda":
-            size = SPARE_MEMORY * torch.cuda.get_device_properties(trainer.device).total_memory
-            spare = torch.empty(int(size), dtype=torch.uint8, device=trainer.device)
-        for pairs in loader.extreme_micro_batches():
-            trial(trainer, loader, pairs)
+            size = int(spare * torch.cuda.get_device_properties(trainer.device).total_memory)
+            occupied.append(torch.empty(size, dtype=torch.uint8, device=trainer.device))
+        occupied.append(torch.empty(missing_state_bytes(trainer), dtype=torch.uint8, device=trainer.device))
+        for pairs in micro_batches:
+            trainer.trial_pass(loader.batch(pairs, 0))
         return True
     except torch.OutOfMemoryError:
         pass  # Python frees the exception, and the tensors that its frames hold, only after this block
-    del spare
+    occupied.clear()
     trainer.engine.zero_grad()
-    _empty_cache()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     return False
 
 
-def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
-    """Returns the first of the numbers count, count // 2, count // 4, …, 1 for which `attempt` has enough memory.
-
-    `attempt(number)` raises OutOfMemoryError if the memory is too small. Returns 0 if all attempts raise this error.
-    """
-    while count:
-        try:
-            attempt(count)
-            return count
-        except torch.OutOfMemoryError:
-            pass  # Python frees the exception, and the tensors that its frames hold, only after this block
-        _empty_cache()
-        count //= 2
-    return 0
-
-
-def _empty_cache() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def missing_state_bytes(trainer: Trainer) -> int:
+    """Returns the bytes of optimizer state that the first update will allocate. A resumed run already has the state."""
+    component = trainer.job.components["optimizer"]
+    expected = state_bytes(component.name, component.config, trainer.optimizer.param_groups)
+    values = [value for entries in trainer.optimizer.state.values() for value in entries.values()]
+    return max(0, expected - sum(value.nbytes for value in values if isinstance(value, torch.Tensor)))

@@ -25,12 +25,20 @@ def perplexity(nll: float) -> float:
     return math.exp(min(nll, 700.0))
 
 
-class Meter:
-    """Sums the metrics of updates on the device. `read` is called for each log line and waits for a GPU once."""
+class DivergedError(ValueError):
+    """Reports that too many updates in a row were skipped."""
 
-    def __init__(self, device: torch.device, guard: "NonfiniteGuard") -> None:
+
+class Meter:
+    """Sums the metrics of updates on the device, without skipped updates.
+
+    `read` is called for each log line and waits for a GPU once.
+    """
+
+    def __init__(self, device: torch.device, save_dir: Path) -> None:
         self.device = device
-        self.guard = guard
+        self.save_dir = save_dir
+        self.skipped_in_a_row = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # (time, target tokens) of the latest updates
         self._clear()
 
@@ -91,11 +99,27 @@ class Meter:
         return {"loss": loss, "ppl": perplexity(nll), "lr": last.lr, "norm": float(last.norm)}
 
     def _read_flags(self) -> None:
-        """Counts the skipped updates among the unread updates and keeps the other updates."""
-        finite = self.guard.check(self.unread)
-        self.skipped += len(self.unread) - len(finite)
-        self.finite += finite
-        self.unread = []
+        """Keeps the finite updates among the unread updates, and warns about each skipped update. Waits for the device.
+
+        After too many skipped updates in a row, raises DivergedError with the name of the newest checkpoint.
+        """
+        unread, self.unread = self.unread, []
+        flags = torch.stack([metrics.finite for metrics in unread]).tolist() if unread else []
+        for metrics, finite in zip(unread, flags, strict=True):
+            if finite:
+                self.skipped_in_a_row = 0
+                self.finite.append(metrics)
+                continue
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+            warn_of_skip(metrics)
+            if self.skipped_in_a_row >= IN_A_ROW:
+                last = self.save_dir / "last.pt"
+                good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
+                raise DivergedError(
+                    f"{self.skipped_in_a_row} updates in a row, the last of them update {metrics.number}, had "
+                    f"gradients that are not finite. {good} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
+                )
 
     def _sum(self, name: str) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -105,46 +129,10 @@ class Meter:
         return total
 
 
-class DivergedError(ValueError):
-    """Reports that too many updates in a row were skipped."""
-
-
-class NonfiniteGuard:
-    """Reports skipped updates, and ends the run after too many skipped updates in a row."""
-
-    def __init__(self, save_dir: Path) -> None:
-        self.save_dir = save_dir
-        self.in_a_row = 0
-
-    def check(self, updates: list[StepMetrics]) -> list[StepMetrics]:
-        """Returns the updates that were not skipped, and warns about each skipped update. Waits for the device once.
-
-        Updates must come in order. After too many skipped updates in a row, raises DivergedError with the name of the
-        newest checkpoint.
-        """
-        if not updates:
-            return []
-        flags = torch.stack([metrics.finite for metrics in updates]).tolist()
-        for metrics, finite in zip(updates, flags, strict=True):
-            self.in_a_row = 0 if finite else self.in_a_row + 1
-            if not finite:
-                self._warn(metrics)
-            if self.in_a_row >= IN_A_ROW:
-                last = self.save_dir / "last.pt"
-                good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
-                raise DivergedError(
-                    f"{self.in_a_row} updates in a row, the last of them update {metrics.number}, had gradients that "
-                    f"are not finite. {good} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
-                )
-        return [metrics for metrics, finite in zip(updates, flags, strict=True) if finite]
-
-    def _warn(self, metrics: StepMetrics) -> None:
-        shown = ", ".join(map(str, metrics.pairs[:PAIRS_SHOWN].tolist()))
-        more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
-        log.warning(
-            "update %d skipped: its gradient is not finite (norm %s); it has pairs %s%s of the training set",
-            metrics.number,
-            float(metrics.norm),
-            shown,
-            more,
-        )
+def warn_of_skip(metrics: StepMetrics) -> None:
+    shown = ", ".join(map(str, metrics.pairs[:PAIRS_SHOWN].tolist()))
+    more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
+    log.warning(
+        "update %d skipped: its gradient is not finite (norm %s); it has pairs %s%s of the training set",
+        *(metrics.number, float(metrics.norm), shown, more),
+    )

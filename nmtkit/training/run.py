@@ -1,10 +1,9 @@
 """The loop of a training run: update, log, validate and save until the run ends or a signal stops it."""
 
-import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from nmtkit.training.due import Due, Requests, RunProgress, StopReason, StopSign
 from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
 from nmtkit.training.memory import prepare_model
-from nmtkit.training.meter import Meter, NonfiniteGuard
+from nmtkit.training.meter import Meter
 from nmtkit.training.metrics import Objective, maximized_scores, objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
@@ -96,7 +95,7 @@ class Run:
         self.asked = Requests(out_of_time=resumed is not None and self.progress.is_out_of_time(self.job.run))
         self.callback_reason: str | None = None  # stop reason that a callback gives
         self.log = RunLog(self.job.run.save_dir, self.display)
-        self.meter = Meter(self.trainer.device, NonfiniteGuard(self.job.run.save_dir))
+        self.meter = Meter(self.trainer.device, self.job.run.save_dir)
         self.health = TrainingHealth(self.job, self.dataset["train"], not resumed and distributed.is_rank_zero())
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
@@ -389,32 +388,43 @@ class Run:
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """The reason for the end of a run, and the files in its folder."""
+class TrainingResult(StopReason):
+    """The reason for the end of a run, and the files in its folder.
 
-    reason: str  # stop reason: "--max-update 1000 is reached", or the name of a signal, such as "SIGINT"
-    updates: int  # number of updates made, including updates before a resume
-    finished: bool  # False if a signal stopped the run; the same call resumes it
-    save_dir: Path
-    last: Path  # the newest checkpoint
-    best: Path | None  # the checkpoint with the best validation score; None if there is no such file
+    `updates` includes the updates before a resume. `received` is the signal that stopped the run, or None.
+    """
+
+    save_dir: Path = field(kw_only=True)
+
+    @property
+    def finished(self) -> bool:
+        """False if a signal stopped the run. The same call resumes the run."""
+        return self.received is None
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint."""
+        return self.save_dir / "last.pt"
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint with the best validation score, or None if there is no such file."""
+        best = self.save_dir / "best.pt"
+        return best if best.exists() else None
 
     @property
     def log(self) -> list[dict[str, Any]]:
         """The records of `log.jsonl`, oldest first. Each has a `kind`: start, train, valid, checkpoint, …"""
-        lines = (self.save_dir / "log.jsonl").read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines if line]
+        return report.read_lines(self.save_dir / "log.jsonl")
 
     @property
     def scores(self) -> dict[str, float]:
         """The scores of the best validation, or an empty dict if there was no validation."""
-        if self.best is None:
-            return {}
-        scores: dict[str, float] = checkpoint_file.read(self.best, mmap=True).get("scores", {})
-        return scores
+        best = self.best
+        return {} if best is None else dict(checkpoint_file.read(best, mmap=True).get("scores", {}))
 
 
-def train_job(job: JobConfig, callbacks: Sequence[Callback] = ()) -> TrainingResult:
+def train_job(job: JobConfig, callbacks: Sequence[Callback] = (), display: Lines | None = None) -> TrainingResult:
     """Trains a job in this process, or resumes its run. `callbacks` are called in addition to the callbacks of the job.
 
     Raises OSError or ValueError.
@@ -427,15 +437,6 @@ def train_job(job: JobConfig, callbacks: Sequence[Callback] = ()) -> TrainingRes
             f"nproc_per_node is {processes}, but nmtkit.train trains in a single process; start the script with "
             f"torchrun --nproc-per-node {processes}, or run nmtkit train instead of the script"
         )
-    end = Run(job, job.data, Lines(), callbacks).run()
+    end = Run(job, job.data, display or Lines(), callbacks).run()
     distributed.destroy_process_group()
-    folder = job.run.save_dir
-    best = folder / "best.pt"
-    return TrainingResult(
-        reason=end.reason,
-        updates=end.updates,
-        finished=end.received is None,
-        save_dir=folder,
-        last=folder / "last.pt",
-        best=best if best.exists() else None,
-    )
+    return TrainingResult(end.reason, end.updates, end.received, save_dir=job.run.save_dir)

@@ -99,7 +99,7 @@ def test_a_sentence_with_any_separator_of_lines_costs_no_record(tmp_path: Path) 
     log.write("end", update=1, state="finished", reason=odd)
     first, second = report.read_lines(tmp_path / "log.jsonl")
     assert first["followed"][0]["source"] == odd and second["reason"] == odd
-    result = TrainingResult(reason="", updates=1, finished=True, save_dir=tmp_path, last=tmp_path, best=None)
+    result = TrainingResult(reason="", updates=1, save_dir=tmp_path)
     assert [record["kind"] for record in result.log] == ["valid", "end"]
 
 

@@ -18,8 +18,8 @@ from nmtkit.data.packed import IGNORE_INDEX
 from nmtkit.training.config import JobConfig
 from nmtkit.training.initial_weights import start_from
 from nmtkit.training.loader import BatchLoader, Position
-from nmtkit.training.memory import fit_max_tokens, largest_that_fits, missing_state_bytes, probe_memory
-from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard
+from nmtkit.training.memory import fit_max_tokens, missing_state_bytes, probe_memory
+from nmtkit.training.meter import DivergedError, Meter
 from nmtkit.training.parameters import embedding_names, parameter_groups
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer, build_transforms
@@ -141,7 +141,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
 ) -> None:
     one = trainer(mirror_data)
     loader = loader_of(mirror_data)
-    meter = Meter(CPU, NonfiniteGuard(tmp_path))
+    meter = Meter(CPU, tmp_path)
     meter.add(one.step(first_update(loader)))
     before = [parameter.clone() for parameter in one.model.parameters()]
     state = {name: value.clone() for name, value in one.optimizer.state[next(one.model.parameters())].items()}
@@ -165,7 +165,7 @@ def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
     (tmp_path / "last.pt").symlink_to("update_00000007.pt")
     monkeypatch.setattr("nmtkit.training.meter.IN_A_ROW", 3)
     one = trainer(mirror_data)
-    meter = Meter(CPU, NonfiniteGuard(tmp_path))
+    meter = Meter(CPU, tmp_path)
     poisoned(one, monkeypatch)
     update = first_update(loader_of(mirror_data))
     meter.add(one.step(update))
@@ -258,19 +258,6 @@ def test_transforms_keep_the_pairs_and_count_the_tokens_there_are(mirror_data: P
     assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
 
 
-def test_the_largest_micro_batch_that_fits_is_found_by_halving() -> None:
-    tried = []
-
-    def attempt(count: int) -> None:
-        tried.append(count)
-        if count > 30:
-            raise torch.OutOfMemoryError("too much")
-
-    assert largest_that_fits(attempt, 100) == 25
-    assert tried == [100, 50, 25]
-    assert largest_that_fits(attempt, 30) == 30
-
-
 @pytest.mark.parametrize(
     ("optimizer", "per_weight"), [("adam", 8), ("adamw", 8), ("sgd", 0), ("adafactor", 0), ("muon", None)]
 )
@@ -301,7 +288,10 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
     assert not gradient(one).any()
     plain = one.trial_pass
 
+    tried = []
+
     def small(batch: Any) -> None:
+        tried.append(batch.source.layout.sentences)
         if batch.target_tokens > 150:
             raise torch.OutOfMemoryError("too much")
         plain(batch)
@@ -310,6 +300,7 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
     with pytest.raises(ValueError, match=r"--max-tokens 400 .*(\d+) fits") as caught:
         probe_memory(one, loader)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
+    assert tried[0] == len(loader.largest_micro_batch()) and tried[1:] == [count // 2 for count in tried[:-1]]
 
 
 def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
