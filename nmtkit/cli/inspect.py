@@ -41,19 +41,7 @@ def command(path: Path, verify: bool, format: str) -> None:
             )
         click.echo(config_of(path), nl=False)
         return
-    described = inspect(path)
-    if verify and path.is_file():
-        from nmtkit.models import checkpoint
-
-        checkpoint.load(path)
-        described.verified = [
-            "checksum is correct: weights, tokenizer and settings are as saved",
-            "all weights are finite",
-        ]
-    elif verify:
-        from nmtkit.data.dataset.binarized import verify as recompute
-
-        described.verified = recompute(path)
+    described = inspect(path, verify)
     if format == "json":
         click.echo(json.dumps(dataclasses.asdict(described), default=str, ensure_ascii=False, indent=1))
     else:

@@ -8,19 +8,15 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from nmtkit.cli.command import Command, errors_in_one_line, message_of, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
 from nmtkit.config import FlagRule, check_flags
-from nmtkit.config.plugins import plugins_for
 from nmtkit.training.config import DEFAULTS, REGISTRIES, Component, ConfigFile, JobConfig, kind_of
 from nmtkit.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from nmtkit.training.run import TrainingResult
 
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
@@ -176,46 +172,15 @@ def _train(job: JobConfig, arguments: Sequence[str]) -> int:
     if not rank_zero:
         return 128 + end.received if end.received else 0
     if end.received is None:
-        for line in _next_commands(job, end):
+        from nmtkit.experiments.inspection import after_training
+
+        for line in after_training(job, end):
             logging.getLogger("nmtkit").info("%s", line)
         return 0
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
     stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # printed also with --quiet
     return 128 + end.received  # so that `train && …` stops after an interrupted run
-
-
-def _next_commands(job: JobConfig, end: "TrainingResult") -> list[str]:
-    """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
-    from nmtkit.data.dataset.binarized import Dataset
-    from nmtkit.models.architectures import ARCHITECTURES
-    from nmtkit.training import averaging
-
-    folder, data = end.save_dir, job.data
-    assert data is not None
-    count = len(averaging.scheduled(folder))
-    model = folder / ("averaged.pt" if count > 1 else "last.pt")
-    average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
-    needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)
-    plugins = [word for plugin in needed for word in ("--plugin", plugin)]
-    dataset = Dataset.open(data)
-    subset = next((name for name in dataset.splits if name.startswith("test")), job.run.valid_subset[0])
-    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # if empty, standard input is read
-    codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
-    languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
-    if dataset.directions and not known:
-        languages = dataset.tokenizer.language_flags(dataset.directions[0].source, dataset.directions[0].target)
-    generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
-    score = ["nmtkit", "score", "--path", str(model), *plugins, "--sys", f"text.{dataset.target_lang}"]
-    use = generate if getattr(job.components["architecture"].config, "reads_source", True) else score
-    steps = [shlex.join(step) for step in ([average, use] if count > 1 else [use])]
-    if use is generate and not known:
-        steps[-1] += " < source.txt"
-    return [
-        f"curves and translations: {folder / 'report.html'}",
-        f"training is finished: {end.reason} after update {end.updates:,}",
-        *(f"{word}: {step}" for word, step in zip(("next", "then"), steps, strict=False)),
-    ]
 
 
 def _fail_together(error: BaseException, debug: bool) -> NoReturn:

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import to_dict, to_toml
+from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset import binarized
 from nmtkit.data.dataset.binarized import Dataset, StoredSide
 from nmtkit.data.dataset.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
+from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import reads_source, tokenizer_of
+from nmtkit.training import averaging
+from nmtkit.training.config import JobConfig
+from nmtkit.training.run import TrainingResult
 from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_facts import config_text
 
@@ -36,11 +42,23 @@ class Description:
     verified: list[str] = field(default_factory=list)
 
 
-def inspect(path: Path) -> Description:
-    """Describes a checkpoint or a dataset. Raises OSError. Raises ValueError for damaged or unknown files."""
+def inspect(path: Path, verify: bool = False) -> Description:
+    """Describes a checkpoint or a dataset, and recomputes its checksums if `verify` is true.
+
+    Raises OSError. Raises ValueError for damaged or unknown files.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    return of_dataset(path) if path.is_dir() else of_checkpoint(path)
+    described = of_dataset(path) if path.is_dir() else of_checkpoint(path)
+    if verify and path.is_dir():
+        described.verified = binarized.verify(path)
+    elif verify:
+        checkpoint.load(path)
+        described.verified = [
+            "checksum is correct: weights, tokenizer and settings are as saved",
+            "all weights are finite",
+        ]
+    return described
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -164,6 +182,35 @@ def config_of(path: Path) -> str:
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}
     folder = tables["run"].pop("save_dir")
     return config_text(f"The run of {path}, saved in {folder}.", facts, to_toml(tables))
+
+
+def after_training(job: JobConfig, end: TrainingResult) -> list[str]:
+    """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
+    folder, data = end.save_dir, job.data
+    assert data is not None
+    count = len(averaging.scheduled(folder))
+    model = folder / ("averaged.pt" if count > 1 else "last.pt")
+    average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
+    needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)
+    plugins = [word for plugin in needed for word in ("--plugin", plugin)]
+    dataset = Dataset.open(data)
+    subset = next((name for name in dataset.splits if name.startswith("test")), job.run.valid_subset[0])
+    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # if empty, standard input is read
+    codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
+    languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
+    if dataset.directions and not known:
+        languages = dataset.tokenizer.language_flags(dataset.directions[0].source, dataset.directions[0].target)
+    generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
+    score = ["nmtkit", "score", "--path", str(model), *plugins, "--sys", f"text.{dataset.target_lang}"]
+    use = generate if getattr(job.components["architecture"].config, "reads_source", True) else score
+    steps = [shlex.join(step) for step in ([average, use] if count > 1 else [use])]
+    if use is generate and not known:
+        steps[-1] += " < source.txt"
+    return [
+        f"curves and translations: {folder / 'report.html'}",
+        f"training is finished: {end.reason} after update {end.updates:,}",
+        *(f"{word}: {step}" for word, step in zip(("next", "then"), steps, strict=False)),
+    ]
 
 
 # --- datasets -------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Sweep:
 
     def job(self, run: SweepRun) -> JobConfig:
         """Returns the resolved job of a run. Raises ValueError with the name of the run and the wrong setting."""
-        kinds = {kind_name(kind): kind for kind in REGISTRIES} | {kind.replace("-", "_"): kind for kind in REGISTRIES}
+        kinds = kinds_by_setting()
         names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
@@ -150,12 +150,11 @@ class Sweep:
 
     def command(self, run: SweepRun, extra: Sequence[str] = ()) -> list[str]:
         """Returns the words of the command that starts a run. `extra` are additional flags of `nmtkit train`."""
-        job = self.job(run)
+        job, kinds = self.job(run), kinds_by_setting()
         flags: list[str] = []
         for name, value in run.settings.items():
-            kind = next((kind for kind in REGISTRIES if name in (kind_name(kind), kind.replace("-", "_"))), None)
-            if kind:
-                flags += [REGISTRIES[kind].flag, _listed(value)]
+            if name in kinds:
+                flags += [REGISTRIES[kinds[name]].flag, _listed(value)]
             elif name != "data":
                 flags += _flag(name, job)
         data = [str(job.data)] if "data" in run.settings else []
@@ -163,9 +162,9 @@ class Sweep:
         return ["nmtkit", "train", *data, "--config", str(self.file), *flags, *folder, *extra]
 
 
-def kind_name(kind: str) -> str:
-    """Returns the flag of a kind as a setting name, such as "arch" for "architecture"."""
-    return REGISTRIES[kind].flag[2:].replace("-", "_")
+def kinds_by_setting() -> dict[str, str]:
+    """Maps the names of settings that name components to kinds: "arch" and "architecture" to "architecture"."""
+    return {name.replace("-", "_"): kind for kind, entries in REGISTRIES.items() for name in (entries.flag[2:], kind)}
 
 
 def _listed(value: Any) -> str:

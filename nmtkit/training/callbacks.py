@@ -18,7 +18,6 @@ from nmtkit.config.registry import Registry
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError
-from nmtkit.training.run_log import numbers_of
 
 log = logging.getLogger("nmtkit")
 
@@ -141,7 +140,7 @@ def _nearest_hook(name: str) -> str | None:
 
 
 class CallbackList:
-    """The callbacks of a run by name. The methods call the hooks of the callbacks that are active on this rank."""
+    """The callbacks of a run by name. `call` calls the hooks of the callbacks that are active on this rank."""
 
     def __init__(self, callbacks: Mapping[str, Callback], run: RunState) -> None:
         self.callbacks = dict(callbacks)
@@ -170,28 +169,12 @@ class CallbackList:
         with distributed.long_operation(), guard:
             yield
 
-    def _call(self, hook: str, *arguments: Any) -> None:
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook of the active callbacks with the run and the `arguments`."""
+        self.started = self.started or hook == "start"
         for name, callback in self.active.items():
             with self._guarded(name, callback):
                 getattr(callback, hook)(self.run, *arguments)
-
-    def start(self) -> None:
-        self.started = True
-        self._call("start")
-
-    def update(self, number: int, epoch: int) -> None:
-        self.run.update, self.run.epoch = number, epoch
-        self._call("update")
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        numbers = numbers_of(record, ("update", "updates"))
-        self._call("log", {name: float(value) for name, value in numbers.items()})
-
-    def validation(self, scores: Mapping[str, float]) -> None:
-        self._call("validation", scores)
-
-    def checkpoint(self, path: Path) -> None:
-        self._call("checkpoint", path)
 
     def end(self, reason: str | None) -> None:
         """Calls `end` if `start` was called. An exception becomes a warning, because the run has already ended."""

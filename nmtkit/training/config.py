@@ -7,7 +7,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -166,20 +166,22 @@ class JobConfig:
         Paths are relative to `folder`, or absolute if `folder` is None.
         """
 
-        def located(path: Path) -> Path:
-            return Path(os.path.abspath(path)) if folder is None else relative_to(path, folder)
+        def located(path: str) -> str:
+            return os.path.abspath(path) if folder is None else relative_to(path, folder)
 
-        run: dict[str, Any] = {} if self.data is None else {"data": str(located(self.data))}
-        run |= to_dict(_with_paths(self.run, located))
+        def plain(config: Any) -> dict[str, Any]:
+            return map_paths(to_dict(config), type(config), located)
+
+        run: dict[str, Any] = {} if self.data is None else {"data": located(str(self.data))}
+        run |= plain(self.run)
         if self.plugins:
-            run["plugin"] = [str(located(Path(name))) if name.endswith(".py") else name for name in self.plugins]
+            run["plugin"] = [located(name) if name.endswith(".py") else name for name in self.plugins]
         tables = {"run": run}
         for kind in SEVERAL:
             run[kind] = [component.name for component in self.chosen(kind)]
         for table, component in self.components.items():
             named = {} if REGISTRIES[kind_of(table)].several else {"name": component.name}
-            settings = named | to_dict(_with_paths(component.config, located))
-            if settings:
+            if settings := named | plain(component.config):
                 tables[table] = settings
         return tables
 
@@ -337,40 +339,32 @@ def setting_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def relative_to(path: Path, folder: Path) -> Path:
+def relative_to(path: str, folder: Path) -> str:
     """Returns `path` relative to `folder`, or absolute if the two share only the root directory."""
     both = os.path.abspath(path), os.path.abspath(folder)
-    return Path(both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both))
+    return both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both)
 
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
     """Returns `settings` with `folder` as a prefix of each relative path. `folder` is the folder of the config file."""
+    return map_paths(settings, cls, lambda text: text if text in ("", "none") else str(folder / text))
+
+
+def map_paths(settings: Mapping[str, Any], cls: type, change: Callable[[str], str]) -> dict[str, Any]:
+    """Returns settings of the config class `cls` in plain types, with `change(path)` in place of each path."""
     types = field_types(cls)
 
-    def located(value: Any) -> Any:
+    def changed(value: Any) -> Any:
         if isinstance(value, list):
-            return [located(item) for item in value]
-        return str(folder / value) if isinstance(value, str) and value not in ("", "none") else value
+            return [changed(item) for item in value]
+        return change(value) if isinstance(value, str) else value
 
-    return {name: located(value) if Path in _parts(types.get(name)) else value for name, value in settings.items()}
+    return {name: changed(value) if Path in _parts(types.get(name)) else value for name, value in settings.items()}
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
     """Returns all types in an annotation. For `tuple[Path, ...] | None`, the result contains Path."""
     return (hint, *(part for argument in typing.get_args(hint) for part in _parts(argument)))
-
-
-def _with_paths(config: Any, located: Callable[[Path], Path]) -> Any:
-    """Returns `config` with every path replaced by `located(path)`."""
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(moved(item) for item in value)
-        return located(value) if isinstance(value, Path) else value
-
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
-    changed = {name: moved(value) for name, value in values.items() if moved(value) != value}
-    return replace(config, **changed) if changed else config
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:

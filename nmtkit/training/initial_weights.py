@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.config import derive
-from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -50,32 +49,20 @@ def start_from(
     axes = vocabulary_axes(architecture, config, building.vocabulary_of(tokenizer))
     if relative is not None:
         check_relative(tokenizer, old_tokenizer, relative)
-    _take_shortlist(model, contents, tokenizer.fingerprint == old_tokenizer.fingerprint, path)
-    state = model.state_dict()
-    if partial:
-        state = _fitting(state, weights, axes, path)
-    else:
-        _check_fit(state, weights, axes, path)
+    if tokenizer.fingerprint == old_tokenizer.fingerprint:
+        model.shortlist = contents.get("shortlist")
+    elif "shortlist" in contents:
+        log.warning(
+            "the shortlist of %s is left out, because the vocabularies differ; add one with nmtkit shortlist", path
+        )
     vocabulary = VocabularyChange(tokenizer, old_tokenizer, relative)
     with torch.no_grad():
-        for key, tensor in state.items():
+        for key, tensor in _fitting(model.state_dict(), weights, axes, path, partial).items():
             if not axes[key]:
                 tensor.copy_(weights[key])
             for axis, side in axes[key].items():
                 vocabulary.copy(weights[key], tensor, axis, side, old_axes[key][axis])
     return vocabulary.counts()
-
-
-def _take_shortlist(
-    model: Architecture, contents: checkpoint_file.Checkpoint, same_vocabulary: bool, path: Path
-) -> None:
-    if same_vocabulary:
-        model.shortlist = contents.get("shortlist")
-    elif "shortlist" in contents:
-        log.warning(
-            "the shortlist of %s is left out, because the vocabularies differ; add one with nmtkit shortlist",
-            path,
-        )
 
 
 class VocabularyChange:
@@ -119,23 +106,6 @@ class VocabularyChange:
         return {side: len(same_pieces(pieces, self._old_pieces[side])[0]) for side, pieces in self._pieces.items()}
 
 
-def _check_fit(
-    state: Mapping[str, Tensor], old: Mapping[str, Tensor], axes: Mapping[str, Collection[int]], path: Path
-) -> None:
-    """Raises ValueError for the first parameter of the model that the checkpoint lacks or has with another shape."""
-    for key, tensor in state.items():
-        if key not in old:
-            raise ValueError(
-                f"{path} has no parameter {key}; its config differs from the config of this model; "
-                "--finetune-partial takes only the parameters that fit"
-            )
-        if not _fits(tensor, old[key], axes[key]):
-            raise ValueError(
-                f"{path}: {key} has shape {tuple(old[key].shape)}, but {tuple(tensor.shape)} in this model; "
-                "--finetune-partial takes only the parameters that fit"
-            )
-
-
 def _fits(tensor: Tensor, old: Tensor, axes: Collection[int]) -> bool:
     """Returns whether both tensors have the same shape, except the lengths of `axes`, which are vocabulary sizes."""
     same = (tensor.shape[axis] == old.shape[axis] for axis in range(tensor.dim()) if axis not in axes)
@@ -143,18 +113,34 @@ def _fits(tensor: Tensor, old: Tensor, axes: Collection[int]) -> bool:
 
 
 def _fitting(
-    state: Mapping[str, Tensor], old: Mapping[str, Tensor], axes: Mapping[str, Collection[int]], path: Path
+    state: Mapping[str, Tensor],
+    old: Mapping[str, Tensor],
+    axes: Mapping[str, Collection[int]],
+    path: Path,
+    partial: bool,
 ) -> dict[str, Tensor]:
-    """Returns the parameters of the model that the checkpoint has with the same shape. Logs their number."""
+    """Returns the parameters of the model that the checkpoint has with the same shape.
+
+    Unless `partial` is true, raises ValueError for the first other parameter. Else logs the number of parameters.
+    """
     fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
+    new = [key for key in state if key not in fitting]
+    if not partial and new:
+        key = new[0]
+        reason = (
+            f" has no parameter {key}; its config differs from the config of this model"
+            if key not in old
+            else f": {key} has shape {tuple(old[key].shape)}, but {tuple(state[key].shape)} in this model"
+        )
+        raise ValueError(f"{path}{reason}; --finetune-partial takes only the parameters that fit")
     if not fitting:
         raise ValueError(f"--finetune-partial: {path} has no parameter with a name and a shape of this model")
-    new = [key for key in state if key not in fitting]
-    some = ", ".join(new[:3]) + (", …" if len(new) > 3 else "")
-    log.info(
-        "%d of %d parameters start with the values of %s%s",
-        *(len(fitting), len(state), path, f"; these do not: {some}" if new else ""),
-    )
+    if partial:
+        some = ", ".join(new[:3]) + (", …" if len(new) > 3 else "")
+        log.info(
+            "%d of %d parameters start with the values of %s%s",
+            *(len(fitting), len(state), path, f"; these do not: {some}" if new else ""),
+        )
     return fitting
 
 
@@ -205,15 +191,16 @@ def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]
 # --- new pieces -------------------------------------------------------------------------------------------------------
 
 
-def spellings(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, relative: str | None) -> list[Spelling]:
+def spellings(
+    tokenizer: Tokenizer, old: Tokenizer, side: SideName, old_side: SideName, relative: str | None
+) -> list[Spelling]:
     """Returns the spelling of each piece of `side` by old pieces of `old_side`. A side is "source" or "target".
 
     If the old model has a language, the token of the language starts from its old token, even if the two tokens have
     different names. The token of a new language starts from the token of the language `relative`. If `relative` is
     None, it starts from the mean of all old language tokens.
     """
-    pieces = getattr(tokenizer, f"{side}_pieces")(range(getattr(tokenizer, f"{side}_size")))
-    names = getattr(old, f"{old_side}_pieces")(range(getattr(old, f"{old_side}_size")))
+    pieces, names = pieces_of(tokenizer)[side], pieces_of(old)[old_side]
     texts = [piece.replace(SPACE_SYMBOL, " ") for piece in pieces]
     spelled: list[Spelling] = []
     for piece, encoded in zip(pieces, getattr(old, f"encode_{old_side}")(texts).split(), strict=True):

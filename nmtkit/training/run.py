@@ -30,7 +30,7 @@ from nmtkit.training.metrics import Objective, maximized_scores, objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
 from nmtkit.training.run_facts import run_facts, write_config
-from nmtkit.training.run_log import Lines, RunLog
+from nmtkit.training.run_log import Lines, RunLog, numbers_of
 from nmtkit.training.setup import build_loader, build_trainer, build_validator, validating_where_possible
 from nmtkit.training.validation import Validator
 
@@ -143,7 +143,7 @@ class Run:
             self.validator.max_tokens = self.loader.max_tokens
         try:
             with self.stop:
-                self.callbacks.start()
+                self.callbacks.call("start")
                 due = self._validate_and_save(due)
                 for update in () if due.stop else self.loader.updates(self.progress.position):
                     due = self._update(update)
@@ -169,7 +169,8 @@ class Run:
         self.progress.updates, self.progress.position = metrics.number, update.next
         self.meter.add(metrics)
         self.health.after_update(metrics)
-        self.callbacks.update(metrics.number, update.position.epoch + 1)
+        self.callbacks.run.update, self.callbacks.run.epoch = metrics.number, update.position.epoch + 1
+        self.callbacks.call("update")
         self.display.tick(self._progress_record(update) | self.meter.latest())
         minutes = self.job.run.save_interval_minutes
         own = self._requests(
@@ -254,7 +255,7 @@ class Run:
             self.log.write("valid", update=number, **scores, seconds=round(seconds, 3), **more)
             self.health.after_validation(scores)
             self._report(translated=validator.translates)
-        self.callbacks.validation(scores)
+        self.callbacks.call("validation", scores)
         return scores
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class Run:
                 log.warning("checkpoint not saved: %s; training continues, and older checkpoints are kept", error)
             else:
                 self.log.write("checkpoint", update=self.progress.updates, file=path.name)
-                self.callbacks.checkpoint(path)
+                self.callbacks.call("checkpoint", path)
         # without this barrier, ranks would wait elsewhere, and the watchdog would consider them hanging
         distributed.barrier()
         self.meter.pause(time.monotonic() - started)
@@ -340,7 +341,8 @@ class Run:
 
     def _log_line(self, update: Update) -> None:
         record = self._progress_record(update) | self.meter.read()
-        self.callbacks.log(record)
+        numbers = numbers_of(record, ("update", "updates"))
+        self.callbacks.call("log", {name: float(value) for name, value in numbers.items()})
         if distributed.is_rank_zero():
             self.log.write("train", **record)
             self.health.after_log_line(record)

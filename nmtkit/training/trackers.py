@@ -34,8 +34,16 @@ def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 class Tracker(Callback):
     """Sends logged numbers under names such as "train/loss" and "valid/bleu". bleu@valid1 becomes valid/bleu/valid1."""
 
+    run_id = ""  # id in the tracker, which a resumed run uses again; empty until the tracker gives an id
+
     def send(self, run: RunState, values: dict[str, float]) -> None:
         raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        return {"run_id": self.run_id} if self.run_id else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.run_id = state["run_id"]
 
     def log(self, run: RunState, metrics: Mapping[str, float]) -> None:
         self.send(run, {f"train/{name}": value for name, value in metrics.items()})
@@ -93,7 +101,6 @@ class WeightsAndBiases(Tracker):
     def __init__(self, config: WandbConfig) -> None:
         need("wandb", "wandb")
         self.config = config
-        self.run_id: str | None = None
 
     def start(self, run: RunState) -> None:
         import wandb
@@ -103,7 +110,7 @@ class WeightsAndBiases(Tracker):
             name=self.config.wandb_name or run.save_dir.resolve().name,
             dir=str(run.save_dir),
             config=flat(run.settings),
-            id=self.run_id,
+            id=self.run_id or None,
             resume="allow",
         )
         self.run_id = self.session.id
@@ -117,12 +124,6 @@ class WeightsAndBiases(Tracker):
     def end(self, run: RunState, reason: str | None) -> None:
         self.session.summary["end"] = reason or "failed"
         self.session.finish(exit_code=0 if reason else 1)
-
-    def state(self) -> dict[str, Any]:
-        return {"run_id": self.run_id}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.run_id = state["run_id"]
 
 
 def _allowed(name: str) -> str:
@@ -145,7 +146,6 @@ class Mlflow(Tracker):
     def __init__(self, config: MlflowConfig) -> None:
         need("mlflow", "mlflow")
         self.config = config
-        self.run_id = ""  # empty until the run exists
 
     def start(self, run: RunState) -> None:
         from mlflow import MlflowClient
@@ -174,9 +174,3 @@ class Mlflow(Tracker):
     def end(self, run: RunState, reason: str | None) -> None:
         self.client.set_tag(self.run_id, "end", reason or "failed")
         self.client.set_terminated(self.run_id, "FINISHED" if reason else "FAILED")
-
-    def state(self) -> dict[str, Any]:
-        return {"run_id": self.run_id}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.run_id = state["run_id"]

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -146,15 +146,13 @@ class Validator:
                 distributed.heartbeat()
                 with precisions.autocast(self.precision, self.device):
                     loss = criterion(model, batch)
-                    counts = {("", name): value for name, value in {"loss": loss.sum, **loss.counts}.items()}
-                    for metric, scorer in self.metrics.items():
-                        counts |= {
-                            (metric, name): value for name, value in counts_of(metric, scorer, model, batch).items()
-                        }
-                for name, value in counts.items():
-                    if name not in sums:
-                        sums[name] = self._zeros()
-                    sums[name][length] += value
+                    counts = {"": {"loss": loss.sum, **loss.counts}}
+                    counts |= {name: counts_of(name, metric, model, batch) for name, metric in self.metrics.items()}
+                for owner, values in counts.items():
+                    for name, value in values.items():
+                        if (owner, name) not in sums:
+                            sums[owner, name] = self._zeros()
+                        sums[owner, name][length] += value
         return sums
 
     def _zeros(self) -> Tensor:
@@ -202,6 +200,13 @@ class Validator:
         means = {name: sum(of[name] for of in averaged) / len(averaged) for name in averaged[0]}
         return means | {"ppl": perplexity(means["nll"])}
 
+    def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:
+        """Returns the texts and the number of target tokens of `rows` (None: all rows), without sums."""
+        texts = {name: getattr(self, name) for name in ("sources", "hypotheses", "references")}
+        if rows is not None and self.translates:
+            texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
+        return Outputs(sums={}, tokens=self.split.counted_tokens(rows), target_lang=target_lang, **texts)
+
     def _scores_of(
         self,
         totals: Mapping[tuple[str, str], float],
@@ -209,19 +214,15 @@ class Validator:
         rows: npt.NDArray[np.int64] | None = None,
     ) -> dict[str, float]:
         """Returns the scores of `rows` (None: all rows). `totals` has the sums over these rows."""
-        texts = {name: getattr(self, name) for name in ("sources", "hypotheses", "references")}
-        if rows is not None and self.translates:
-            texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
-        tokens = self.split.counted_tokens(rows)
+        outputs = self._outputs(target_lang, rows)
         shared = {name: value for (metric, name), value in totals.items() if not metric}
-        scores = {name: value / tokens for name, value in shared.items()}
+        scores = {name: value / outputs.tokens for name, value in shared.items()}
         scores["ppl"] = perplexity(scores["nll"])
         for name, metric in self.metrics.items():
             if name in scores:
                 raise ValueError(f"metric {name!r} has the same name as a different score of this run; rename it")
             sums = {key: value for (owner, key), value in totals.items() if owner == name}
-            outputs = Outputs(sums=shared | sums, tokens=tokens, target_lang=target_lang, **texts)
-            scores[name] = score_of(name, metric, outputs)
+            scores[name] = score_of(name, metric, replace(outputs, sums=shared | sums))
         return scores
 
     def _by_length(self, losses: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
@@ -234,19 +235,15 @@ class Validator:
         classes = self.classes % CLASSES
         for number in np.unique(classes):
             members = np.flatnonzero(classes == number)
+            outputs = self._outputs(self.target_lang, members)
             first = LENGTHS[number - 1] + 1 if number else 1
             record: dict[str, Any] = {
                 "tokens": f"{first}-{LENGTHS[number]}" if number < len(LENGTHS) else f"{first} and more",
                 "sentences": len(members),
-                "loss": float(losses[number]) / self.split.counted_tokens(members),
+                "loss": float(losses[number]) / outputs.tokens,
             }
             if self.translates and not self.split.directions:
-                texts = {
-                    name: [getattr(self, name)[i] for i in members] for name in ("sources", "hypotheses", "references")
-                }
-                record["bleu"] = score_of(
-                    "bleu", bleu, Outputs(sums={}, tokens=0, target_lang=self.target_lang, **texts)
-                )
+                record["bleu"] = score_of("bleu", bleu, outputs)
             records.append(record)
         return records
 

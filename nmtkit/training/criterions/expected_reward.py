@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -170,19 +170,6 @@ def _ngrams(text: str) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[start : start + n]) for n in range(1, 5) for start in range(len(words) - n + 1))
 
 
-def sentence_bleu(candidate: str, reference: str) -> float:
-    """Returns the sentence BLEU of sacreBLEU with exponential smoothing.
-
-    A candidate of fewer than four words is scored only on n-grams up to its length.
-    """
-    return float(_metric("bleu").sentence_score(candidate, [reference]).score) / 100
-
-
-def sentence_chrf(candidate: str, reference: str) -> float:
-    """Returns the sentence chrF2 of sacreBLEU."""
-    return float(_metric("chrf").sentence_score(candidate, [reference]).score) / 100
-
-
 @cache
 def _tokenizer() -> Tokenizer13a:
     return Tokenizer13a()  # type: ignore[no-untyped-call]
@@ -193,4 +180,13 @@ def _metric(name: str) -> Any:
     return BLEU(effective_order=True) if name == "bleu" else CHRF()
 
 
-REWARDS: dict[str, Callable[[str, str], float]] = {"gleu": gleu, "bleu": sentence_bleu, "chrf": sentence_chrf}
+def sacrebleu_score(name: str, candidate: str, reference: str) -> float:
+    """Returns the sentence score of sacreBLEU: "bleu", with exponential smoothing, or "chrf" (chrF2).
+
+    For BLEU, a candidate of fewer than four words is scored only on n-grams up to its length.
+    """
+    return float(_metric(name).sentence_score(candidate, [reference]).score) / 100
+
+
+REWARDS: dict[str, Callable[[str, str], float]] = {"gleu": gleu}
+REWARDS |= {name: partial(sacrebleu_score, name) for name in ("bleu", "chrf")}

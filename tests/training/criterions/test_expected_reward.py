@@ -11,11 +11,10 @@ from torch import Tensor
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.training.criterions.expected_reward import (
+    REWARDS,
     ExpectedReward,
     ExpectedRewardConfig,
     gleu,
-    sentence_bleu,
-    sentence_chrf,
 )
 
 SIZE = 7
@@ -66,7 +65,7 @@ def test_gleu_is_the_lesser_of_precision_and_recall() -> None:
     assert gleu("the cat.", "the cat .") == 1.0
 
 
-@pytest.mark.parametrize("reward", [sentence_bleu, sentence_chrf])
+@pytest.mark.parametrize("reward", [REWARDS["bleu"], REWARDS["chrf"]])
 def test_rewards_run_from_nothing_to_one(reward: Any) -> None:
     assert reward("the old cat sat here", "the old cat sat here") == pytest.approx(1.0)
     assert reward("xx", "the old cat sat here") < 0.05
