@@ -199,33 +199,37 @@ def read(file: Path) -> Sweep:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        contents = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        sweep = _sweep(file, tomllib.loads(file.read_text(encoding="utf-8-sig")).get("sweep"))
+        _check_clashes(sweep)
+    except ValueError as error:  # includes TOMLDecodeError and UnicodeDecodeError
         raise ValueError(f"{file}: {error}") from error
-    table = contents.get("sweep")
+    return sweep
+
+
+def _sweep(file: Path, table: Any) -> Sweep:
+    """Returns the sweep that the table [sweep] of `file` describes."""
     if not isinstance(table, dict):
-        raise ValueError(f"{file} has no table [sweep], which lists the settings that vary")
+        raise ValueError("the file has no table [sweep], which lists the settings that vary")
     for name in table:
         if name not in SECTIONS:
-            raise ValueError(f"{file}: [sweep] has no {name!r}; {suggestion(name, SECTIONS)}")
+            raise ValueError(f"[sweep] has no {name!r}; {suggestion(name, SECTIONS)}")
     folder = table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}")
     if not isinstance(folder, str) or not folder:
-        raise ValueError(f"{file}: save_dir of [sweep] is {folder!r}; give a folder")
-    random_table = _normalized(table.get("random", {}), f"{file}: [sweep.random]")
+        raise ValueError(f"save_dir of [sweep] is {folder!r}; give a folder")
+    drawn = _normalized(table.get("random", {}), "[sweep.random]")
     sweep = Sweep(
         file=file,
         folder=file.parent / folder,
-        seeds=tuple(_seeds(table.get("seeds"), file)),
-        named=_named(table.get("runs", {}), file),
-        zipped=_zipped(table.get("zip", {}), file),
-        grid=_grid(table.get("grid", {}), file),
-        draws=_whole(random_table.pop("draws", 0 if not random_table else None), "draws", file),
-        seed=_whole(random_table.pop("seed", 1), "seed", file),
-        space={name: _values(value, f"{file}: {name} of [sweep.random]") for name, value in random_table.items()},
+        seeds=tuple(_seeds(table["seeds"])) if "seeds" in table else (),
+        named=_named(table.get("runs", {})),
+        zipped=_zipped(table.get("zip", {})),
+        grid=_grid(table.get("grid", {})),
+        draws=_whole(drawn.pop("draws", 0 if not drawn else None), "draws"),
+        seed=_whole(drawn.pop("seed", 1), "seed"),
+        space={name: _values(value, f"{name} of [sweep.random]") for name, value in drawn.items()},
     )
     if sweep.draws and not sweep.space:
-        raise ValueError(f"{file}: [sweep.random] has draws but no setting to draw")
-    _check_clashes(sweep)
+        raise ValueError("[sweep.random] has draws but no setting to draw")
     return sweep
 
 
@@ -247,42 +251,38 @@ def _list(value: Any, title: str) -> list[Any]:
     return value
 
 
-def _whole(value: Any, name: str, file: Path) -> int:
+def _whole(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{file}: [sweep.random] needs {name} = N, a whole number")
+        raise ValueError(f"[sweep.random] needs {name} = N, a whole number")
     return value
 
 
-def _seeds(value: Any, file: Path) -> list[int]:
-    seeds = [] if value is None else _list(value, f"{file}: seeds of [sweep]")
+def _seeds(value: Any) -> list[int]:
+    seeds = _list(value, "seeds of [sweep]")
     if any(type(seed) is not int for seed in seeds):
-        raise ValueError(f"{file}: seeds of [sweep] are {seeds}; give whole numbers")
+        raise ValueError(f"seeds of [sweep] are {seeds}; give whole numbers")
     return seeds
 
 
-def _named(table: Any, file: Path) -> dict[str, VariedSettings]:
+def _named(table: Any) -> dict[str, VariedSettings]:
     if not isinstance(table, dict):
-        raise ValueError(f"{file}: [sweep.runs] is not a table of runs: NAME = {{ setting = value }}")
-    rows = {name: _normalized(settings, f"{file}: [sweep.runs] {name}") for name, settings in table.items()}
-    return rows or {"": {}}
+        raise ValueError("[sweep.runs] is not a table of runs: NAME = { setting = value }")
+    return {name: _normalized(settings, f"[sweep.runs] {name}") for name, settings in table.items()} or {"": {}}
 
 
-def _zipped(table: Any, file: Path) -> list[VariedSettings]:
-    columns = {
-        name: _list(values, f"{file}: {name} of [sweep.zip]")
-        for name, values in _normalized(table, f"{file}: [sweep.zip]").items()
-    }
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise ValueError(f"{file}: all lists of [sweep.zip] must have the same length; {counts}")
+def _zipped(table: Any) -> list[VariedSettings]:
+    settings = _normalized(table, "[sweep.zip]")
+    columns = {name: _list(values, f"{name} of [sweep.zip]") for name, values in settings.items()}
+    if len({len(values) for values in columns.values()}) > 1:
+        counts = ", ".join(f"{name} has {len(values)}" for name, values in columns.items())
+        raise ValueError(f"all lists of [sweep.zip] must have the same length; {counts}")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}]
 
 
-def _grid(table: Any, file: Path) -> dict[str, list[Any]]:
+def _grid(table: Any) -> dict[str, list[Any]]:
     grid = {}
-    for name, values in _normalized(table, f"{file}: [sweep.grid]").items():
-        title = f"{file}: {name} of [sweep.grid]"
+    for name, values in _normalized(table, "[sweep.grid]").items():
+        title = f"{name} of [sweep.grid]"
         grid[name] = [_normalized(v, title) if isinstance(v, dict) else v for v in _list(values, title)]
         if len({isinstance(value, dict) for value in grid[name]}) > 1:
             raise ValueError(f"{title} mixes values with tables of settings; give only values or only tables")
@@ -316,11 +316,8 @@ def _check_clashes(sweep: Sweep) -> None:
     }
     for (section, settings), (other, more) in itertools.combinations(sections.items(), 2):
         if settings & more:
-            raise ValueError(
-                f"{sweep.file}: {section} and {other} both set {min(settings & more)}; set it in only one of them"
-            )
+            raise ValueError(f"{section} and {other} both set {min(settings & more)}; set it in only one of them")
     if not any(sections.values()) and list(sweep.named) == [""]:
         raise ValueError(
-            f"{sweep.file}: nothing varies; give seeds, or a table [sweep.grid], [sweep.zip], [sweep.runs] or "
-            "[sweep.random]"
+            "nothing varies; give seeds, or a table [sweep.grid], [sweep.zip], [sweep.runs] or [sweep.random]"
         )

@@ -204,7 +204,7 @@ class CometConfig(Config):
 
 
 @METRICS.register("comet", CometConfig())
-class CometMetric(Metric):
+class Comet(Metric):
     """COMET, times 100: a learnt metric that also reads the source (Rei et al. 2020). Needs `nmtkit[comet]`."""
 
     translates = True
