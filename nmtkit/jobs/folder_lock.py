@@ -1,6 +1,6 @@
-"""The lock of the folder of a run: only one process writes to the folder, and other processes can see which process."""
+"""Locks of files, and the lock of the folder of a run, which shows other processes who writes to the folder."""
 
-import fcntl
+import contextlib
 import json
 import logging
 import os
@@ -10,12 +10,31 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 log = logging.getLogger("nmtkit")
 
 NAME = ".lock"
 TOUCH_SECONDS = 10.0  # time between two updates of the file by the process with the lock
 WATCHED_SECONDS = 30.0  # a process on another machine counts as dead if it has not updated the file for this time
 TRIES = 10  # number of attempts within one second, because `holder_of` may hold the lock for a moment
+
+
+def lock(file: IO[Any] | int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Locks an open file or folder until it is closed, or until the process ends.
+
+    Returns False if another process has the lock and `wait` is false. Raises OSError if the file system has no locks.
+    Without `fcntl`, does nothing and returns True.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+    return True
 
 
 class FolderLock:
@@ -59,16 +78,13 @@ class FolderLock:
             self.file = None
 
     def _lock(self, file: IO[str]) -> bool:
-        for _ in range(TRIES):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        try:
+            for _ in range(TRIES):
+                if lock(file):
+                    return True
                 time.sleep(1 / TRIES)
-                continue
-            except OSError as error:
-                log.warning(
-                    "%s cannot be locked (%s): make sure that no other run uses it", self.folder, error.strerror
-                )
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.folder, error.strerror)
             return True
         return False
 
@@ -125,13 +141,9 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
     holder = read_holder(path)
     if holder is None:
         return None
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return holder
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if not lock(file, shared=True):
+            return holder
     # A lock of a process on another machine might not be visible on this machine.
     fresh = holder["host"] != platform.node() and time.time() - path.stat().st_mtime < WATCHED_SECONDS
     return holder if fresh else None

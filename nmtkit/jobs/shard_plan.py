@@ -12,7 +12,6 @@ The output of a shard depends only on the fingerprint and the shard, so two proc
 fingerprint contains the settings and the checksums of files, but not their paths.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nmtkit.config.files import atomic_write
+from nmtkit.jobs.folder_lock import lock
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -235,7 +235,7 @@ def _planning(folder: Path) -> Iterator[None]:
     """
     with (folder / ".lock").open("ab") as file:
         with suppress(OSError):  # on a file system without locks, several processes may write the same plan
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
             for path in folder.iterdir():
                 match = TEMPORARY.fullmatch(path.name)
                 if match and not match[1].startswith("shard-"):

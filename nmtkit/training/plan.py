@@ -15,6 +15,7 @@ from nmtkit.data.dataset.batching import BatchSampler, DirectionSampling
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction, epoch_weights, named_weights
 from nmtkit.jobs import distributed
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
@@ -153,7 +154,7 @@ def resolve(
     run = replace(config, batch_tokens=tokens, update_freq=None)
     threads = config.threads
     if threads is None and device.type == "cpu" and distributed.launched():
-        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return RunPlan(
         job=replace(job, run=run),
         device=device,

@@ -17,7 +17,6 @@ Row i of the source side belongs to row i of the target side. Rows may share ids
 A folder of shards is read as one dataset. Every shard is a dataset folder, and all shards have the same tokenizer.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.config.files import sync_folder
+from nmtkit.jobs.folder_lock import lock
 
 FORMAT = 2
 MULTILINGUAL_FORMAT = 3  # format of a dataset of many directions
@@ -284,7 +284,7 @@ class AtomicFolder:
         self.folder.mkdir()
         (self.folder / UNFINISHED).touch()
         self._lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is released when the process ends or crashes
+        lock(self._lock)
         return self
 
     def __exit__(
@@ -313,11 +313,10 @@ class AtomicFolder:
             )
         handle = os.open(stale, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"another process is writing {self.final}; wait until it ends, or give another --destdir"
-            ) from error
+            if not lock(handle):
+                raise ValueError(
+                    f"another process is writing {self.final}; wait until it ends, or give another --destdir"
+                )
         finally:
             os.close(handle)
         _remove_folder(stale)
