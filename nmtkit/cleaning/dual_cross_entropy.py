@@ -89,6 +89,8 @@ def cross_entropies(
 
     `codes` are the languages of both sides, for a model of several languages. Values above 30 become 30.
     """
+    if codes[0] and codes[1]:
+        model.notice_untrained([(codes[0], codes[1])])
     scored = likelihoods(model, sources, targets, source_lang=codes[0], target_lang=codes[1])
     return np.minimum([-each.log_probability / each.pieces for each in scored], 30)
 

@@ -76,12 +76,19 @@ class ScoreWriter:
         reasons: Sequence[str | None],
     ) -> None:
         """Appends the rows of a block whose first pair has the number `first`. A kept pair has the reason None."""
+        count = len(reasons)
         if self._format == "tsv":
-            self._write_text(corpus, first, checksums, scores, reasons)
+            if not self._heading:
+                self._file.write(("\t".join((*FIRST_COLUMNS, *scores, "reason")) + "\n").encode())
+                self._heading = True
+            values = ([f"{value:.9g}" for value in column.tolist()] for column in scores.values())
+            ends = (f"{reason or ''}\n" for reason in reasons)
+            numbers = ([str(corpus)] * count, map(str, range(first, first + count)), map(str, checksums.tolist()))
+            self._file.write("".join(map("\t".join, zip(*numbers, *values, ends, strict=True))).encode())
             return
         arrow = _arrow()
-        columns = {"corpus": arrow.array([corpus] * len(reasons), arrow.int32()),
-                   "line": arrow.array(range(first, first + len(reasons)), arrow.int64()),
+        columns = {"corpus": arrow.array([corpus] * count, arrow.int32()),
+                   "line": arrow.array(range(first, first + count), arrow.int64()),
                    "checksum": arrow.array(np.ascontiguousarray(checksums)),
                    **{name: arrow.array(np.ascontiguousarray(column)) for name, column in scores.items()},
                    "reason": arrow.array(reasons, arrow.string())}  # fmt: skip
@@ -89,26 +96,6 @@ class ScoreWriter:
         if self._parquet is None:
             self._parquet = arrow.parquet.ParquetWriter(self._file, table.schema)
         self._parquet.write_table(table)
-
-    def _write_text(
-        self,
-        corpus: int,
-        first: int,
-        checksums: npt.NDArray[np.uint32],
-        scores: dict[str, npt.NDArray[np.float32]],
-        reasons: Sequence[str | None],
-    ) -> None:
-        if not self._heading:
-            self._file.write(("\t".join((*FIRST_COLUMNS, *scores, "reason")) + "\n").encode())
-            self._heading = True
-        rows = (
-            zip(*(column.tolist() for column in scores.values()), strict=True) if scores else iter([()] * len(reasons))
-        )
-        lines = [
-            "\t".join((str(corpus), str(line), str(checksum), *(f"{value:.9g}" for value in row), reason or "")) + "\n"
-            for line, (checksum, row, reason) in enumerate(zip(checksums.tolist(), rows, reasons, strict=True), first)
-        ]
-        self._file.write("".join(lines).encode())
 
 
 class ScoreReader:

@@ -18,15 +18,13 @@ BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as severa
 KEPT_LINKS = 1 << 28
 FLOOR = 1e-7  # probability of a pair of words without an entry
 
-Ids = npt.NDArray[np.integer[Any]]
-Floats = npt.NDArray[np.float64]
-Keys = npt.NDArray[np.int64]
+LinkKeys = npt.NDArray[np.int64]
 
 # A link connects a target word with a source word of its sentence pair, or with the NULL word. The key of a link is
 # source * targets + target, where `source` and `target` are ids, and `targets` is the size of the target vocabulary.
 
 
-class Sentences(Protocol):
+class WordIdSentences(Protocol):
     """Sentences of word ids."""
 
     @property
@@ -38,14 +36,14 @@ class Sentences(Protocol):
         """The number of words of each sentence: an array."""
 
 
-class Links(NamedTuple):
+class BlockLinks(NamedTuple):
     """The links of consecutive sentence pairs."""
 
     first: int  # index of the first pair
     last: int  # index of the pair after the last
-    keys: Keys  # keys of all links, grouped by target word; the first link of a target word is the link with NULL
-    starts: Keys  # index of the first link of each target word
-    widths: Keys  # number of links of each target word
+    keys: LinkKeys  # keys of all links, grouped by target word; the first link of a target word is the link with NULL
+    starts: LinkKeys  # index of the first link of each target word
+    widths: LinkKeys  # number of links of each target word
 
 
 class IndexedLinks(NamedTuple):
@@ -54,11 +52,13 @@ class IndexedLinks(NamedTuple):
     last: int  # index of the pair after the last
     entries: npt.NDArray[np.int32]  # indices of the table entries that the links use, ascending, each once
     position: npt.NDArray[np.int32]  # index in `entries` of the entry of each link
-    starts: Keys  # index of the first link of each target word
-    widths: Keys  # number of links of each target word
+    starts: LinkKeys  # index of the first link of each target word
+    widths: LinkKeys  # number of links of each target word
 
 
-def blocks(source: Sentences, target: Sentences, targets: int, null: int, first: int = 0) -> Iterator[Links]:
+def blocks(
+    source: WordIdSentences, target: WordIdSentences, targets: int, null: int, first: int = 0
+) -> Iterator[BlockLinks]:
     """Yields the links of the pairs from pair `first` on, in blocks of about `BLOCK_LINKS` links.
 
     Blocks without target words are left out.
@@ -80,7 +80,7 @@ def blocks(source: Sentences, target: Sentences, targets: int, null: int, first:
         keys = words[np.repeat(offsets - first_link, of_target) + np.arange(int(of_target.sum()))]
         keys += np.repeat(np.asarray(target.ids[slice(*bounds[1])]).astype(np.int64), of_target)
         if len(keys):
-            yield Links(first, last, keys, first_link, of_target)
+            yield BlockLinks(first, last, keys, first_link, of_target)
         first = last
 
 
@@ -90,11 +90,13 @@ class LexicalTable:
 
     sources: int  # size of the source vocabulary; the id `sources` is the NULL word
     targets: int
-    keys: Keys  # [entries], ascending: source * targets + target
-    probabilities: Floats  # [entries]
+    keys: LinkKeys  # [entries], ascending: source * targets + target
+    probabilities: npt.NDArray[np.float64]  # [entries]
 
     @staticmethod
-    def train(source: Sentences, target: Sentences, sources: int, targets: int, iterations: int = 5) -> "LexicalTable":
+    def train(
+        source: WordIdSentences, target: WordIdSentences, sources: int, targets: int, iterations: int = 5
+    ) -> "LexicalTable":
         """Trains a table by maximum likelihood. The EM algorithm starts from uniform probabilities.
 
         `sources` and `targets` are the sizes of the vocabularies. Raises ValueError if the number of sentences differs,
@@ -102,7 +104,7 @@ class LexicalTable:
         """
         check(source, target, sources, targets)
         keys = np.empty(0, np.int64)
-        pending: list[Keys] = []
+        pending: list[LinkKeys] = []
         for block in blocks(source, target, targets, sources):
             pending.append(_distinct(np.sort(block.keys)))
             if sum(map(len, pending)) > max(len(keys), BLOCK_LINKS):
@@ -120,7 +122,9 @@ class LexicalTable:
             probabilities = counts / np.bincount(word, counts)[word]
         return LexicalTable(sources, targets, keys, probabilities)
 
-    def best(self, k: int, probability: float = 0.0) -> tuple[Ids, Ids, Floats]:
+    def best(
+        self, k: int, probability: float = 0.0
+    ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]], npt.NDArray[np.float64]]:
         """Returns the `k` most probable target words of each source word: source ids, target ids and probabilities.
 
         The NULL word has the source id `sources`. Entries below `probability` are left out. Entries are sorted by
@@ -133,7 +137,7 @@ class LexicalTable:
         rows = rows[np.arange(len(rows)) - first < k]
         return self.keys[rows] // max(self.targets, 1), self.keys[rows] % max(self.targets, 1), self.probabilities[rows]
 
-    def of_keys(self, keys: Keys) -> Floats:
+    def of_keys(self, keys: LinkKeys) -> npt.NDArray[np.float64]:
         """Returns the probability of each key, or `FLOOR` for a key without an entry."""
         if not len(self.keys):
             return np.full(len(keys), FLOOR)
@@ -142,7 +146,9 @@ class LexicalTable:
         return np.where(has_entry, self.probabilities.take(entry, mode="clip"), FLOOR)
 
 
-def word_probabilities(tables: Sequence[LexicalTable], source: Sentences, target: Sentences) -> Floats:
+def word_probabilities(
+    tables: Sequence[LexicalTable], source: WordIdSentences, target: WordIdSentences
+) -> npt.NDArray[np.float64]:
     """Computes two probabilities of each word of the target sentences, with each table.
 
     Returns an array [tables, 2, target words], where the words of all target sentences are concatenated. The first
@@ -162,7 +168,7 @@ def word_probabilities(tables: Sequence[LexicalTable], source: Sentences, target
     return np.concatenate(parts, 2)
 
 
-def check(source: Sentences, target: Sentences, sources: int, targets: int) -> None:
+def check(source: WordIdSentences, target: WordIdSentences, sources: int, targets: int) -> None:
     """Raises ValueError unless both sides have the same number of sentences, and all ids are in the vocabularies.
 
     The lengths of the sentences of a side must add up to the number of ids. `sources` and `targets` are the sizes of
@@ -183,11 +189,11 @@ def check(source: Sentences, target: Sentences, sources: int, targets: int) -> N
                 raise ValueError(f"{name} ids must be from 0 to {size - 1:,}, not {part.min()} to {part.max()}")
 
 
-def _lengths(side: Sentences) -> Keys:
+def _lengths(side: WordIdSentences) -> LinkKeys:
     return np.asarray(side.lengths).astype(np.int64)
 
 
-def _distinct(ordered: Keys) -> Keys:
+def _distinct(ordered: LinkKeys) -> LinkKeys:
     """Returns the different numbers of an ascending array.
 
     `np.unique` of NumPy 2.4 was 9 times as slow as this function with `np.sort`.
@@ -195,7 +201,7 @@ def _distinct(ordered: Keys) -> Keys:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
-def _distinct_with_index(keys: Keys) -> tuple[Keys, npt.NDArray[np.int32]]:
+def _distinct_with_index(keys: LinkKeys) -> tuple[LinkKeys, npt.NDArray[np.int32]]:
     """Returns the different numbers of an array, ascending, and the index of each element among the numbers."""
     bits = len(keys).bit_length()
     packed = np.sort(keys << bits | np.arange(len(keys)))  # number and position are packed into 64 bits
@@ -207,7 +213,7 @@ def _distinct_with_index(keys: Keys) -> tuple[Keys, npt.NDArray[np.int32]]:
 
 
 def _indexed(
-    keys: Keys, source: Sentences, target: Sentences, targets: int, null: int, kept: list[IndexedLinks]
+    keys: LinkKeys, source: WordIdSentences, target: WordIdSentences, targets: int, null: int, kept: list[IndexedLinks]
 ) -> Iterator[IndexedLinks]:
     """Yields all links with their entries, in blocks. Appends the first blocks to `kept`, for the next iteration."""
     yield from kept

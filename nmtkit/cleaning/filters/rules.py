@@ -190,7 +190,7 @@ class Copy(Filter):
 
 
 @FILTERS.register("numbers", Config())
-class Numbers(YesNoFilter):
+class ContradictingNumbers(YesNoFilter):
     """1 if each side has a number that the other side lacks, otherwise 0.
 
     Therefore, a side may have a word in place of a number. Separators, leading zeros and trailing zeros do not count,
