@@ -35,6 +35,18 @@ def test_the_score_is_the_formula_of_the_paper(tmp_path: Path) -> None:
     np.testing.assert_allclose(scorer.score(SOURCES, TARGETS), expected, rtol=1e-4)
 
 
+def test_directions_without_training_data_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed: list[tuple[str, str]] = []
+
+    class Multilingual:
+        notice_untrained = noticed.extend
+
+    monkeypatch.setattr(dual_cross_entropy, "likelihoods", lambda *arguments, **languages: [])
+    for codes in (("it", "de"), (None, "de"), (None, None)):
+        dual_cross_entropy.cross_entropies(Multilingual, [], [], codes)  # type: ignore[arg-type]
+    assert noticed == [("it", "de")]
+
+
 def run(*arguments: object) -> str:
     result = CliRunner().invoke(main, ["clean", "-s", "en", "-t", "de", "--workers", "1", *map(str, arguments)])
     assert result.exit_code == 0, result.output

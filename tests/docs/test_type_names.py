@@ -16,11 +16,9 @@ EXCEPTIONS = {
     "FeedForward",
     "Ids",
     "Link",
-    "Links",
     "Mask",
     "Model",
     "Precision",
-    "Sentences",
 }
 
 
