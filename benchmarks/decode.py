@@ -39,8 +39,8 @@ from nmtkit.models.formats import ctranslate2 as ctranslate2_export
 from nmtkit.models.formats import huggingface, marian_export
 from nmtkit.scoring.metrics import score
 from nmtkit.translation.parallel import worker_processes
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import Translator
 
 BEAM, STEPS, CORES, BATCH = 4, 15, 2, 32  # STEPS: of forced outputs, the end of the sentence included

@@ -33,10 +33,10 @@ from nmtkit.training.loader import Position, Update
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.trainer import Trainer
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
-from nmtkit.translation.search.candidates import BLOCK, continuations
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchHypotheses, Segment
+from nmtkit.translation.search.rules import BLOCK, continuations
+from nmtkit.translation.search.types import BatchHypotheses, Segment
 from nmtkit.translation.translator import prepare
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2

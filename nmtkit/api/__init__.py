@@ -9,6 +9,6 @@ from nmtkit.api.commands import average, preprocess, score
 from nmtkit.api.model import Model, load
 from nmtkit.api.training import train
 from nmtkit.training.run import TrainingResult
-from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.types import Request, Translation
 
 __all__ = ["Model", "Request", "TrainingResult", "Translation", "average", "load", "preprocess", "score", "train"]

@@ -21,8 +21,8 @@ from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.pivot import PivotTranslator
-from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request, Translation
 from nmtkit.translation.translator import Translator
 
 # B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
@@ -125,7 +125,7 @@ class Model:
                 'this model is a language model, which does not translate; model.score("", text) returns the log '
                 "probability of a text"
             )
-        search, text, self._translator.processor_configs = translation_options(options, nbest)
+        search, text = translation_options(options, nbest)
         single = isinstance(source, str | Request)
         lines = typing.cast(Iterable[str | Request], [source] if single else source)
         requests = (_request(line, index) for index, line in enumerate(lines))

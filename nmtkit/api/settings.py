@@ -9,9 +9,9 @@ from typing import Any
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 
 PathLike = str | Path
 
@@ -24,6 +24,7 @@ def hints_of(*classes: Any) -> Mapping[str, Any]:
         flag_of(field)[2:].replace("-", "_"): types[cls][field.name]
         for cls in classes
         for field in dataclasses.fields(cls)
+        if field.metadata.get("is_flag", True)
     }
 
 
@@ -48,10 +49,8 @@ def configs(
     return [derive(cls, part, COMMAND_LINE) for cls, part in zip(classes, parts, strict=True)]
 
 
-def translation_options(
-    options: Mapping[str, Any], nbest: int | None
-) -> tuple[SearchOptions, TextOptions, dict[str, Any]]:
-    """Returns the `options` of `Model.translate` as configs: of the search, of the text, of each logits processor.
+def translation_options(options: Mapping[str, Any], nbest: int | None) -> tuple[SearchOptions, TextOptions]:
+    """Returns the `options` of `Model.translate` as configs: of the search with its logits processors, of the text.
 
     Raises ValueError for options that are unknown, are out of range or cannot be combined.
     """
@@ -74,7 +73,7 @@ def translation_options(
         raise ValueError(
             f"alignment refers to the text that the model reads, but {names} changes this text; leave out alignment"
         )
-    return search, text, dict(zip(presets, processors, strict=True))
+    return dataclasses.replace(search, processor_configs=tuple(processors)), text
 
 
 def checked(title: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:

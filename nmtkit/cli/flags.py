@@ -29,6 +29,8 @@ def flags(config: Any, section: str = "Options") -> list[click.Option]:
     hints = field_types(config if isinstance(config, type) else type(config))
     result = []
     for field in dataclasses.fields(config):
+        if not field.metadata.get("is_flag", True):
+            continue
         section = field.metadata.get("section") or section
         default = field.default if isinstance(config, type) else getattr(config, field.name)
         result.append(_flag(field, hints[field.name], default, section))

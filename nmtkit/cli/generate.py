@@ -143,7 +143,9 @@ def parsed_job(
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}
     check_combination(config, search, devices, facts, data is not None)
     check_reports(config, files, [*paths, config.pivot_path, *map(Path, plugins), text.glossary])
-    search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
+    configs = chosen_processors(search.logits_processors, typed)
+    quality = search.quality or config.quality_report is not None
+    search = dataclasses.replace(search, quality=quality, processor_configs=tuple(configs.values()))
     if format is None:
         check_lines(files, config)
     document = None if format is None else open_document(format, files, config, paths[0], search.target_lang)
@@ -155,5 +157,5 @@ def parsed_job(
     return GenerateJob(
         data=data, paths=paths, files=files if document is None else (), document=document, config=config,
         search=search, devices=devices, options=derived(TranslatorOptions, typed), text=text, bulk=bulk,
-        processors=chosen_processors(search.logits_processors, typed), plugins=plugins,
+        plugins=plugins,
     )  # fmt: skip

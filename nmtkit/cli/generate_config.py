@@ -1,9 +1,9 @@
 """Settings of `nmtkit generate`, and the checks of their combinations and of their files."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
@@ -103,7 +103,6 @@ class GenerateJob:
     options: TranslatorOptions
     text: TextOptions
     bulk: ShardOptions
-    processors: Mapping[str, Any]
     plugins: Sequence[str]
 
     @property

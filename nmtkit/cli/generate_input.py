@@ -18,7 +18,7 @@ from nmtkit.translation.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Dataset
-    from nmtkit.translation.requests import Request
+    from nmtkit.translation.search.types import Request
     from nmtkit.translation.translator import Translator
 
 logger = logging.getLogger("nmtkit")

@@ -11,7 +11,7 @@ from nmtkit.config.files import atomic_write
 from nmtkit.translation.output_lines import output_line
 
 if TYPE_CHECKING:
-    from nmtkit.translation.requests import Translation
+    from nmtkit.translation.search.types import Translation
 
 
 def write_output(job: GenerateJob, translations: Iterator["Translation"], stack: ExitStack) -> None:

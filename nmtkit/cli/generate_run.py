@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Dataset
     from nmtkit.translation.options import DeviceOptions, TranslatorOptions
     from nmtkit.translation.pipeline import Pipeline
-    from nmtkit.translation.requests import Request, Translation
-    from nmtkit.translation.search.segments import BatchDecoder
+    from nmtkit.translation.search.types import BatchDecoder, Request, Translation
     from nmtkit.translation.translator import Translator
 
 
@@ -68,7 +67,6 @@ def generate_shards(job: GenerateJob, device: str) -> None:
         models=job.paths, texts=[job.files[0], *config.line_files.values()], fields=list(config.line_files),
         format=config.format, device=device, devices=job.devices, translator=job.options, search=job.search, text=text,
         source_tag=config.source_tag, processes=batches, plugins=job.plugins,
-        processors=dict(job.processors),
     )  # fmt: skip
     languages = None if config.input_format else languages_of_input(job.search, job.paths[0])
     translation = ShardedTranslation(bulk, settings, job.files, languages, config.both_columns, workers, this_command())
@@ -112,7 +110,6 @@ class Generation:
         self.processes = max(ranks, job.config.workers)
         self.decoder: BatchDecoder | None = None
         self.translator = self.load(job.paths)
-        self.translator.processor_configs = dict(job.processors)
         self.dataset = None if job.data is None else open_dataset(job.data, self.translator, job.paths[0])
         if self.dataset is not None:
             self.search = dataclasses.replace(

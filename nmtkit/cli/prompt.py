@@ -9,7 +9,7 @@ from nmtkit.cli.command import stderr
 from nmtkit.data.corpora.lines import decode
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.search.types import Request, Translation
 from nmtkit.translation.translator import Translator
 
 

@@ -19,11 +19,10 @@ from nmtkit.serving.config import CPU_MAX_TOKENS, ModelPath, ServeJob
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
-from nmtkit.translation.engines import ctranslate2
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.translator import Translator, ctranslate2_engine
+from nmtkit.translation.translator import Translator
 
 # The server only estimates the tokens of a batch. A worker therefore accepts GUESS times the limit before it splits a
 # batch.
@@ -57,7 +56,8 @@ class ServedModel:
     def check(self) -> None:
         """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
         self.translator.pipeline(self.search, self.text)
-        self.translator.processors(self.search)
+        self.translator.batch_decoder(self.search)
+        self.translator.load_processors(self.search)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
             raise ValueError(
@@ -102,8 +102,8 @@ def pairs_of(path: Path) -> list[Pair]:
 def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     """Returns the models of all language pairs, and a function that each worker calls before its first batch.
 
-    A file that serves several pairs is loaded once. The returned function creates the CTranslate2 engine, because an
-    engine with threads cannot be forked. Raises OSError or ValueError with the name of the file.
+    A file that serves several pairs is loaded once. The returned function starts the engines, because an engine with
+    threads cannot be forked. Raises OSError or ValueError with the name of the file.
     """
     load_plugins(job.plugins)
     device = rank_device(job.devices.named_device, workers=job.config.workers or 1)
@@ -111,28 +111,16 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     if device == "cpu":
         options["max_tokens"] = GUESS * (options["max_tokens"] or CPU_MAX_TOKENS)
     groups = grouped(job.paths)
-    precision = job.devices.precision
-    with_engine = job.devices.engine == "ctranslate2"
-    if with_engine:
-        ctranslate2.check_options(job.search)
-        for paths in set(groups.values()):
-            ctranslate2.exported(paths[0], "int8" if precision == "int8" else "fp32")
+    configs = [derive(LOGITS_PROCESSORS[name].preset, settings, "serve") for name, settings in job.processors.items()]
+    base_search = dataclasses.replace(job.search, processor_configs=tuple(configs))
     loaded: dict[tuple[Path, ...], Translator] = {}
     models: ServedModels = {}
     for pair, paths in groups.items():
         new = paths not in loaded
         if new:
-            loaded[paths] = (
-                Translator.load(paths, device, "fp32", **options)
-                if with_engine
-                else Translator.load(paths, device, precision, job.devices.engine, **options)
-            )
+            loaded[paths] = Translator.load(paths, device, job.devices.precision, job.devices.engine, **options)
             check_translation_models(paths, loaded[paths].models)
-        for name, settings in job.processors.items():
-            loaded[paths].processor_configs[name] = derive(LOGITS_PROCESSORS[name].preset, settings, "serve")
-        search = with_languages(job.search, loaded[paths].tokenizer, pair)
-        if with_engine:
-            ctranslate2.check_options(search)
+        search = with_languages(base_search, loaded[paths].tokenizer, pair)
         models[pair] = ServedModel(loaded[paths], search, text_options(job, pair))
         if new:
             models[pair].check()
@@ -141,9 +129,8 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     log_untrained(models)
 
     def prepare() -> None:
-        for paths, translator in loaded.items():
-            if with_engine:
-                translator.engine = ctranslate2_engine(paths, translator.tokenizer, device, precision, 1)
+        for translator in loaded.values():
+            translator.decoder.engine.start()
 
     return models, prepare
 
@@ -163,7 +150,8 @@ def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
             second = models[pivot, target]
             first = models[source, pivot]
             # logits processors belong to the target language, so they belong to the second step
-            first = dataclasses.replace(first, search=dataclasses.replace(first.search, logits_processors=()))
+            search = dataclasses.replace(first.search, logits_processors=(), processor_configs=())
+            first = dataclasses.replace(first, search=search)
             result[source, target] = dataclasses.replace(second, first=first)
     if not result:
         raise ValueError(

@@ -33,9 +33,8 @@ from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ModelFacts
 from nmtkit.serving.fair_queue import BatchKey, LineBatch, LineResult, Pair, TranslationError
 from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, load_models
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, SegmentBatch
+from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Hypothesis, Request, SegmentBatch
 from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.translator import Translator
 
@@ -161,7 +160,7 @@ def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], 
         batch = through_pivot(model.first, batch, between_parts)
     translator = model.translator
     pipeline = pipeline_of(model, batch.key)
-    # PyTorch, not CTranslate2, searches for alternatives. On a GPU, `batch_decoder` is busy with other batches.
+    # PyTorch, not CTranslate2, searches for alternatives. On a GPU, the slots are busy with other batches.
     separate = batch.key.alternatives or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_parts)
@@ -225,7 +224,7 @@ def with_pauses(decoder: BatchDecoder, between_parts: Callable[[], None]) -> Bat
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
-    """Returns a decoder that searches one batch after another with PyTorch."""
+    """Returns a decoder that searches one batch after another, while other tasks are in the slots."""
     return lambda batches: ((number, translator.decode(batch, options)) for number, batch in enumerate(batches))
 
 
@@ -292,15 +291,13 @@ class SlotWorker:
 
     def run_or_end_the_process(self) -> None:
         try:
-            self.run(self.translator.batch_decoder(self.pipeline.search))
+            self.run(self.translator.batch_decoder(self.pipeline.search, polled=True))
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # the server then starts a new process and translates the lines again
 
     def run(self, decoder: BatchDecoder) -> None:
         """Translates batches until the inbox contains None."""
-        if self.translator.continuous is not None:
-            self.translator.continuous.asks_between_steps = True
         for number, results in decoder(self.batches()):
             if number not in self.under_way:
                 continue

@@ -11,9 +11,9 @@ from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import layer_index
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 
 # H heads, S source and T target tokens, L queries, M keys; tokens include eos
 

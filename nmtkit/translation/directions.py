@@ -11,9 +11,8 @@ from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
 from nmtkit.translation.inputs import dataset_requests
 from nmtkit.translation.options import TextOptions
-from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchDecoder
+from nmtkit.translation.search.types import BatchDecoder, Request, Translation
 from nmtkit.translation.translator import Translator
 
 

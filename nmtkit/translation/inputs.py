@@ -12,7 +12,7 @@ from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Split
-from nmtkit.translation.requests import Request
+from nmtkit.translation.search.types import Request
 
 CHUNK = 1 << 16  # bytes that are read from a stream at a time
 TIMEOUT = 0.1  # seconds to wait for more lines of a window

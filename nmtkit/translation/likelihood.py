@@ -11,8 +11,8 @@ from nmtkit.data.corpora.corpus import ColumnNames
 from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import WINDOW, Translator
 
 

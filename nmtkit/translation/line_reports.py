@@ -8,7 +8,7 @@ from typing import BinaryIO, Self
 
 from nmtkit.config.files import atomic_write
 from nmtkit.text.glossary import ALTERNATIVES
-from nmtkit.translation.requests import Translation
+from nmtkit.translation.search.types import Translation
 
 
 class Table:

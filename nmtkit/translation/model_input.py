@@ -12,10 +12,9 @@ from typing import Literal
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.text.alignment import Link, piece_spans, word_links
 from nmtkit.text.glossary import Occurrence, without
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis, Segment
+from nmtkit.translation.search.types import Hypothesis, Request, Segment
 from nmtkit.translation.steps import Step, TextSegment, joined
 from nmtkit.translation.terms import term_phrases
 

@@ -22,6 +22,8 @@ PIVOT_RULE = FlagRule(
 )
 
 
+CPU_ENGINES = ("numba", "ctranslate2")
+
 # Rules for the flags of `nmtkit generate`. They include the rules for search options.
 GENERATE_RULES = (
     *SEARCH_RULES,
@@ -132,11 +134,12 @@ class DeviceOptions(Config):
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
         "auto", "number type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
     )
-    engine: Literal["torch", "numba", "ctranslate2"] = option(
+    engine: str = option(
         "torch",
-        "numba: search with a function that the package numba compiles for this CPU; several times as fast for small "
-        "Transformers and a few lines at a time; ctranslate2: search with the package CTranslate2 on the CPU; a "
-        "converted model is written next to the checkpoint",
+        "torch: PyTorch, on a GPU with slots; numba: search with a function that the package numba compiles for this "
+        "CPU; several times as fast for small Transformers and a few lines at a time; ctranslate2: search with the "
+        "package CTranslate2 on the CPU; a converted model is written next to the checkpoint; or a plug-in's engine",
+        metavar="NAME",
     )
     device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda if a GPU is available", metavar="NAME")
     threads: int | None = option(None, "number of CPU threads of a single process", min=1, max=1024)
@@ -144,7 +147,7 @@ class DeviceOptions(Config):
     @property
     def named_device(self) -> str:
         """Name of the device: `device`, or the CPU if the engine runs only on the CPU."""
-        return "cpu" if self.engine != "torch" and self.device == "auto" else self.device
+        return "cpu" if self.engine in CPU_ENGINES and self.device == "auto" else self.device
 
 
 @dataclass(frozen=True, kw_only=True)

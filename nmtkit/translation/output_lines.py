@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nmtkit.translation.requests import Translation
+    from nmtkit.translation.search.types import Translation
 
 # Fields of a hypothesis in --format jsonl; a field without a value is left out.
 JSONL_FIELDS = (

@@ -10,7 +10,7 @@ from nmtkit.jobs.ranks import POLL, Ranks, StoreChannel, open_store, poll
 from nmtkit.jobs.scheduler import Channel
 from nmtkit.jobs.workers import Shared, Workers
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, SegmentBatch
+from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, SegmentBatch
 from nmtkit.translation.translator import Translator
 
 HANG_SECONDS = 3600.0  # a worker process that decodes a single batch for this long counts as hanging

@@ -10,9 +10,8 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.text import glossary
 from nmtkit.translation.model_input import LengthLimit, ModelInput, constraints_of, encode
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
-from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis
+from nmtkit.translation.search.types import Hypothesis, Request, Translation
 from nmtkit.translation.steps import (
     Casing,
     GlossaryTerms,

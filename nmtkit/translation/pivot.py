@@ -1,6 +1,7 @@
 """Translates through a third language: from the source into the pivot language, and from there into the target."""
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -8,9 +9,8 @@ from itertools import islice
 from nmtkit.text.languages import subtags
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchDecoder
+from nmtkit.translation.search.types import BatchDecoder, Request, Translation
 from nmtkit.translation.translator import WINDOW, Translator
 
 # Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,
@@ -39,8 +39,7 @@ class PivotTranslator:
             if names_pivot and languages and pivot not in languages:
                 known = ", ".join(sorted(languages))
                 raise ValueError(f"--pivot {pivot}: {translator.name} does not have this language; known: {known}")
-        self.first, self.second = first.sibling(), second.sibling()
-        self.second.background = False  # two threads must not record CUDA graphs at the same time
+        self.first, self.second = first, second
         kept = {name: getattr(search, name) for name in OF_BOTH_STEPS}
         into_pivot = pivot if first.tokenizer.languages else None
         from_pivot = pivot if reads_pivot else None
@@ -81,7 +80,9 @@ class PivotTranslator:
                 pairs = zip(window, texts, strict=True)
                 yield [dataclasses.replace(request, source=text, ids=None) for request, text in pairs]
 
-        for translation in self.second.run(in_pivot_language(), self.pipelines[1], decoders[1], processes):
+        # without background threads, because two threads must not record CUDA graphs at the same time
+        run = functools.partial(self.second.run, background=False)
+        for translation in run(in_pivot_language(), self.pipelines[1], decoders[1], processes):
             source, text = sources.popleft()
             yield dataclasses.replace(translation, source=source, pivot=text)
 

@@ -22,7 +22,7 @@ from nmtkit.models.building import check_language_model, languages_of
 from nmtkit.text.languages import subtags
 from nmtkit.translation.likelihood import is_language_model, likelihoods
 from nmtkit.translation.options import DeviceOptions
-from nmtkit.translation.search.candidates import length_penalty
+from nmtkit.translation.search.rules import length_penalty
 from nmtkit.translation.translator import Translator
 
 BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis

@@ -2,11 +2,10 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,8 +25,8 @@ from nmtkit.text.sentences import has_several
 from nmtkit.translation.inputs import field_value, text_requests
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.output_lines import output_line
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import WINDOW, Translator
 
 SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
@@ -52,7 +51,6 @@ class TranslationSettings:
     source_tag: str | None
     processes: int  # number of batches that CTranslate2 decodes at the same time
     plugins: Sequence[str] = ()
-    processors: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, threads: int | None = None) -> "ShardTranslator":
         """Loads the model, which computes with `threads` threads, or with the number of threads that torch has.
@@ -67,7 +65,6 @@ class TranslationSettings:
             **dataclasses.asdict(self.translator),
         )  # fmt: skip
         check_translation_models(self.models, translator.models)
-        translator.processor_configs = dict(self.processors)
         return ShardTranslator(self, translator)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -76,12 +73,12 @@ class TranslationSettings:
             flag_of(field): getattr(part, field.name)
             for part in (self.search, self.text, self.translator)
             for field in dataclasses.fields(part)
-            if field.name not in (*SPEED_ONLY, "glossary")
+            if field.name not in (*SPEED_ONLY, "glossary", "processor_configs")
         }
         files = self.processor_files()
         processors = {
             name: {field.name: value for field, value in fields_of(config) if flag_of(field) not in files}
-            for name, config in self.processors.items()
+            for name, config in self.search.processors.items()
         }
         return settings | {
             "command": "generate", "version of nmtkit": nmtkit.__version__, "--format": self.format,
@@ -92,7 +89,7 @@ class TranslationSettings:
 
     def processor_files(self) -> dict[str, Path]:
         """Returns the files that the logits processors read, such as a language model, by their flags."""
-        fields = [pair for config in self.processors.values() for pair in fields_of(config)]
+        fields = [pair for config in self.search.processors.values() for pair in fields_of(config)]
         return {flag_of(field): path for field, path in fields if isinstance(path, Path) and not path.is_dir()}
 
 
@@ -105,7 +102,7 @@ class ShardTranslator:
     def __init__(self, settings: TranslationSettings, translator: Translator) -> None:
         self.settings, self.translator = settings, translator
         self.pipeline = translator.pipeline(settings.search, settings.text, settings.source_tag)
-        translator.processors(settings.search)  # loads the files of the processors now, so errors come before the plan
+        translator.load_processors(settings.search)  # now, so errors come before the plan
 
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the output line of each line of a shard, with its \\n.

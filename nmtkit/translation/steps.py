@@ -21,7 +21,7 @@ from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, prote
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
-from nmtkit.translation.search.segments import Hypothesis, Segment
+from nmtkit.translation.search.types import Hypothesis, Segment
 
 # No space follows a sentence that ends with one of these: characters of scripts without spaces, and full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")

@@ -1,39 +1,15 @@
 """Makes required phrases from glossary terms, in every spelling that the target vocabulary allows."""
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from nmtkit.data.tokenizers.spm_model import FOREIGN
-from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
-from nmtkit.text.alignment import UNSPACED, is_letter
+from nmtkit.data.tokenizers.tokenizer import UNK, Tokenizer
 from nmtkit.text.glossary import forms
-from nmtkit.translation.search.constraints import Phrase, PieceEdges, RequiredPhrase
+from nmtkit.translation.search.constraints import Phrase, RequiredPhrase
 
 # Contexts before a term: the start of a line, an opening bracket, and a space. Tokenizers may spell a term differently
 # in each context.
 CONTEXTS = ("", "(", "( ")
-
-
-def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
-    """Returns two masks over the target pieces: pieces that begin with a letter, and pieces that end with a letter.
-
-    Byte pieces of non-ASCII characters count as pieces without letters.
-    """
-    pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
-    begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
-    for special in SPECIALS:
-        begins[special] = ends[special] = False
-    return PieceEdges(begins, ends)
-
-
-def _surface(piece: str) -> str:
-    byte = re.fullmatch("<0x([0-7][0-9A-F])>", piece)
-    return chr(int(byte[1], 16)) if byte else piece.removeprefix(FOREIGN)
-
-
-def _inside(char: str) -> bool:
-    return char not in ("", SPACE_SYMBOL) and is_letter(char) and not UNSPACED.match(char)
 
 
 @lru_cache(maxsize=8)

@@ -5,8 +5,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property, partial, reduce
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -17,23 +15,13 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.models import building
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.layers.prepack import prepack
-from nmtkit.translation.engines.continuous_batching import ContinuousBatching
-from nmtkit.translation.engines.ctranslate2 import CTranslate2Engine
-from nmtkit.translation.engines.graph_search import supports
-from nmtkit.translation.engines.numba_engine import NumbaEngine
+from nmtkit.models.layers.prepack import Precision, prepack
+from nmtkit.translation.engines import Decoder, LoadedModels
 from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request, Translation
-from nmtkit.translation.search.constrained_search import lacking
-from nmtkit.translation.search.constraints import PieceEdges
-from nmtkit.translation.search.decoding import annotated, decode
-from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
-from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Request, Segment, SegmentBatch, Translation
 from nmtkit.translation.steps import TextSegment
-from nmtkit.translation.terms import piece_edges
 
 WINDOW = 8192  # number of lines that are sorted by length together; limits the lines of a stream in memory
 MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in a batch, by type of device
@@ -41,12 +29,8 @@ MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in 
 # step with 64 segments (tiny and base models, fp32 and int8).
 STEP_COST = 8
 PREFETCHED = 1  # number of windows that are encoded in advance while a GPU decodes
-TOKENS_PER_SLOT = 64  # a GPU search has `max_tokens` / TOKENS_PER_SLOT slots
 
 logger = logging.getLogger("nmtkit")
-
-Precision = Literal["auto", "fp32", "bf16", "int8"]
-Engine = Literal["torch", "numba", "ctranslate2"]
 
 
 class Translator:
@@ -58,53 +42,49 @@ class Translator:
     """
 
     def __init__(
-        self, models: Sequence[Architecture], tokenizer: Tokenizer, options: TranslatorOptions | None = None
+        self,
+        models: Sequence[Architecture],
+        tokenizer: Tokenizer,
+        options: TranslatorOptions | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self.options = options or TranslatorOptions()
-        self.models = list(models)
-        self.tokenizer = tokenizer
+        self.models, self.tokenizer = list(models), tokenizer
         parameter = next(self.models[0].parameters(), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
+        self.decoder = decoder or Decoder(LoadedModels(self.models, tokenizer, str(self.device), self.max_tokens))
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
         # one position of a model is for eos
         self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])
-        self.continuous: ContinuousBatching | None = None
-        # on a GPU, background threads encode lines and decode tokens while this thread launches kernels
-        self.background = self.device.type == "cuda"
-        self.engine: CTranslate2Engine | None = None
-        self.compiled: NumbaEngine | None = None
+        self.background = self.device.type == "cuda"  # whether `run` uses background threads
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
-        self.name = "the checkpoint"  # name of the models in messages
-        self.paths: list[Path] = []  # checkpoints of the models, if the models come from files
-        self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
-        self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
+        # name of the models in messages
+        self.name = " + ".join(map(str, self.decoder.torch.loaded.paths)) or "the checkpoint"
 
     @staticmethod
     def load(
         path: str | Path | Sequence[str | Path],
         device: str = "cpu",
-        precision: Precision = "auto",
-        engine: Engine = "torch",
+        precision: Precision | Literal["auto"] = "auto",
+        engine: str = "torch",
         workers: int = 1,
         trainable: bool = False,
         **options: Any,
     ) -> "Translator":
         """Loads a checkpoint, or an ensemble with one tokenizer. `options` are fields of TranslatorOptions.
 
-        `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` "ctranslate2"
-        uses CTranslate2 on the CPU for searches whose options CTranslate2 supports, with `workers` batches at a time.
-        `engine` "numba" uses a compiled search on the CPU. Torch searches sentences with required or avoided phrases,
-        and searches with options that the compiled search does not support.
-        With `trainable`, the modules are the same as in training: in fp32, with all parameters and hooks.
+        `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` is a registered
+        engine, which decodes with `workers` batches at a time if it can. With `trainable`, the modules are the same as
+        in training: in fp32, with all parameters and hooks.
 
         Raises FileNotFoundError or ValueError. The message names the file.
         """
         paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
-        loaded = [building.from_checkpoint(file) for file in paths]
-        tokenizer = loaded[0][1]
-        for file, (_, other) in zip(paths, loaded, strict=True):
+        contents = [building.from_checkpoint(file) for file in paths]
+        tokenizer = contents[0][1]
+        for file, (_, other) in zip(paths, contents, strict=True):
             if other.fingerprint != tokenizer.fingerprint:
                 raise ValueError(
                     f"{file} and {paths[0]} have different tokenizers; all models of an ensemble need the same "
@@ -112,23 +92,14 @@ class Translator:
                 )
         if trainable and (engine != "torch" or precision not in ("auto", "fp32")):
             raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
-        prepared = [model for model, _ in loaded]
-        numba = numba_engine(prepared, paths, device, precision) if engine == "numba" else None
-        if engine != "ctranslate2":
-            prepared = [prepare(model, device, precision, trainable) for model in prepared]
-        translator = Translator(prepared, tokenizer, TranslatorOptions(**options))
-        translator.name, translator.paths, translator.compiled = " + ".join(map(str, paths)), paths, numba
-        if engine == "ctranslate2":
-            translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
-        return translator
-
-    def sibling(self) -> "Translator":
-        """Returns a translator with the same models, engine and logits processors, but separate slots on a GPU."""
-        sibling = Translator(self.models, self.tokenizer, self.options)
-        sibling.name, sibling.engine, sibling.compiled = self.name, self.engine, self.compiled
-        sibling.processor_configs = self.processor_configs
-        sibling.made_processors, sibling.noticed, sibling.paths = self.made_processors, self.noticed, self.paths
-        return sibling
+        if precision == "auto":
+            precision = "fp32" if device.startswith("cpu") else "bf16"
+        settings, models = TranslatorOptions(**options), [model for model, _ in contents]
+        max_tokens = settings.max_tokens or MAX_TOKENS.get(device.partition(":")[0], MAX_TOKENS["cpu"])
+        decoder = Decoder(LoadedModels(models, tokenizer, device, max_tokens, paths, precision, workers), engine)
+        for model in models:
+            prepare(model, device, precision, trainable)
+        return Translator(models, tokenizer, settings, decoder)
 
     def pipeline(
         self,
@@ -143,7 +114,7 @@ class Translator:
         """
         if search.shortlist and self.device.type != "cpu":
             raise ValueError(f"--shortlist is for CPUs; leave out --shortlist on {self.device.type}")
-        if search.shortlist and self.shortlist is None:
+        if search.shortlist and self.decoder.torch.loaded.shortlist is None:
             raise ValueError(f"{self.name} has no shortlist; add one with nmtkit shortlist DATA --path FILE")
         pipeline = Pipeline(
             self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines
@@ -176,98 +147,21 @@ class Translator:
         requests = (Request(line) if isinstance(line, str) else line for line in lines)
         return self.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline)
 
-    def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
-        """Returns the decoder of this process: continuous batching on a GPU if possible, else one batch after another.
+    def batch_decoder(self, options: SearchOptions, polled: bool = False) -> BatchDecoder:
+        """Returns the decoder of this process. `polled` is explained in `Engine.decode`.
 
-        On a GPU, the next call with the same options reuses the slots. Raises ValueError for options that the engine
-        does not support.
+        Raises ValueError for options that the engine does not support, if it does not fall back to PyTorch.
         """
-        if self.engine is not None:
-            return self.engine.decoder(self.models, options)
-        # Searches that differ only in these options share the slots: quality reports do not affect the search, and the
-        # languages are tokens of each segment.
-        search = replace(options, quality=False, source_lang=None, target_lang=None)
-        if self.device.type == "cuda" and supports(self.models, search):
-            if self.continuous is None or self.continuous.options != search:
-                self.continuous = None  # frees the memory of the old slots before new slots are made
-                slots = max(1, self.max_tokens // TOKENS_PER_SLOT)
-                fallback = partial(self.decode, options=search)
-                self.continuous = ContinuousBatching(self.models, search, slots, fallback, self.device)
-            return partial(self.decode_in_slots, self.continuous, options)
-
-        def decode_in_turn(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-            for number, batch in enumerate(batches):
-                yield number, self.decode(batch, options)
-
-        return decode_in_turn
+        return self.decoder.decoder(options, polled=polled)
 
     def decode(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
-        """Returns the hypotheses of each sentence of a batch, best first."""
-        engine = self.compiled
-        if engine is None or not engine.supports(options):
-            return self.decode_with_torch(batch, options)
-        free = [index for index, sentence in enumerate(batch) if engine.supports_constraints(sentence.constraints)]
-        rest = sorted(set(range(len(batch))) - set(free))
-        results = dict(zip(rest, self.decode_with_torch([batch[index] for index in rest], options), strict=True))
-        if free:
-            part = [batch[index] for index in free]
-            searched = engine.search(part, options, self.shortlist)
-            results |= zip(free, annotated(self.models, part, options, self.device, searched), strict=True)
-        return [results[index] for index in range(len(batch))]
+        """Returns the hypotheses of each segment of a batch, best first, while other calls may be under way."""
+        ((_, hypotheses),) = self.decoder.decoder(options, alone=False)([batch])
+        return hypotheses
 
-    def decode_with_torch(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
-        required = any(sentence.constraints.required for sentence in batch)
-        edges = self.edges if required else None
-        return decode(self.models, batch, options, self.device, edges, self.processors(options), self.shortlist)
-
-    @cached_property
-    def shortlist(self) -> Shortlist | None:
-        """The union of the shortlists of all models; None if no model has a shortlist."""
-        sizes = self.tokenizer.source_size, self.tokenizer.target_size
-        states = [model.shortlist for model in self.models if model.shortlist is not None]
-        lists = [Shortlist.from_state(state, *sizes) for state in states]
-        return reduce(Shortlist.union, lists) if lists else None
-
-    def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
-        """Returns the logits processors that `options` name. A processor is created once for each config."""
-        processors = []
-        for name in options.logits_processors:
-            entry = LOGITS_PROCESSORS[name]
-            config = self.processor_configs.get(name, entry.preset)
-            made = self.made_processors.get(name)
-            if made is None or made[0] != config:
-                made = self.made_processors[name] = config, entry.factory(config, self.tokenizer)
-                made[1].check_models(self.paths)
-            processors.append(made[1])
-        return processors
-
-    def decode_in_slots(
-        self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
-    ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots, which ignore required phrases.
-
-        If a result lacks a required phrase, searches again for this segment with `decode`.
-        """
-        under_way: dict[int, SegmentBatch] = {}
-
-        def free() -> Iterator[SegmentBatch]:
-            for number, batch in enumerate(batches):
-                under_way[number] = batch
-                yield [without_required(sentence) for sentence in batch]
-
-        for number, results in continuous.decode(free()):
-            batch = under_way.pop(number)
-            constraints = [sentence.constraints for sentence in batch]
-            required = any(sentence.required for sentence in constraints)
-            results = annotated(self.models, batch, options, self.device, results)
-            missing = lacking(constraints, results, options, self.edges) if required else []
-            for index, hypotheses in zip(missing, self.decode([batch[i] for i in missing], options), strict=True):
-                results[index] = hypotheses
-            yield number, results
-
-    @cached_property
-    def edges(self) -> PieceEdges:
-        return piece_edges(self.tokenizer)
+    def load_processors(self, options: SearchOptions) -> None:
+        """Loads the files of the logits processors that `options` name. Raises OSError or ValueError."""
+        self.decoder.torch.processors(options)
 
     def run(
         self,
@@ -276,12 +170,14 @@ class Translator:
         decoder: BatchDecoder | None = None,
         processes: int = 1,
         first: int = 0,
+        background: bool | None = None,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests. The segments of a window are sorted by length and batched.
 
         An empty window means that no further request has arrived yet. The method then yields the translations that are
         ready. `decoder` has `processes` processes, which get equal work. The default decoder is the decoder of this
-        process. `first` is the id of the first request, counted from 0.
+        process. `first` is the id of the first request, counted from 0. With `background`, the default on a GPU,
+        background threads encode lines and decode tokens while this thread launches kernels.
         """
         waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
         under_way: dict[int, list[TextSegment]] = {}  # number of an unfinished batch -> segments of the batch
@@ -311,7 +207,7 @@ class Translator:
             return list(map(pipeline.translation, lines))
 
         decoder = decoder or self.batch_decoder(pipeline.search)
-        if not self.background:
+        if not (self.background if background is None else background):
             for number, decoded in decoder(batches(prepared())):
                 yield from map(pipeline.translation, complete_lines(number, decoded))
         else:
@@ -367,46 +263,14 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
     return ends_within(low)
 
 
-def without_required(sentence: Segment) -> Segment:
-    if not sentence.constraints.required:
-        return sentence
-    return replace(sentence, constraints=replace(sentence.constraints, required=()))
-
-
 def padded_tokens(sentence: Segment) -> int:
     """Returns the number of tokens of the longer side (source or target) of a segment."""
     return max(len(sentence.ids), 0 if sentence.reference is None else len(sentence.reference) + 1)
 
 
-def ctranslate2_engine(
-    paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
-) -> CTranslate2Engine:
-    """Returns CTranslate2 with a checkpoint. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
-    check_engine("ctranslate2", paths, device, precision)
-    return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
-
-
-def numba_engine(
-    loaded: Sequence[Architecture], paths: Sequence[Path], device: str, precision: Precision
-) -> NumbaEngine:
-    """Returns the compiled search of a model, whose weights are still in fp32.
-
-    Raises ValueError for an ensemble, a GPU, an unsupported precision or model, and ImportError without numba.
-    """
-    check_engine("numba", paths, device, precision)
-    return NumbaEngine(loaded[0], paths[0], "int8" if precision == "int8" else "fp32")
-
-
-def check_engine(engine: Engine, paths: Sequence[Path], device: str, precision: Precision) -> None:
-    if len(paths) > 1:
-        raise ValueError(f"--engine {engine} decodes with one model; leave out --engine for an ensemble")
-    if not device.startswith("cpu"):
-        raise ValueError(f"--engine {engine} runs only on a CPU; leave out --device {device} or --engine")
-    if precision == "bf16":
-        raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, leave out --engine")
-
-
-def prepare(model: Architecture, device: str, precision: Precision, trainable: bool = False) -> Architecture:
+def prepare(
+    model: Architecture, device: str, precision: Precision | Literal["auto"], trainable: bool = False
+) -> Architecture:
     """Moves the model to the device. Unless `trainable`, converts the weights for inference.
 
     Raises ValueError for int8 on a device other than the CPU, and for a device that cannot be used.

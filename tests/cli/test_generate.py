@@ -18,8 +18,8 @@ from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 LINES = ["a dog runs .", "", "two men sleeps in the park !", "  ", "🙂 كلب", "the cat"]

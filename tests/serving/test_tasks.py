@@ -28,7 +28,8 @@ from nmtkit.serving.fair_queue import BatchKey, LineBatch, TranslationError
 from nmtkit.serving.loading import ServedModel, load_models
 from nmtkit.serving.workers import SlotWorker, translate_or_fail, work
 from nmtkit.text.alignment import words
-from nmtkit.translation.engines.continuous_batching import ContinuousBatching
+from nmtkit.translation.engines import Decoder
+from nmtkit.translation.engines.continuous_batching import TOKENS_PER_SLOT
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.lm_fusion import LMFusionConfig
@@ -111,8 +112,8 @@ def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
     fused = job((PAIR, path), search=search, processors={"lm_fusion": {"lm": str(tmp_path / "lm.pt")}})
     found = texts_of(translate_or_fail(load_models(fused)[0], task(LINES)))
     alone = Translator.load(path)
-    alone.processor_configs["lm_fusion"] = LMFusionConfig(lm=tmp_path / "lm.pt")
-    assert found == [each.text for each in alone.stream(LINES, alone.pipeline(search))]
+    with_config = dataclasses.replace(search, processor_configs=(LMFusionConfig(lm=tmp_path / "lm.pt"),))
+    assert found == [each.text for each in alone.stream(LINES, alone.pipeline(with_config))]
     assert found != generated(path, TextOptions())
     with pytest.raises(ValueError, match="lm_fusion needs --lm FILE"):
         load_models(job((PAIR, path), search=search))
@@ -307,17 +308,9 @@ def slot_answers(models, tasks, continuous):
         inbox.put(item)
     translator = worker.translator
     if continuous:
-        translator.continuous = ContinuousBatching(
-            translator.models,
-            worker.pipeline.search,
-            4,
-            lambda batch: translator.decode(batch, worker.pipeline.search),
-            translator.device,
-        )
-        worker.run(translator.continuous.decode)
-        assert translator.continuous.asks_between_steps
-    else:
-        worker.run(translator.batch_decoder(worker.pipeline.search))
+        loaded = dataclasses.replace(translator.decoder.torch.loaded, max_tokens=4 * TOKENS_PER_SLOT)
+        translator.decoder = Decoder(loaded, "slots")
+    worker.run(translator.batch_decoder(worker.pipeline.search, polled=True))
     assert not worker.under_way
     return answers
 

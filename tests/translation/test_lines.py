@@ -11,8 +11,8 @@ import nmtkit
 from nmtkit.text.alignment import words
 from nmtkit.text.sentences import sentences, splitter
 from nmtkit.translation.options import TextOptions
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.steps import separator
 from nmtkit.translation.translator import Translator
 

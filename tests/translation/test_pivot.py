@@ -11,8 +11,8 @@ import nmtkit
 from nmtkit.cli import main
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.pivot import PivotTranslator
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import Translator
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 6}

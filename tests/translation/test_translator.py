@@ -21,12 +21,12 @@ from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, vocabulary_of
 from nmtkit.models.layers import multiplies_in_bf16
 from nmtkit.models.layers.prepack import InferenceLinear
+from nmtkit.translation.engines import TorchEngine
 from nmtkit.translation.options import TranslatorOptions
 from nmtkit.translation.parallel import worker_processes
 from nmtkit.translation.pipeline import Pipeline, utilities
-from nmtkit.translation.requests import Request
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis
+from nmtkit.translation.search.types import Hypothesis, Request
 from nmtkit.translation.translator import STEP_COST, WINDOW, Translator, batch_ends
 
 ODD_LINES = [
@@ -153,13 +153,13 @@ def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_path, mon
 
         return call
 
-    for owner, name in ((Tokenizer, "encode_source"), (Tokenizer, "decode_target"), (Translator, "decode")):
+    for owner, name in ((Tokenizer, "encode_source"), (Tokenizer, "decode_target"), (TorchEngine, "search")):
         monkeypatch.setattr(owner, name, recorded(name, getattr(owner, name)))
     translator.background, interval = True, sys.getswitchinterval()
     translations = translator.translate(lines, beam=2, max_len_b=3)
     assert [translation.text for translation in translations] == expected
     assert [translation.id for translation in translations] == list(range(len(lines)))
-    assert threads["decode"] == {threading.current_thread()}
+    assert threads["search"] == {threading.current_thread()}
     assert all(len(found) == 1 for found in threads.values()) and len(set.union(*threads.values())) == 3
     assert sys.getswitchinterval() == interval
 

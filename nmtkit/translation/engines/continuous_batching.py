@@ -6,9 +6,11 @@ So the device always has steps to run and never waits for the host. A disadvanta
 until the launched steps have ended.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +19,17 @@ from nmtkit.data.packed import Layout, Packed
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.engines.graph_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner
-from nmtkit.translation.search.beam_search import nonempty
-from nmtkit.translation.search.constraints import NO_CONSTRAINTS
+from nmtkit.translation.engines.engine import ENGINES, Engine, EngineConfig, LoadedModels
+from nmtkit.translation.engines.graph_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner, refusal
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchHypotheses, Hypothesis, Segment, SegmentBatch
+from nmtkit.translation.search.rules import max_lengths
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 # B sentences
 
 # number of steps between two reads by the host; more steps leave slots idle, fewer steps keep the host busy
 STEPS_PER_SYNC = 2
+TOKENS_PER_SLOT = 64  # a search has at most `LoadedModels.max_tokens` / TOKENS_PER_SLOT slots
 MIN_SLOTS = 16  # minimum slots; with fewer slots, a step on a GPU would take the same time
 INSERTION_SHARE = 1 / 16  # an insertion waits until at least this share of the slots is free
 MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
@@ -34,18 +37,18 @@ MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs a
 
 @dataclass
 class SlotRequest:
-    """A sentence to be searched: sentence `index` of batch `batch`."""
+    """A segment to be searched: segment `index` of batch `batch`."""
 
     batch: int
     index: int
-    sentence: Segment
+    segment: Segment
     max_length: int  # maximum tokens of the translation, without eos
     steps: int = 0
 
     @property
     def lengths(self) -> CacheLengths:
         """The numbers of target and source positions that the sentence needs."""
-        return CacheLengths(self.max_length + 1, len(self.sentence.ids))
+        return CacheLengths(self.max_length + 1, len(self.segment.ids))
 
 
 @dataclass
@@ -64,7 +67,7 @@ class EncodedRequests:
         """Returns the next requests, at most `number`, with their memories, and counts them as inserted."""
         start, end = self.inserted, min(self.inserted + number, len(self.requests))
         self.inserted = end
-        lengths = [len(request.sentence.ids) for request in self.requests[:end]]
+        lengths = [len(request.segment.ids) for request in self.requests[:end]]
         first, tokens = sum(lengths[:start]), sum(lengths[start:])
         taken = []
         for memory in self.memories:
@@ -88,12 +91,56 @@ class AsyncCopy:
         return self.copies
 
 
-class ContinuousBatching:
-    """A search over batches of sentences, with at most `slots` sentences at a time. `decode` is a `BatchDecoder`.
+@ENGINES.register("slots", EngineConfig())
+class SlotsEngine(Engine):
+    """The search in slots, for Transformers: with recorded CUDA graphs on a GPU, step by step on a CPU.
 
-    `graph_search.supports` must be true. Batches with constraints are passed to `fallback`. A larger search replaces
-    the search if a sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the
-    next run.
+    The slots of the newest options are kept for the next call. If they are in use, the next call gets new slots.
+    """
+
+    shares_memory = True
+
+    def __init__(self, config: Any, loaded: LoadedModels) -> None:
+        super().__init__(config, loaded)
+        self.kept: list[ContinuousBatching] = []
+        self.choosing = threading.Lock()
+
+    def refusal(self, options: SearchOptions) -> str | None:
+        return refusal(self.loaded.models, options)
+
+    def refuses(self, segment: Segment) -> bool:
+        return bool(segment.constraints.prefix or segment.constraints.avoided)
+
+    def decode(
+        self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        search = self.slots_for(options)
+        try:
+            yield from search.decode(batches, polled)
+        finally:
+            search.in_use = False
+
+    def slots_for(self, options: SearchOptions) -> "ContinuousBatching":
+        """Returns slots that no other call uses, and marks them as used."""
+        search = replace(options, alignment=None, quality=False, mbr=None, source_lang=None, target_lang=None)
+        with self.choosing:
+            free = [slots for slots in self.kept if not slots.in_use]
+            found = next((slots for slots in free if slots.options == search), None)
+            if found is None:
+                self.kept = [slots for slots in self.kept if slots.in_use]
+                del free  # frees the memory of slots with other options before new slots are made
+                number = max(1, self.loaded.max_tokens // TOKENS_PER_SLOT)
+                found = ContinuousBatching(self.loaded.models, search, number, torch.device(self.loaded.device))
+                self.kept.append(found)
+            found.in_use = True
+            return found
+
+
+class ContinuousBatching:
+    """A search over batches of sentences, with at most `slots` sentences at a time.
+
+    `graph_search.refusal` must be None, and required phrases are ignored. A larger search replaces the search if a
+    sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the next run.
     """
 
     def __init__(
@@ -101,16 +148,15 @@ class ContinuousBatching:
         models: Sequence[Architecture],
         options: SearchOptions,
         slots: int,
-        fallback: Callable[[SegmentBatch], BatchHypotheses],
         device: torch.device,
         backend: Callable[[], Eager] | None = None,
     ) -> None:
-        self.models, self.options, self.fallback, self.device = models, options, fallback, device
+        self.models, self.options, self.device = models, options, device
         self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
-        self.asks_between_steps = False  # whether `decode` requests input between steps after an empty batch
+        self.in_use = False  # whether a call has these slots
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()
@@ -132,44 +178,37 @@ class ContinuousBatching:
     def busy(self) -> bool:
         return bool(self.missing)
 
-    def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+    def decode(self, batches: Iterable[SegmentBatch], polled: bool = False) -> Iterator[tuple[int, BatchHypotheses]]:
         """Yields the number and the hypotheses of each batch as soon as they are ready.
 
         An empty batch means that no further input has arrived yet. Then all started sentences are finished before the
-        next batch is requested. With `asks_between_steps`, the next batch is requested between steps, and the iterable
-        must not block while sentences are in the search. Raises RuntimeError while another run is active.
+        next batch is requested. With `polled`, the next batch is requested between steps.
         """
-        if self.busy:
-            raise RuntimeError("another stream with the same options is active; finish or close it first")
+        queue = enumerate(batches)
+        idle = exhausted = False
         try:
-            yield from self._decode(batches)
+            while not exhausted or self.busy:
+                while not exhausted and not (idle and self.busy) and len(self.waiting) < self.slots:
+                    number, batch = next(queue, (-1, None))
+                    exhausted, idle = batch is None, not batch
+                    if batch:
+                        self.enqueue(number, batch)
+                    elif batch is not None:
+                        yield number, []
+                    else:
+                        break
+                if self.busy:
+                    yield from self.advance()
+                    idle = idle and not polled
         finally:
             self.reset()
 
-    def _decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        queue = enumerate(batches)
-        idle = exhausted = False
-        while not exhausted or self.busy:
-            while not exhausted and not (idle and self.busy) and len(self.waiting) < self.slots:
-                number, batch = next(queue, (-1, None))
-                exhausted, idle = batch is None, not batch
-                if batch is None:
-                    break
-                if not batch or any(sentence.constraints != NO_CONSTRAINTS for sentence in batch):
-                    yield number, self.fallback(batch) if batch else []
-                else:
-                    self.enqueue(number, batch)
-            if self.busy:
-                yield from self.advance()
-                idle = idle and not self.asks_between_steps
-
     def enqueue(self, number: int, batch: SegmentBatch) -> None:
         self.partial[number], self.missing[number] = [[] for _ in batch], len(batch)
-        for index, sentence in enumerate(batch):
-            max_length = self.options.max_length(len(sentence.ids) - 1)
-            if self.position_limit is not None:
-                max_length = min(max_length, self.position_limit - 1)
-            self.waiting.append(SlotRequest(number, index, sentence, max_length))
+        sources, constraints = [len(segment.ids) for segment in batch], [segment.constraints for segment in batch]
+        lengths = max_lengths(self.options, sources, constraints, self.models)
+        for index, (segment, max_length) in enumerate(zip(batch, lengths, strict=True)):
+            self.waiting.append(SlotRequest(number, index, segment, max_length))
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, BatchHypotheses]]:
@@ -242,8 +281,8 @@ class ContinuousBatching:
         while self.waiting and len(requests) < self.search.slots and not self.must_grow():
             requests.append(self.waiting.popleft())
         if requests:
-            lengths = [len(request.sentence.ids) for request in requests]
-            ids = self.to_device(torch.tensor([id for request in requests for id in request.sentence.ids]))
+            lengths = [len(request.segment.ids) for request in requests]
+            ids = self.to_device(torch.tensor([id for request in requests for id in request.segment.ids]))
             source = Packed(ids, Layout(self.to_device(torch.tensor(lengths)), max(lengths), sum(lengths)))
             self.encoded = EncodedRequests(requests, [model.encode(source) for model in self.models])
 
@@ -312,12 +351,10 @@ def hypotheses_of(scores: Tensor, log_probabilities: Tensor, lengths: Tensor, to
     """Returns the hypotheses of each sentence, best first, from the tensors of `GraphBeamSearch.results`."""
     columns = (scores.tolist(), log_probabilities.tolist(), lengths.tolist(), tokens.tolist())
     return [
-        nonempty(
-            [
-                Hypothesis(ids[:length], score, log_probability)
-                for score, log_probability, length, ids in zip(*row, strict=True)
-                if score > float("-inf")
-            ]
-        )
+        [
+            Hypothesis(ids[:length], score, log_probability)
+            for score, log_probability, length, ids in zip(*row, strict=True)
+            if score > float("-inf")
+        ]
         for row in zip(*columns, strict=True)
     ]

@@ -1,47 +1,33 @@
 """CTranslate2 as the engine of a search. It is faster than PyTorch for few sentences at a time.
 
-Without a length penalty, CTranslate2 searches like `BeamSearch`. Options that CTranslate2 does not support, or that
-have a different meaning there, raise an error. The distributions of CTranslate2 leave out <unk>, so log probabilities
-of a trained model differ in the third decimal place. The package ctranslate2 is required.
+Without a length penalty, CTranslate2 searches like `beam_search.Search`. Options that CTranslate2 does not support, or
+that have a different meaning there, raise an error. The distributions of CTranslate2 leave out <unk>, so log
+probabilities of a trained model differ in the third decimal place. The package ctranslate2 is required.
 """
 
 import math
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.config.files import cache_folder
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models import checkpoint
-from nmtkit.models.architectures import Architecture
 from nmtkit.models.formats import ctranslate2 as ctranslate2_format
-from nmtkit.translation.search.candidates import length_penalty
+from nmtkit.models.layers.prepack import Precision
+from nmtkit.translation.engines.engine import ENGINES, Engine, EngineConfig, LoadedModels
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS
-from nmtkit.translation.search.decoding import annotated, decode
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SearchOptions
-from nmtkit.translation.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
+from nmtkit.translation.search.rules import length_penalty, max_lengths
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
-
-Precision = Literal["fp32", "int8"]
-
-
-def check_options(options: SearchOptions) -> None:
-    """Raises ValueError for an option that CTranslate2 does not support, or that has a different meaning there."""
-    check_flags((CTRANSLATE2_RULE,), {CTRANSLATE2_RULE.flag}, changed_flags(options) | {CTRANSLATE2_RULE.flag})
-    if options.beam > 1 and options.lenpen != 0:
-        raise ValueError(
-            f"--engine ctranslate2 has a different length penalty than --lenpen {options.lenpen:g}: give --lenpen 0 "
-            "or --beam 1"
-        )
 
 
 def exported(path: Path, precision: Precision) -> Path:
@@ -74,94 +60,100 @@ def exported(path: Path, precision: Precision) -> Path:
     return folder
 
 
-class CTranslate2Engine:
-    """A model in CTranslate2, on the CPU. It searches `workers` batches at a time, each with `threads` threads."""
+@ENGINES.register("ctranslate2", EngineConfig())
+class CTranslate2Engine(Engine):
+    """A model in CTranslate2, on the CPU. It searches `LoadedModels.workers` batches at a time, with a thread each."""
 
-    def __init__(
-        self, path: Path, tokenizer: Tokenizer, precision: Precision, workers: int = 1, threads: int = 1
-    ) -> None:
-        folder = exported(path, precision)
-        import ctranslate2
+    falls_back = False
 
-        self.workers = workers
+    def __init__(self, config: Any, loaded: LoadedModels) -> None:
+        super().__init__(config, loaded)
+        self.precision = loaded.precision_of("ctranslate2")
+        self.folder = exported(loaded.paths[0], self.precision)
+        tokenizer = loaded.tokenizer
         self.pieces = tokenizer.source_pieces(range(tokenizer.source_size))
         self.ids = {piece: id for id, piece in enumerate(tokenizer.target_pieces(range(tokenizer.target_size)))}
         self.bos = tokenizer.target_pieces([BOS])[0]
-        self.translator = ctranslate2.Translator(
-            str(folder), compute_type=COMPUTE_TYPES[precision], inter_threads=workers, intra_threads=threads
-        )
 
-    def decoder(self, models: Sequence[Architecture], options: SearchOptions) -> BatchDecoder:
-        """Returns a decoder of batches.
+    @cached_property
+    def translator(self) -> Any:
+        """The model of CTranslate2, with its threads. A forked process would not have these threads."""
+        import ctranslate2
 
-        `models`, on the CPU, compute alignments. If the translation of a sentence reaches the maximum length or has no
-        finite score, `models` translate the sentence again, because the engines differ in these cases. Raises the same
-        errors as `check_options`.
-        """
-        check_options(options)
-        return partial(self._decode, models=models, options=options)
+        return ctranslate2.Translator(
+            str(self.folder), compute_type=COMPUTE_TYPES[self.precision], inter_threads=self.loaded.workers,
+            intra_threads=1,
+        )  # fmt: skip
 
-    def _decode(
-        self, batches: Iterable[SegmentBatch], models: Sequence[Architecture], options: SearchOptions
+    def start(self) -> None:
+        _ = self.translator
+
+    def refusal(self, options: SearchOptions) -> str | None:
+        try:
+            check_flags((CTRANSLATE2_RULE,), {CTRANSLATE2_RULE.flag}, changed_flags(options) | {CTRANSLATE2_RULE.flag})
+        except ValueError as error:
+            return str(error)
+        if options.beam > 1 and options.lenpen != 0:
+            return (
+                f"--engine ctranslate2 has a different length penalty than --lenpen {options.lenpen:g}: give "
+                "--lenpen 0 or --beam 1"
+            )
+        return None
+
+    def refuses(self, segment: Segment) -> bool:
+        return segment.constraints != NO_CONSTRAINTS
+
+    def decode(
+        self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
     ) -> Iterator[tuple[int, BatchHypotheses]]:
         running: deque[tuple[int, SegmentBatch, list[Any]]] = deque()
 
         def finished(all_of_them: bool) -> Iterator[tuple[int, BatchHypotheses]]:
             while running and (all_of_them or running[0][2] == [] or running[0][2][-1].done()):
                 number, batch, results = running.popleft()
-                yield number, self._hypotheses(batch, [result.result() for result in results], models, options)
+                hypotheses = [self._hypotheses(*pair, options) for pair in zip(batch, results, strict=True)]
+                yield number, hypotheses
 
         for number, batch in enumerate(batches):
             running.append((number, batch, self._start(batch, options)))
             # an empty batch means that no further input has arrived yet, so results are not held back
-            yield from finished(not batch or len(running) > 2 * self.workers)
+            yield from finished(not batch or len(running) > 2 * self.loaded.workers)
         yield from finished(True)
 
     def _start(self, batch: SegmentBatch, options: SearchOptions) -> list[Any]:
-        """Starts the search for a batch. Returns a future result for each sentence.
+        """Starts the search for a batch. Returns a future result for each segment.
 
-        A call of CTranslate2 has a single maximum length, so each call gets sentences with the same maximum length.
+        A call of CTranslate2 has a single maximum length, so each call gets segments with the same maximum length.
         """
         results: list[Any] = []
-        for _, group in groupby(batch, key=lambda sentence: self._max_length(sentence, options)):
-            results += self._start_group(list(group), options)
+        for max_length, group in groupby(batch, key=lambda segment: max_length_of(segment, options)):
+            results += self.translator.translate_batch(
+                [[self.pieces[id] for id in segment.ids if id != EOS] for segment in group],
+                beam_size=options.beam,
+                length_penalty=0,
+                max_decoding_length=max_length + 1,
+                min_decoding_length=0,
+                max_input_length=0,
+                disable_unk=not options.replace_unknown,
+                suppress_sequences=[[self.bos]],
+                return_scores=True,
+                asynchronous=True,
+            )
         return results
 
-    def _max_length(self, sentence: Segment, options: SearchOptions) -> int:
-        return options.max_length(len(sentence.ids) - 1)
+    def _hypotheses(self, segment: Segment, result: Any, options: SearchOptions) -> list[Hypothesis]:
+        """Returns the best hypothesis of a segment.
 
-    def _start_group(self, group: Sequence[Segment], options: SearchOptions) -> list[Any]:
-        if any(sentence.constraints != NO_CONSTRAINTS for sentence in group):
-            raise ValueError(
-                "--engine ctranslate2 supports no prefixes and no required or avoided phrases; leave out --engine"
-            )
-        return self.translator.translate_batch(
-            [[self.pieces[id] for id in sentence.ids if id != EOS] for sentence in group],
-            beam_size=options.beam,
-            length_penalty=0,
-            max_decoding_length=self._max_length(group[0], options) + 1,
-            min_decoding_length=0,
-            max_input_length=0,
-            disable_unk=not options.replace_unknown,
-            suppress_sequences=[[self.bos]],
-            return_scores=True,
-            asynchronous=True,
-        )
+        Returns no hypothesis if the translation reaches the maximum length or has no finite score, because PyTorch's
+        search differs in these cases.
+        """
+        search = result.result()
+        tokens, log_probability = [self.ids[piece] for piece in search.hypotheses[0]], search.scores[0]
+        if len(tokens) >= max_length_of(segment, options) or not math.isfinite(log_probability):
+            return []
+        return [Hypothesis(tokens, log_probability / length_penalty(len(tokens) + 1, options.lenpen), log_probability)]
 
-    def _hypotheses(
-        self, batch: SegmentBatch, results: Sequence[Any], models: Sequence[Architecture], options: SearchOptions
-    ) -> BatchHypotheses:
-        device = torch.device("cpu")
-        translations, cut = [], []
-        for index, (sentence, result) in enumerate(zip(batch, results, strict=True)):
-            tokens = [self.ids[piece] for piece in result.hypotheses[0]]
-            log_probability = result.scores[0]
-            if len(tokens) >= self._max_length(sentence, options) or not math.isfinite(log_probability):
-                cut.append(index)
-            score = log_probability / float(length_penalty(len(tokens) + 1, options.lenpen))
-            translations.append([Hypothesis(tokens, score, log_probability)])
-        translations = annotated(models, batch, options, device, translations)
-        searched = decode(models, [batch[index] for index in cut], options, device)
-        for index, hypotheses in zip(cut, searched, strict=True):
-            translations[index] = hypotheses
-        return translations
+
+def max_length_of(segment: Segment, options: SearchOptions) -> int:
+    (length,) = max_lengths(options, [len(segment.ids)], [segment.constraints], [])
+    return length

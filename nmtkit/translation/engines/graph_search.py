@@ -1,11 +1,10 @@
 """Beam search over a fixed number of slots. Its tensors stay on the device and never change shape.
 
-`GraphBeamSearch.step` does the same as one step of `beam_search.BeamSearch`: both use the functions of `candidates`, in
-fp64. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each shape. From time to
-time, the host reads `done`, takes results and inserts new sentences.
+`GraphBeamSearch.step` does the same as one step of `beam_search.Search`: both use the functions of `rules` and
+`scorer`, in fp64. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each shape. From
+time to time, the host reads `done`, takes results and inserts new sentences.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
@@ -13,28 +12,28 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from nmtkit.config import changed_flags
 from nmtkit.data.packed import Packed
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.logsumexp_gpu import logsumexp
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.search.candidates import BLOCK, Candidates, block_maxima, continuations, is_over, length_penalty
+from nmtkit.translation.engines.engine import OUTSIDE
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.scorer import mean_log_probabilities
+from nmtkit.translation.search.rules import forbidden_tokens, is_over, length_penalty
+from nmtkit.translation.search.scorer import BLOCK, Candidates, block_maxima, continuations, mean_log_probabilities
 
 # B slots (or inserted sentences), R hypotheses of each, N = B x R rows, P positions (`CacheLengths.target` of them are
 # in use), V target vocabulary, C candidates
 
-# options that this search implements or ignores; `decoding.beam_search` implements the others
-SUPPORTED = {"beam", "nbest", "lenpen", "max_len_a", "max_len_b", "min_len", "mbr"}
+FLAGS = OUTSIDE | {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len"}
 
 
-def supports(models: Sequence[Architecture], options: SearchOptions) -> bool:
-    """Returns whether this search implements `options` for these models. It never supports constraints."""
-    others = {field.name for field in dataclasses.fields(options)} - SUPPORTED
-    if any(getattr(options, name) != getattr(SearchOptions, name) for name in others):
-        return False
-    return all(model.supports_static_decoding for model in models)
+def refusal(models: Sequence[Architecture], options: SearchOptions) -> str | None:
+    """Returns the reason why this search does not support `options` or these models, or None."""
+    others = sorted(changed_flags(options) - FLAGS)
+    unsupported = [type(model).__name__ for model in models if not model.supports_static_decoding]
+    return ", ".join(others + unsupported) or None
 
 
 class GraphBeamSearch:
@@ -128,7 +127,7 @@ class GraphBeamSearch:
         else:
             scores, maxima = mean_log_probabilities(logits), None
             normalizer = torch.zeros_like(scores[:, 0])
-        for forbidden in (BOS, UNK):
+        for forbidden in forbidden_tokens(self.options):
             scores[:, forbidden].fill_(-math.inf)
         if self.options.min_len:
             short = (self.length < self.options.min_len)[:, None].expand_as(self.tokens).flatten()

@@ -1,7 +1,7 @@
 """Numba as the engine of a search: a compiled search for Transformers on a CPU, one sentence at a time.
 
 The operations of a narrow model are so small that torch takes longer to start them than to compute them. A compiled
-search has no such costs. It finds the same hypotheses as `beam_search.BeamSearch`. Needs the package numba. The first
+search has no such costs. It finds the same hypotheses as `beam_search.Search`. Needs the package numba. The first
 search on a machine compiles for up to a minute; the machine code is kept in files.
 """
 
@@ -9,11 +9,11 @@ import importlib.util
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,17 +21,16 @@ from torch import Tensor, nn
 
 from nmtkit.config import changed_flags
 from nmtkit.data.tokenizers.tokenizer import EOS, Encoded
-from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.transformer import ROW_WISE, Embedding, SelfAttention, Transformer
 from nmtkit.models.formats.writing import check_expressible
 from nmtkit.models.layers import int8, is_unmodified
 from nmtkit.models.layers.feed_forward import FeedForward
 from nmtkit.models.layers.fixed_state import SSRU
-from nmtkit.translation.search.beam_search import nonempty
-from nmtkit.translation.search.constraints import Constraints
+from nmtkit.models.layers.prepack import Precision
+from nmtkit.translation.engines.engine import ENGINES, OUTSIDE, Engine, EngineConfig, LoadedModels
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import BatchHypotheses, Hypothesis, Segment, SegmentBatch
-from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.rules import max_lengths
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 if TYPE_CHECKING:  # these files import numba
     from nmtkit.translation.engines import compiled_layers as compiled
@@ -42,30 +41,26 @@ SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positio
 SAME |= {"pre_norm", "attention_bias", "output_bias", "embedding_norm", "scale_embeddings", "zero_bos", "norm_eps"}
 SAME |= {"share_embeddings", "tie_output", "ssru_norm", "decoder_ffn", "decoder_tied_layers"}
 ALLOWED = {"decoder_self_attention": ("attention", "ssru")}
-# Flags of a search that the compiled search supports. `decoding.annotated` adds alignments and quality afterwards.
-FLAGS = {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len", "--shortlist"}
-FLAGS |= {"--alignment", "--quality", "--mbr", "--source-lang", "--target-lang"}
+FLAGS = OUTSIDE | {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len", "--shortlist"}
 MODULES = (*ROW_WISE, Transformer, Embedding, nn.Embedding)
 
 NOTICE_SECONDS = 3  # loading machine code from files takes less time
 
-Precision = Literal["fp32", "int8"]
-
 log = logging.getLogger("nmtkit")
 
 
-class NumbaEngine:
+@ENGINES.register("numba", EngineConfig())
+class NumbaEngine(Engine):
     """The compiled search of one model.
 
-    The engine copies the weights. `precision` int8 stores the weights of products in 8 bits; their inputs have 14 bits.
+    The engine copies the weights. Precision int8 stores the weights of products in 8 bits; their inputs have 14 bits.
     """
 
-    def __init__(self, model: Architecture, source: Path, precision: Precision) -> None:
-        """Raises ValueError for a model that the compiled search does not support, and ImportError without numba.
-
-        `source` is the checkpoint of the model; error messages name this file.
-        """
+    def __init__(self, config: Any, loaded: LoadedModels) -> None:
+        super().__init__(config, loaded)
+        precision = loaded.precision_of("numba")
         require()
+        (model,), (source, *_) = loaded.models, (*loaded.paths, Path("the model"))
         self.transformer = check_expressible(model, source, "--engine numba", SAME, ALLOWED, "leave out --engine")
         if not all(type(module) in MODULES and is_unmodified(module, type(module)) for module in model.modules()):
             raise ValueError(f"{source} has modules that --engine numba does not support: leave out --engine")
@@ -76,34 +71,39 @@ class NumbaEngine:
         )
         notice.start()
         try:
-            self.search([Segment([EOS])], SearchOptions(), None)
+            self.search([Segment([EOS])], SearchOptions())
         finally:
             notice.cancel()
 
-    def supports(self, options: SearchOptions) -> bool:
-        return changed_flags(options) <= FLAGS
+    def refusal(self, options: SearchOptions) -> str | None:
+        return ", ".join(sorted(changed_flags(options) - FLAGS)) or None
 
-    @staticmethod
-    def supports_constraints(constraints: Constraints) -> bool:
-        return not constraints.required and not constraints.avoided
+    def refuses(self, segment: Segment) -> bool:
+        return bool(segment.constraints.avoided)
 
-    def search(self, batch: SegmentBatch, options: SearchOptions, shortlist: Shortlist | None) -> BatchHypotheses:
-        """Returns the hypotheses of each sentence, best first. Of the constraints, only prefixes have an effect."""
-        sources = [np.array(sentence.ids) for sentence in batch]
-        prefixes = [np.array(sentence.constraints.prefix, np.int64) for sentence in batch]
-        limit = self.transformer.max_target_positions
-        lengths = [options.max_length(len(ids) - 1) for ids in sources]
-        lengths = [length if limit is None else min(length, limit - 1) for length in lengths]
+    def decode(
+        self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        for number, batch in enumerate(batches):
+            yield number, self.search(batch, options) if batch else []
+
+    def search(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
+        """Returns the hypotheses of each segment, best first. Of the constraints, only prefixes have an effect."""
+        sources = [np.array(segment.ids) for segment in batch]
+        constraints = [segment.constraints for segment in batch]
+        lengths = max_lengths(options, map(len, sources), constraints, [self.transformer])
+        prefixes = [np.array(each.prefix, np.int64) for each in constraints]
         settings = [
-            compiled_settings(options, max(length, len(prefix)), sentence.constraints.language_tokens)
-            for length, prefix, sentence in zip(lengths, prefixes, batch, strict=True)
+            compiled_settings(options, length, each.language_tokens)
+            for length, each in zip(lengths, constraints, strict=True)
         ]
         lists: list[Any] = [np.empty(0, np.int64)] * len(batch)
-        if options.shortlist and shortlist is not None:
+        if options.shortlist and self.loaded.shortlist is not None:
             encoded = Encoded(np.concatenate(sources), np.array([len(ids) for ids in sources]))
-            lists = [np.flatnonzero(row) for row in shortlist.allowed(encoded, [list(ids) for ids in prefixes])]
+            allowed = self.loaded.shortlist.allowed(encoded, [list(ids) for ids in prefixes])
+            lists = [np.flatnonzero(row) for row in allowed]
             prefixes = [np.searchsorted(ids, prefix) for ids, prefix in zip(lists, prefixes, strict=True)]
-        self.reserve_positions(max(map(len, sources)), max(each.max_length for each in settings) + 1)
+        self.reserve_positions(max(map(len, sources)), max(lengths) + 1)
         if len(batch) > 1 and self.threads > 1:
             return list(self.pool.map(self.search_sentence, sources, settings, lists, prefixes))
         return list(map(self.search_sentence, sources, settings, lists, prefixes))
@@ -115,13 +115,11 @@ class NumbaEngine:
 
         found = compiled_search.search(self.model, ids, settings, columns, prefix)
         fields = found.tokens, found.lengths.tolist(), found.scores.tolist(), found.log_probabilities.tolist()
-        return nonempty(
-            [
-                Hypothesis((columns[tokens[:size]] if len(columns) else tokens[:size]).tolist(), score, log_probability)
-                for tokens, size, score, log_probability in zip(*fields, strict=True)
-                if score > -math.inf
-            ]
-        )
+        return [
+            Hypothesis((columns[tokens[:size]] if len(columns) else tokens[:size]).tolist(), score, log_probability)
+            for tokens, size, score, log_probability in zip(*fields, strict=True)
+            if score > -math.inf
+        ]
 
     def reserve_positions(self, source: int, target: int) -> None:
         """Extends the tables of positions to the longest source and the longest output of a batch."""

@@ -1,25 +1,39 @@
-"""Beam search, or diverse beam search with several groups of hypotheses.
+"""The search of PyTorch: a loop over steps, whose hypotheses a `Selector` chooses. Greedy search has another loop.
 
-`Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. `BeamSearch`
-keeps the best continuations as open hypotheses, until no open hypothesis can reach a better score than the finished
-hypotheses. Greedy search, sampling and search with required phrases are subclasses.
+`Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. A selector
+chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
+`phrase_search.PhraseSelector` for required phrases. The search ends when no open hypothesis can reach a better score
+than the finished hypotheses.
 """
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
-from nmtkit.translation.search.candidates import Candidates, continuations, is_over, length_penalty
-from nmtkit.translation.search.constraints import ConstraintProcessor, Constraints
+from nmtkit.models.architectures import Architecture
+from nmtkit.translation.search.constraints import Constraints
+from nmtkit.translation.search.limited_search import limited_search
 from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.scorer import Scorer, SearchModel
-from nmtkit.translation.search.segments import Hypothesis
+from nmtkit.translation.search.rules import (
+    ConstraintProcessor,
+    is_greedy,
+    is_over,
+    length_penalty,
+    max_lengths,
+    open_hypotheses,
+)
+from nmtkit.translation.search.scorer import Candidates, Scorer, SearchModel, continuations
+from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, L tokens of a hypothesis so far, V target
 # vocabulary, C candidates of a sentence
@@ -27,6 +41,30 @@ from nmtkit.translation.search.segments import Hypothesis
 COMPACTION = 0.25  # finished sentences are dropped from the batch when their share reaches this number
 
 logger = logging.getLogger("nmtkit")
+
+
+@torch.inference_mode()
+def free_search(
+    models: Sequence[Architecture],
+    source: Packed,
+    options: SearchOptions,
+    constraints: Sequence[Constraints],
+    seeds: Sequence[int] | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    shortlist: Shortlist | None = None,
+) -> BatchHypotheses:
+    """Does the same as `decoding.beam_search`, but ignores required phrases."""
+
+    def search(
+        models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints], *_: Any
+    ) -> BatchHypotheses:
+        selector = Sampler(options, seeds or range(len(constraints))) if options.sampling else BeamSelector(options)
+        task = Search(models, source, options, constraints, selector, processors)
+        return greedy_search(task) if is_greedy(options) else task.run()
+
+    if shortlist is None or not options.shortlist:
+        return search(models, source, constraints)
+    return limited_search(models, source, constraints, None, shortlist, search)
 
 
 class FinishedHypotheses:
@@ -62,10 +100,23 @@ def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     return [Hypothesis([], -math.inf, -math.inf)]
 
 
-class BeamSearch:
-    """A beam search over one batch of sentences. `run` returns the hypotheses."""
+class Selector(ABC):
+    """Chooses the continuations with which the open hypotheses of a search go on."""
 
-    distinct = True
+    distinct = True  # whether the finished hypotheses of a sentence must differ
+    group = 1  # number of successive open hypotheses that begin as copies of one hypothesis
+    needs_log_probabilities = True  # whether `select` reads log probabilities; otherwise logits are enough
+
+    @abstractmethod
+    def select(self, search: "Search", scores: Tensor) -> Candidates:
+        """Finishes hypotheses of `search`. Returns the continuations that stay open: B R. `scores` is N V."""
+
+    def drop_finished(self, kept: Tensor) -> None:  # noqa: B027  # most selectors keep nothing about sentences
+        """Keeps only the sentences `kept` (indices, ascending)."""
+
+
+class Search:
+    """A search over one batch of sentences. `run` and `greedy_search` return the hypotheses."""
 
     def __init__(
         self,
@@ -73,18 +124,16 @@ class BeamSearch:
         source: Packed,
         options: SearchOptions,
         constraints: Sequence[Constraints],
+        selector: Selector | None = None,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        self.options = options
+        self.options, self.selector = options, selector or BeamSelector(options)
         self.device = source.values.device
-        sentences, rows = source.layout.sentences, options.rows
-        self.finished = FinishedHypotheses(sentences, options.nbest, self.distinct)
-        limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
-        lengths = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]  # lengths without eos
+        sentences, rows = source.layout.sentences, open_hypotheses(options)
+        self.finished = FinishedHypotheses(sentences, options.nbest, self.selector.distinct)
         # hypotheses are kept on the CPU, because they are only a few numbers for each step
-        self.constraint_processor = ConstraintProcessor(
-            options, [min([length, *limits]) for length in lengths], constraints
-        )
+        lengths = max_lengths(options, source.layout.lengths.tolist(), constraints, models)
+        self.constraint_processor = ConstraintProcessor(options, lengths, constraints)
         self.scorer = Scorer(models, source, rows, processors, self.constraint_processor.max_length)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
         self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: first row of each sentence among N
@@ -93,14 +142,14 @@ class BeamSearch:
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R L: the tokens so far
         # B R, float64. At the start, only the first hypothesis of a group is open, because the others would be copies.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
-        self.log_probability[:, :: rows // options.diverse_groups] = 0.0
+        self.log_probability[:, :: self.selector.group] = 0.0
         self.normalizer: Tensor | None = None  # N: scores of a step minus `normalizer` are log probabilities
 
-    def run(self) -> list[list[Hypothesis]]:
+    def run(self) -> BatchHypotheses:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
-            scores = self.scores(tokens.to(self.device))
-            parents, tokens = self.advance(self.constraint_processor.apply(scores, self.history))
+            scores = self.constraint_processor.apply(self.scores(tokens.to(self.device)), self.history)
+            parents, tokens = self.extend(self.selector.select(self, scores))
             done = self.is_done()
             number = 0 if done is None else int(done.sum())
             if number == len(self.sentence):
@@ -123,56 +172,26 @@ class BeamSearch:
         The scores minus `self.normalizer` are log probabilities. If `self.normalizer` is None, the scores are log
         probabilities.
         """
-        if self.options.diverse_groups > 1 or self.history.shape[2] < self.constraint_processor.language_tokens:
+        if self.selector.needs_log_probabilities or self.history.shape[2] < self.constraint_processor.language_tokens:
             self.normalizer = None
             return self.scorer.step(tokens)
         scores, self.normalizer = self.scorer.step_unnormalized(tokens)
         return scores
 
-    def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Finishes and extends the hypotheses of all groups. Returns parent rows (of N) and tokens, both B R."""
-        sentences, rows = self.log_probability.shape
-        log_probs = log_probs.view(sentences, rows, -1)
-        size = rows // self.options.diverse_groups
-        extended: list[Candidates] = []
-        for start in range(0, rows, size):
-            group = log_probs if size == rows else log_probs[:, start : start + size]
-            if extended:
-                counts = _token_counts([candidates.tokens for candidates in extended], log_probs)
-                group = group - self.options.diversity * counts
-            candidates = self.candidates(group, start, log_probs)
-            if (candidates.tokens == EOS).any():
-                self.finish(candidates.first(size))
-                extended.append(candidates.unfinished(size))
-            else:
-                extended.append(candidates.first(size))
-        kept = extended[0] if len(extended) == 1 else Candidates.join(extended)
-        self.log_probability = kept.log_probability
-        parents = kept.beam_index + self.first_row
-        past = self.history if rows == 1 else self.history.flatten(0, 1)[parents]
-        self.history = torch.cat([past, kept.tokens[:, :, None]], 2)
-        return parents, kept.tokens
+    def extend(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Makes `candidates` [B, R] the open hypotheses. Returns parent rows (of N) and tokens, both B R."""
+        self.log_probability = candidates.log_probability
+        parents = candidates.beam_index + self.first_row
+        past = self.history if parents.shape[1] == 1 else self.history.flatten(0, 1)[parents]
+        self.history = torch.cat([past, candidates.tokens[:, :, None]], 2)
+        return parents, candidates.tokens
 
-    def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
-        """Returns the best continuations of a group.
-
-        There are twice as many continuations as hypotheses, because half of the continuations may end. `start` is the
-        index of the first hypothesis of the group. The scores `group` [B, hypotheses of the group, V] rank the tokens.
-        In diverse beam search, these scores differ from the scores `log_probs` [B, R, V] of the models.
-        """
-        size, columns = group.shape[1:]
-        before = self.log_probability[:, start : start + size]
-        if self.normalizer is not None:
-            before = before - self.normalizer.view_as(before)
-        best, index = continuations(group, before.to(group.device), 2 * size)
-        best, index = best.cpu(), index.cpu()
-        rows, tokens = index // columns, index % columns
-        if start:
-            rows += start
-        if self.options.diverse_groups > 1:
-            gained = log_probs.cpu().flatten(1).gather(1, rows * log_probs.shape[2] + tokens)
-            best = torch.where(best.isfinite(), self.log_probability.gather(1, rows) + gained.double(), best)
-        return Candidates(best, rows, tokens)
+    def finish_among(self, candidates: Candidates, number: int) -> Candidates:
+        """Finishes hypotheses that end among the best `number` candidates. Returns the best `number` that stay open."""
+        if not (candidates.tokens == EOS).any():
+            return candidates.first(number)
+        self.finish(candidates.first(number))
+        return candidates.unfinished(number)
 
     def finish(self, candidates: Candidates) -> None:
         """Keeps the candidates that end and are among the best of their sentence."""
@@ -190,15 +209,60 @@ class BeamSearch:
             return None
         next_penalty = length_penalty(self.history.shape[2] + 1, self.options.lenpen)
         largest, threshold = self.longest_penalty.clamp_min(next_penalty), self.finished.threshold[self.sentence]
-        return is_over(self.log_probability, largest, threshold, greedy=self.options.rows == 1)
+        return is_over(self.log_probability, largest, threshold, greedy=self.log_probability.shape[1] == 1)
 
     def drop_finished(self, kept: Tensor) -> None:
         """Keeps only the sentences `kept` (indices, ascending) in the batch."""
         self.scorer.drop_finished(kept.to(self.device))
         self.constraint_processor.drop_finished(kept)
+        self.selector.drop_finished(kept)
         self.sentence, self.longest_penalty = self.sentence[kept], self.longest_penalty[kept]
         self.first_row = self.first_row[: len(kept)]
         self.log_probability, self.history = self.log_probability[kept], self.history[kept]
+
+
+class BeamSelector(Selector):
+    """Keeps the most probable continuations. With several groups, each group avoids the tokens of earlier groups.
+
+    Source of diverse groups: Vijayakumar et al. 2016, "Diverse Beam Search".
+    """
+
+    def __init__(self, options: SearchOptions) -> None:
+        self.diversity, self.group = options.diversity, options.beam // options.diverse_groups
+        self.needs_log_probabilities = options.diverse_groups > 1
+
+    def select(self, search: Search, scores: Tensor) -> Candidates:
+        sentences, rows = search.log_probability.shape
+        log_probs = scores.view(sentences, rows, -1)
+        if rows == self.group:
+            before = search.log_probability
+            if search.normalizer is not None:
+                before = before - search.normalizer.view_as(before)
+            return search.finish_among(self.candidates(log_probs, before), rows)
+        extended: list[Candidates] = []
+        for start in range(0, rows, self.group):
+            group = log_probs[:, start : start + self.group]
+            if extended:
+                counts = _token_counts([candidates.tokens for candidates in extended], log_probs)
+                group = group - self.diversity * counts
+            best = self.candidates(group, search.log_probability[:, start : start + self.group])
+            beam_index = best.beam_index + start
+            # the diversity ranks the continuations, but does not count in their log probabilities
+            gained = log_probs.cpu().flatten(1).gather(1, beam_index * log_probs.shape[2] + best.tokens)
+            total = search.log_probability.gather(1, beam_index) + gained.double()
+            total = torch.where(best.log_probability.isfinite(), total, best.log_probability)
+            extended.append(search.finish_among(Candidates(total, beam_index, best.tokens), self.group))
+        return Candidates.join(extended)
+
+    def candidates(self, scores: Tensor, before: Tensor) -> Candidates:
+        """Returns the best continuations of hypotheses with log probabilities `before` [B, R], from scores B R V.
+
+        There are twice as many continuations as hypotheses, because half of the continuations may end.
+        """
+        rows, columns = scores.shape[1:]
+        best, index = continuations(scores, before.to(scores.device), 2 * rows)
+        best, index = best.cpu(), index.cpu()
+        return Candidates(best, index // columns, index % columns)
 
 
 def _token_counts(tokens: list[Tensor], like: Tensor) -> Tensor:
@@ -206,3 +270,93 @@ def _token_counts(tokens: list[Tensor], like: Tensor) -> Tensor:
     taken = torch.cat(tokens, 1).to(like.device)
     counts = like.new_zeros(len(like), like.shape[2])
     return counts.scatter_add_(1, taken, torch.ones_like(taken, dtype=counts.dtype))[:, None]
+
+
+def greedy_search(search: Search) -> BatchHypotheses:
+    """Returns the same hypotheses and scores as `search.run` with one open hypothesis, in fewer operations.
+
+    The time of a step of a small model depends on the number of its operations. A greedy search does not select or sort
+    candidates, and does not test whether an open hypothesis can become better than a finished hypothesis: a sentence is
+    finished when its best token is eos.
+    """
+    tokens = torch.full((len(search.sentence),), BOS, device=search.device)
+    log_probability = torch.zeros(len(search.sentence), dtype=torch.float64, device=search.device)  # B
+    open_rows = dict(enumerate(search.sentence.tolist()))  # row -> sentence; finished sentences may stay as padding
+    outputs: list[list[int]] = [[] for _ in open_rows]  # the tokens of each sentence
+    results: BatchHypotheses = [[] for _ in open_rows]
+    length = 0
+    constraints = search.constraint_processor
+    # memory of `history`, shape [B, 1, positions]; tokens are written only if a constraint reads the history
+    space = torch.zeros(len(outputs), 1, int(constraints.max_length.max()) + 1, dtype=torch.int64)
+    while True:
+        search.history = space.narrow(2, 0, length)
+        best, tokens = constraints.apply(search.scores(tokens), search.history).max(1)
+        before = log_probability if search.normalizer is None else log_probability - search.normalizer
+        log_probability = best + before
+        values, added = log_probability.tolist(), tokens.tolist()
+        for row, sentence in list(open_rows.items()):
+            if added[row] != EOS and math.isfinite(values[row]):
+                outputs[sentence].append(added[row])
+                continue
+            if math.isfinite(values[row]):
+                score = values[row] / length_penalty(len(outputs[sentence]) + 1, search.options.lenpen)
+                results[sentence].append(Hypothesis(outputs[sentence], score, values[row]))
+            del open_rows[row]
+        if not open_rows:
+            return list(map(nonempty, results))
+        if constraints.reads_history:
+            space[:, 0, length] = tokens.cpu()
+        length += 1
+        if len(added) - len(open_rows) >= COMPACTION * len(added):
+            kept = torch.tensor(list(open_rows))
+            search.drop_finished(kept)
+            space = space[kept]
+            log_probability, tokens = (part[kept.to(search.device)] for part in (log_probability, tokens))
+            open_rows = dict(enumerate(open_rows.values()))
+
+
+class Sampler(Selector):
+    """Draws `options.nbest` samples for each sentence. Samples are sorted by score. Some can be equal.
+
+    Each step of each sample uses one random number. The random numbers depend only on `options.seed` and on the seed of
+    the sentence.
+    """
+
+    distinct = False
+
+    def __init__(self, options: SearchOptions, seeds: Sequence[int]) -> None:
+        self.options = options
+        self.generators = [np.random.Generator(np.random.Philox([options.seed, seed])) for seed in seeds]
+
+    def select(self, search: Search, scores: Tensor) -> Candidates:
+        sentences, rows = search.log_probability.shape
+        uniform = np.stack([generator.random(rows) for generator in self.generators])
+        drawn = draw(scores, torch.from_numpy(uniform).flatten().to(scores.device), self.options)
+        gained = scores.gather(1, drawn[:, None]).double().cpu().view(sentences, rows)
+        tokens, beam_index = drawn.cpu().view(sentences, rows), torch.arange(rows).expand(sentences, -1)
+        total = search.log_probability + gained
+        search.finish(Candidates(total, beam_index, tokens))
+        return Candidates(total.masked_fill(tokens == EOS, -math.inf), beam_index, tokens)
+
+    def drop_finished(self, kept: Tensor) -> None:
+        self.generators = [self.generators[index] for index in kept.tolist()]
+
+
+def draw(log_probs: Tensor, uniform: Tensor, options: SearchOptions) -> Tensor:
+    """Samples a token for each row of `log_probs` [N, V], from random numbers `uniform` [N] in [0, 1)."""
+    scaled = log_probs.double() / options.temperature
+    if options.top_k:
+        scaled, columns = scaled.topk(min(options.top_k, scaled.shape[1]), dim=1)
+    elif options.top_p < 1:
+        scaled, columns = scaled.sort(dim=1, descending=True, stable=True)
+    else:
+        columns = torch.arange(scaled.shape[1], device=log_probs.device).expand_as(scaled)
+    probabilities = scaled.softmax(1)
+    if options.top_p < 1:
+        before = probabilities.cumsum(1) - probabilities
+        probabilities = probabilities.masked_fill(before >= options.top_p, 0.0)
+    cumulative = probabilities.nan_to_num().cumsum(1)
+    index = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    # because of rounding, the index can be beyond the last token of positive probability
+    last = (probabilities > 0).to(torch.uint8).cumsum(1, dtype=torch.int64).argmax(1, keepdim=True)
+    return columns.gather(1, torch.minimum(index, last))[:, 0]

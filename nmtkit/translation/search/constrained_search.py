@@ -7,20 +7,21 @@ of a hypothesis.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from nmtkit.data.packed import Packed
-from nmtkit.data.tokenizers.tokenizer import EOS
-from nmtkit.translation.search.beam_search import BeamSearch
-from nmtkit.translation.search.candidates import Candidates, continuations
-from nmtkit.translation.search.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
-from nmtkit.translation.search.logits_processors import LogitsProcessor
+from nmtkit.data.tokenizers.spm_model import FOREIGN
+from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, Tokenizer
+from nmtkit.text.alignment import UNSPACED, is_letter
+from nmtkit.translation.search.beam_search import Search, Selector
+from nmtkit.translation.search.constraints import Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.scorer import SearchModel
-from nmtkit.translation.search.segments import Hypothesis
+from nmtkit.translation.search.rules import NONE
+from nmtkit.translation.search.scorer import Candidates, continuations
+from nmtkit.translation.search.types import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
@@ -29,6 +30,27 @@ READINGS = 64
 
 # a bit for each complete phrase; the index of the phrase that has begun; the tokens of this phrase, () if there is none
 Reading = tuple[int, int, Phrase]
+
+
+def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
+    """Returns two masks over the target pieces: pieces that begin with a letter, and pieces that end with a letter.
+
+    Byte pieces of non-ASCII characters count as pieces without letters.
+    """
+    pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
+    begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
+    for special in SPECIALS:
+        begins[special] = ends[special] = False
+    return PieceEdges(begins, ends)
+
+
+def _surface(piece: str) -> str:
+    byte = re.fullmatch("<0x([0-7][0-9A-F])>", piece)
+    return chr(int(byte[1], 16)) if byte else piece.removeprefix(FOREIGN)
+
+
+def _inside(char: str) -> bool:
+    return char not in ("", SPACE_SYMBOL) and is_letter(char) and not UNSPACED.match(char)
 
 
 class PhraseAutomaton:
@@ -158,7 +180,7 @@ class PhraseAutomaton:
             yield held, index, tokens
 
 
-def lacking(
+def lacking_sentences(
     constraints: Sequence[Constraints],
     results: Sequence[Sequence[Hypothesis]],
     options: SearchOptions,
@@ -174,34 +196,34 @@ def lacking(
     return result
 
 
-class ConstrainedBeamSearch(BeamSearch):
-    """A search whose finished hypotheses contain all required phrases, in order if `options.ordered_constraints`."""
+class PhraseSelector(Selector):
+    """Finishes only hypotheses that contain all required phrases, in order if `options.ordered_constraints`."""
 
     def __init__(
-        self,
-        models: Sequence[SearchModel],
-        source: Packed,
-        options: SearchOptions,
-        constraints: Sequence[Constraints],
-        edges: PieceEdges | None = None,
-        processors: Sequence[LogitsProcessor] = (),
+        self, options: SearchOptions, constraints: Sequence[Constraints], edges: PieceEdges | None = None
     ) -> None:
-        super().__init__(models, source, options, constraints, processors)
-        ordered = options.ordered_constraints
+        ordered, self.group = options.ordered_constraints, options.beam
         self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
-        self.states = [[0] * options.rows for _ in constraints]  # B R: state of the automaton for each open hypothesis
+        self.states = [[0] * options.beam for _ in constraints]  # B R: state of the automaton for each open hypothesis
 
-    def scores(self, tokens: Tensor) -> Tensor:
-        return self.scorer.step(tokens)
+    def select(self, search: Search, scores: Tensor) -> Candidates:
+        kept = search.finish_among(self.candidates(search, scores), self.group)
+        self.states = [
+            [automaton.next(states[row], token) for row, token in zip(*pairs, strict=True)]
+            for automaton, states, *pairs in zip(
+                self.automata, self.states, kept.beam_index.tolist(), kept.tokens.tolist(), strict=True
+            )
+        ]
+        return kept
 
-    def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
-        sentences, rows = group.shape[:2]
+    def candidates(self, search: Search, scores: Tensor) -> Candidates:
+        """Returns the best continuations of each bank in turn."""
+        sentences, rows = search.log_probability.shape
         useful = self.useful_tokens()  # B R useful
-        useful_values = group.gather(2, useful.clamp_min(0).to(group.device)).double().cpu()
+        useful_values = scores.view(sentences, rows, -1).gather(2, useful.clamp_min(0).to(scores.device)).double().cpu()
         useful_values = useful_values.masked_fill(useful == NONE, -math.inf)
-        each_row = group.flatten(0, 1)[:, None]
-        before = each_row.new_zeros(len(each_row), 1, dtype=torch.float64)
-        values, tokens = continuations(each_row, before, rows + 1 + useful.shape[2])
+        before = scores.new_zeros(len(scores), 1, dtype=torch.float64)
+        values, tokens = continuations(scores[:, None], before, rows + 1 + useful.shape[2])
         values, tokens = values.cpu().view(sentences, rows, -1), tokens.cpu().view(sentences, rows, -1)
         duplicate = (tokens[:, :, :, None] == useful[:, :, None, :]).any(3)
         values = torch.cat([values.masked_fill(duplicate, -math.inf), useful_values], 2)
@@ -209,9 +231,9 @@ class ConstrainedBeamSearch(BeamSearch):
         remaining = self.remaining_after(tokens)
         total = torch.tensor([automaton.total for automaton in self.automata])[:, None, None]
         # number of tokens that can still follow
-        free = (self.constraint_processor.max_length - self.history.shape[2] - 1)[:, None, None]
+        free = (search.constraint_processor.max_length - search.history.shape[2] - 1)[:, None, None]
         forbidden = torch.where(tokens == EOS, remaining > 0, remaining > free)
-        totals = (self.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
+        totals = (search.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
         # in a long alternative, more tokens may remain than `total`, which counts the shortest alternative
         banks = (total - remaining).clamp_min(0).flatten(1)
         best = round_robin(totals, banks, min(2 * rows, totals.shape[1]))
@@ -226,7 +248,7 @@ class ConstrainedBeamSearch(BeamSearch):
         ]
         width = max(len(tokens) for rows in lists for tokens in rows)
         padded = [[tokens + [NONE] * (width - len(tokens)) for tokens in rows] for rows in lists]
-        return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
+        return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.group, width)
 
     def remaining_after(self, tokens: Tensor) -> Tensor:
         """Returns the number of tokens still needed after each of `tokens` [B, R, C]. eos does not count."""
@@ -240,18 +262,7 @@ class ConstrainedBeamSearch(BeamSearch):
             ]
         )
 
-    def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        parents, tokens = super().advance(log_probs)
-        self.states = [
-            [automaton.next(states[row % self.options.rows], token) for row, token in zip(*pairs, strict=True)]
-            for automaton, states, *pairs in zip(
-                self.automata, self.states, parents.tolist(), tokens.tolist(), strict=True
-            )
-        ]
-        return parents, tokens
-
     def drop_finished(self, kept: Tensor) -> None:
-        super().drop_finished(kept)
         self.automata = [self.automata[index] for index in kept.tolist()]
         self.states = [self.states[index] for index in kept.tolist()]
 
@@ -261,9 +272,8 @@ def round_robin(scores: Tensor, banks: Tensor, number: int) -> Tensor:
     order = scores.argsort(dim=1, descending=True, stable=True)
     bank = banks.gather(1, order)
     same_bank = bank[:, :, None] == bank[:, None, :]  # B C C
-    rank = (same_bank & torch.ones(same_bank.shape[1:], dtype=torch.bool).tril(-1)).sum(
-        2
-    )  # number of better candidates of the same bank
+    better = torch.ones(same_bank.shape[1:], dtype=torch.bool).tril(-1)
+    rank = (same_bank & better).sum(2)  # number of better candidates of the same bank
     most = int(banks.max()) + 1
     closed = ~scores.gather(1, order).isfinite()
     key = rank * (most + 1) - bank + closed * (scores.shape[1] + 1) * (most + 1)

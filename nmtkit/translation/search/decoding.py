@@ -1,9 +1,8 @@
-"""Decoding of a batch of sentences: search or sampling of translations, scores of references, and alignments."""
+"""A search over one batch with required phrases, scores of references, and results about complete translations."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,67 +11,20 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import layer_index
-from nmtkit.translation.search.beam_search import BeamSearch
-from nmtkit.translation.search.candidates import length_penalty
-from nmtkit.translation.search.constrained_search import ConstrainedBeamSearch, lacking
+from nmtkit.translation.search.beam_search import Search, free_search
+from nmtkit.translation.search.constrained_search import PhraseSelector, lacking_sentences
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
-from nmtkit.translation.search.greedy_search import GreedySearch, is_greedy
-from nmtkit.translation.search.limited_search import Models, Search, limited_search
+from nmtkit.translation.search.limited_search import limited_search
 from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.sampling import Sampling
-from nmtkit.translation.search.scorer import mean_log_probabilities
-from nmtkit.translation.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
+from nmtkit.translation.search.rules import length_penalty
+from nmtkit.translation.search.scorer import SearchModel, mean_log_probabilities
 from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, SegmentBatch
 
 PROJECTED_ROWS = 1024  # largest number of tokens whose distributions are in memory at the same time
 
 # B sentences, T target tokens of all sentences, L and M tokens of the longest target and source
-
-
-def decode(
-    models: Sequence[Architecture],
-    batch: SegmentBatch,
-    options: SearchOptions,
-    device: torch.device,
-    edges: PieceEdges | None = None,
-    processors: Sequence[LogitsProcessor] = (),
-    shortlist: Shortlist | None = None,
-) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence of a batch, with the results that `options` request.
-
-    `processors` change the log probabilities of the search. Required phrases of whole words need the `edges` of the
-    target pieces, and `options.shortlist` needs a `shortlist`.
-    """
-    if not batch:
-        return []
-    source = Packed.from_lists([sentence.ids for sentence in batch], device)
-    if options.score_reference:
-        references = [sentence.reference or [] for sentence in batch]
-        language_tokens = [sentence.constraints.language_tokens for sentence in batch]
-        scored = score_references(models, source, references, options.lenpen, language_tokens)
-        results = [[hypothesis] for hypothesis in scored]
-    else:
-        constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
-        results = beam_search(models, source, options, constraints, seeds, edges, processors, shortlist)
-    return annotated(models, batch, options, device, results)
-
-
-def annotated(
-    models: Sequence[Architecture],
-    batch: SegmentBatch,
-    options: SearchOptions,
-    device: torch.device,
-    results: BatchHypotheses,
-) -> BatchHypotheses:
-    """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them."""
-    aligned, scored = options.alignment is not None or options.replace_unknown, options.quality
-    if not batch or not (aligned or scored):
-        return results
-    source = Packed.from_lists([sentence.ids for sentence in batch], device)
-    if scored and not options.score_reference:
-        results = with_token_log_probabilities(models, source, results)
-    return align(models, source, results) if aligned else results
 
 
 @torch.inference_mode()
@@ -94,56 +46,75 @@ def beam_search(
     warning is logged and its only translation is empty with score -inf.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
+    results = free_search(models, source, options, constraints, seeds, processors, shortlist)
+    return with_required_phrases(models, source, results, options, constraints, edges, processors, shortlist)
 
-    def run(search: Search, source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
-        if shortlist is None or not options.shortlist:
-            return search(models, source, constraints, edges)
-        return limited_search(models, source, constraints, edges, shortlist, search)
 
-    def unconstrained(models: Models, source: Packed, constraints: Sequence[Constraints], *_: Any) -> BatchHypotheses:
-        if options.sampling:
-            return Sampling(models, source, options, constraints, seeds or range(len(constraints)), processors).run()
-        kind = GreedySearch if is_greedy(options) else BeamSearch
-        return kind(models, source, options, constraints, processors).run()
+@torch.inference_mode()
+def with_required_phrases(
+    models: Sequence[Architecture],
+    source: Packed,
+    results: BatchHypotheses,
+    options: SearchOptions,
+    constraints: Sequence[Constraints],
+    edges: PieceEdges | None,
+    processors: Sequence[LogitsProcessor],
+    shortlist: Shortlist | None,
+) -> BatchHypotheses:
+    """Returns `results`, with new hypotheses for each sentence whose hypotheses lack a required phrase.
 
-    def constrained(
-        models: Models, source: Packed, constraints: Sequence[Constraints], edges: PieceEdges | None
+    An unconstrained hypothesis that contains all phrases is better than a constrained hypothesis: until a phrase
+    begins, banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
+    banks.
+    """
+    lacking = [] if options.sampling else lacking_sentences(constraints, results, options, edges)
+    if not lacking:
+        return results
+
+    def search(
+        models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints], edges: PieceEdges | None
     ) -> BatchHypotheses:
-        return ConstrainedBeamSearch(models, source, options, constraints, edges, processors).run()
+        selector = PhraseSelector(options, constraints, edges)
+        return Search(models, source, options, constraints, selector, processors).run()
 
-    results = run(unconstrained, source, constraints)
-    missing = [] if options.sampling else lacking(constraints, results, options, edges)
-    if missing:
-        # An unconstrained result that contains all phrases is better than a constrained result: until a phrase begins,
-        # banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
-        # banks.
-        rest = source.select(torch.tensor(missing, device=source.values.device))
-        constrained_results = run(constrained, rest, [constraints[index] for index in missing])
-        for index, hypotheses in zip(missing, constrained_results, strict=True):
-            results[index] = hypotheses
+    rest = source.select(torch.tensor(lacking, device=source.values.device))
+    constrained = [constraints[index] for index in lacking]
+    if shortlist is None or not options.shortlist:
+        found = search(models, rest, constrained, edges)
+    else:
+        found = limited_search(models, rest, constrained, edges, shortlist, search)
+    replaced = dict(zip(lacking, found, strict=True))
+    return [replaced.get(index, hypotheses) for index, hypotheses in enumerate(results)]
+
+
+def annotated(
+    models: Sequence[Architecture], source: Packed, options: SearchOptions, results: BatchHypotheses
+) -> BatchHypotheses:
+    """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them."""
+    if options.quality and not options.score_reference:
+        results = with_token_log_probabilities(models, source, results)
+    if options.alignment is not None or options.replace_unknown:
+        results = align(models, source, results)
     return results
 
 
 @torch.inference_mode()
 def score_references(
-    models: Sequence[Architecture],
-    source: Packed,
-    references: Sequence[list[int]],
-    lenpen: float,
-    language_tokens: Sequence[int] | None = None,
-) -> list[Hypothesis]:
-    """Returns a hypothesis for each reference translation, with the log probability and score that the models give.
+    models: Sequence[Architecture], source: Packed, batch: SegmentBatch, lenpen: float
+) -> BatchHypotheses:
+    """Returns a hypothesis for the reference of each segment, with the log probability and score that the models give.
 
-    `references` are token ids without eos. The log probability is the sum over the tokens and eos, without the first
-    `language_tokens[i]` tokens of reference i, because the user chooses the language token. The score is the log
-    probability divided by the length penalty.
+    `source` are the ids of the segments. The log probability is the sum over the tokens and eos, without language
+    tokens, because the user chooses the language. The score is the log probability divided by the length penalty.
     """
+    references = [segment.reference or [] for segment in batch]
+    results = []
     gained = token_log_probabilities(models, source, references)
-    totals = [sum(each[free:]) for each, free in zip(gained, language_tokens or [0] * len(references), strict=True)]
-    return [
-        Hypothesis(ids, total / float(length_penalty(len(ids) + 1, lenpen)), total, token_log_probabilities=each)
-        for ids, total, each in zip(references, totals, gained, strict=True)
-    ]
+    for segment, ids, each in zip(batch, references, gained, strict=True):
+        total = sum(each[segment.constraints.language_tokens :])
+        score = total / length_penalty(len(ids) + 1, lenpen)
+        results.append([Hypothesis(ids, score, total, token_log_probabilities=each)])
+    return results
 
 
 def token_log_probabilities(

@@ -24,8 +24,8 @@ from nmtkit.models.architectures.interface import DecoderState
 from nmtkit.models.layers.output_columns import select_columns
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.translation.search.scorer import SearchModel
-from nmtkit.translation.search.segments import BatchHypotheses
 from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import BatchHypotheses
 
 # B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in some list, K in the longest list
 

@@ -1,7 +1,7 @@
 """Settings of a search (flags of `nmtkit generate`, keywords in Python) and the rules for combining them."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
 
@@ -102,6 +102,8 @@ class SearchOptions(Config):
     logits_processors: tuple[str, ...] = option(
         (), "registered processors that change the log probabilities at each step, in this order", metavar="NAME,…"
     )
+    # the config of each of `logits_processors`, in the same order; empty: their presets
+    processor_configs: tuple[Any, ...] = field(default=(), metadata={"is_flag": False})
     seed: int = option(
         1, "seed of samples; the samples of a line depend only on the seed and the line number", min=0, max=2**63 - 1
     )
@@ -139,10 +141,7 @@ class SearchOptions(Config):
             raise ValueError(f"--mbr needs --nbest 2 or more; --nbest is {self.nbest}")
 
     @property
-    def rows(self) -> int:
-        """The number of open hypotheses of a sentence."""
-        return self.nbest if self.sampling else self.beam
-
-    def max_length(self, source_length: int) -> int:
-        """Returns the maximum length of a translation of `source_length` pieces. Both lengths are without eos."""
-        return max(self.min_len, int(self.max_len_a * source_length + self.max_len_b))
+    def processors(self) -> dict[str, Any]:
+        """The config of each logits processor, by name. None stands for the preset."""
+        configs = self.processor_configs or [None] * len(self.logits_processors)
+        return dict(zip(self.logits_processors, configs, strict=True))

@@ -17,7 +17,7 @@ from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.building import to_checkpoint, vocabulary_of
 from nmtkit.models.formats import ctranslate2
 from nmtkit.models.formats.writing import TRAINING, check_expressible
-from nmtkit.translation.requests import Request
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import Translator
 
 

@@ -23,7 +23,7 @@ from nmtkit.data.tokenizers.tokenizer import BOS
 from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, tokenizer_of
 from nmtkit.models.formats import huggingface
-from nmtkit.translation.requests import Request
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import Translator
 
 Languages = tuple[str | None, str | None]

@@ -10,13 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.engines import continuous_batching, graph_search
+from nmtkit.translation.engines import Decoder, LoadedModels, continuous_batching, graph_search
 from nmtkit.translation.engines.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
-from nmtkit.translation.engines.graph_search import Eager, GraphBeamSearch, StepRunner, supports
+from nmtkit.translation.engines.graph_search import Eager, GraphBeamSearch, StepRunner, refusal
+from nmtkit.translation.search import beam_search as search_module
+from nmtkit.translation.search import decoding
+from nmtkit.translation.search.beam_search import Search
 from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Segment
+from nmtkit.translation.search.types import Segment
 from nmtkit.translation.translator import Translator
 
 EOS = 2
@@ -43,11 +46,13 @@ def batches_of(sentences: list[Segment], size: int) -> list[list[Segment]]:
 def continuous(
     models: list[Architecture], options: SearchOptions, slots: int, **settings: object
 ) -> ContinuousBatching:
-    def fallback(batch):
-        source = Packed.from_lists([sentence.ids for sentence in batch])
-        return beam_search(models, source, options, [sentence.constraints for sentence in batch])
+    return ContinuousBatching(models, options, slots, CPU, **settings)
 
-    return ContinuousBatching(models, options, slots, fallback, CPU, **settings)
+
+def in_slots(model: Architecture) -> Translator:
+    """Returns a translator with the slots on the CPU as its engine."""
+    tokenizer = tiny_tokenizer()
+    return Translator([model], tokenizer, decoder=Decoder(LoadedModels([model], tokenizer, "cpu", 320), "slots"))
 
 
 def assert_same(found, expected) -> None:
@@ -83,7 +88,7 @@ def test_slots_find_what_the_plain_search_finds(slots, changes):
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
     lengths = {len(hypothesis.tokens) for found in expected for hypothesis in found}
     assert len(lengths) > 3 or options.max_len_a == 0
-    assert supports([model], options)
+    assert refusal([model], options) is None
     found = dict(continuous([model], options, slots).decode(batches_of(sentences, 7)))
     assert_same([hypotheses for number in range(len(found)) for hypotheses in found[number]], expected)
 
@@ -134,7 +139,7 @@ def test_maxima_of_blocks_that_come_with_the_log_sum_exp_change_nothing(monkeypa
 
 def test_a_mixture_of_experts_is_searched_alike():
     model, options, sentences = tiny(60, name="transformer_moe_tiny"), SearchOptions(max_len_b=8), sources(12, 60, 9)
-    assert supports([model], options)
+    assert refusal([model], options) is None
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
     assert_same(dict(continuous([model], options, 5).decode([sentences]))[0], expected)
 
@@ -177,59 +182,61 @@ def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
     assert sorted(found) == list(range(12))
 
 
-def test_constraints_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_behind():
-    model, options = tiny(60), SearchOptions(max_len_b=10)
+def test_a_run_given_up_leaves_nothing_behind_and_another_call_gets_its_own_slots():
+    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10)
     sentences = sources(24, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
-    required = Segment(sentences[0].ids, Constraints(prefix=(7, 8)))
-    runner = continuous([model], options, 5)
-    given_up = runner.decode(batches_of(sentences, 2))
+    translator = in_slots(model)
+    given_up = translator.batch_decoder(options)(batches_of(sentences, 2))
     next(given_up)  # with sentences in slots
-    with pytest.raises(RuntimeError, match="is active"):
-        next(runner.decode([sentences]))
+    assert_same(dict(translator.batch_decoder(options)([sentences]))[0], expected)
     given_up.close()
-    found = dict(runner.decode([sentences, [required]]))
-    assert_same(found[0], expected)
-    assert found[1][0][0].tokens[:2] == [7, 8]
+    assert_same(dict(translator.batch_decoder(options)([sentences]))[0], expected)
+    first, second = translator.decoder.engine.kept
+    assert not first.in_use and not second.in_use
 
 
-def test_required_phrases_are_searched_for_where_the_slots_have_not_found_them():
-    tokenizer = tiny_tokenizer()
-    model, options = tiny(tokenizer.target_size), SearchOptions(max_len_b=10)
-    translator = Translator([model], tokenizer)
+def test_prefixes_avoided_and_required_phrases_are_searched_by_pytorch_where_they_must_be(monkeypatch):
+    """Segments without them stay in the slots, also those that the slots have given a required phrase."""
+    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10)
     free = sources(12, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in free]), options)
-    common = RequiredPhrase(((expected[0][0].tokens[0],), (300, 301)))
-    batch = [replace(sentence, constraints=Constraints(required=(common,))) for sentence in free[:6]] + free[6:]
+    common = RequiredPhrase(((expected[2][0].tokens[0],), (300, 301)))
+    constraints = [Constraints(prefix=(7, 8)), Constraints(avoided=((expected[1][0].tokens[0],),))]
+    constraints += [Constraints(required=(common,))] * 6
+    batch = [replace(sentence, constraints=each) for sentence, each in zip(free, constraints, strict=False)] + free[8:]
     searched = []
-    translator.decode = lambda batch, options: searched.extend(batch) or Translator.decode(translator, batch, options)
-    (found,) = dict(translator.decode_in_slots(continuous([model], options, 5), options, [batch])).values()
-    assert 0 < len(searched) < 6
+
+    class Counted(Search):
+        def __init__(self, models, source, options, constraints, *rest):
+            searched.extend(constraints)
+            super().__init__(models, source, options, constraints, *rest)
+
     wanted = beam_search([model], Packed.from_lists([sentence.ids for sentence in batch]), options,
                          [sentence.constraints for sentence in batch])  # fmt: skip
-    assert_same(found, wanted)
-    assert all(set(common.alternatives[0]) & set(hypotheses[0].tokens) or 300 in hypotheses[0].tokens
-               for hypotheses in found[:6])  # fmt: skip
+    for module in (search_module, decoding):
+        monkeypatch.setattr(module, "Search", Counted)
+    assert_same(in_slots(model).decoder.decoder(options)([batch]).__next__()[1], wanted)
+    assert searched[:2] == constraints[:2] and 2 < len(searched) < 2 + 6
 
 
 def test_modes_and_models_it_does_not_know_are_refused():
     model = tiny(20)
-    assert supports([model], SearchOptions(beam=2, nbest=2, lenpen=1.0, min_len=3, mbr="chrf"))
+    assert not refusal([model], SearchOptions(beam=2, nbest=2, lenpen=1.0, min_len=3, mbr="chrf"))
     for changes in (
         {"sampling": True},
         {"diverse_groups": 2},
         {"no_repeat_ngram": 3},
-        {"alignment": "hard"},
         {"replace_unknown": True},
         {"score_reference": True},
     ):
-        assert not supports([model], SearchOptions(**changes))
-    assert not supports([model, tiny(20, name="convs2s_small")], SearchOptions())
+        assert refusal([model], SearchOptions(**changes))
+    assert "ConvS2S" in refusal([model, tiny(20, name="convs2s_small")], SearchOptions())
 
 
 @torch.inference_mode()
 def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(caplog):
-    model, options = tiny(60), SearchOptions(max_len_b=8)
+    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=8)
     good = sources(12, 60, 6)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in good]), options)
     encode = model.encode
@@ -247,7 +254,7 @@ def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(c
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in good]), options)
     model.encode = overflowing
     mixed = [sentence for pair in zip(good, [Segment([5, 59, EOS])] * 12, strict=True) for sentence in pair]
-    found = dict(continuous([model], options, 3).decode([mixed]))[0]
+    found = dict(in_slots(model).batch_decoder(options)([mixed]))[0]
     assert_same(found[::2], expected)
     assert [hypotheses[0].tokens for hypotheses in found[1::2]] == [[]] * 12
     assert "has a finite score" in caplog.text

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.models import checkpoint
+from nmtkit.translation.engines import TorchEngine
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("ctranslate2")
@@ -49,16 +50,14 @@ def test_translations_and_scores_are_those_of_pytorch(model: Path, beam: int, wo
 
 
 def test_only_sentences_cut_at_the_longest_length_are_searched_by_pytorch(model: Path, monkeypatch) -> None:
-    from nmtkit.translation.engines import ctranslate2
-
     searched: list[object] = []
-    decode = ctranslate2.decode
+    search = TorchEngine.search
 
-    def counted(models, batch, *rest):
+    def counted(engine, batch, *rest):
         searched.extend(batch)
-        return decode(models, batch, *rest)
+        return search(engine, batch, *rest)
 
-    monkeypatch.setattr(ctranslate2, "decode", counted)
+    monkeypatch.setattr(TorchEngine, "search", counted)
     found = Translator.load(model, engine="ctranslate2").translate(fragments(), beam=2, **SAME)
     longest = sum(len(line.hypotheses[0].pieces) == 10 for line in found)
     assert 0 < longest <= len(searched) < len(found) // 2
@@ -104,6 +103,7 @@ def refuse(dir):
     return make(dir=dir)
 
 tempfile.TemporaryFile = refuse
+from nmtkit.translation.engines import TorchEngine
 from nmtkit.translation.translator import Translator
 for _ in range(2):
     assert Translator.load(model, engine="ctranslate2").translate(["All"], beam=1)

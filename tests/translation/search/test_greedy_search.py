@@ -1,6 +1,7 @@
 """Greedy search, compared with beam search with one hypothesis and with a loop over whole prefixes."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +11,11 @@ from torch import Tensor, nn
 
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
-from nmtkit.translation.search import beam_search, decoding, greedy_search, scorer
-from nmtkit.translation.search.beam_search import BeamSearch
+from nmtkit.translation.search import beam_search, decoding, scorer
+from nmtkit.translation.search.beam_search import Search, greedy_search
 from nmtkit.translation.search.constraints import Constraints
-from nmtkit.translation.search.greedy_search import GreedySearch
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis
+from nmtkit.translation.search.types import Hypothesis
 
 SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [20, 2], [3, 21, 8, 2], [5, 24, 2], [2]]
 CASES: dict[str, dict[str, Any]] = {
@@ -41,12 +41,14 @@ def ending(seed: int = 1) -> Architecture:
     return model
 
 
-def hypotheses(search: type[BeamSearch], models: list[Architecture], options: SearchOptions, constraint: str) -> Any:
+def hypotheses(
+    search: Callable[[Search], Any], models: list[Architecture], options: SearchOptions, constraint: str
+) -> Any:
     constraints = [CONSTRAINTS[constraint] if index % 2 else Constraints() for index in range(len(SOURCES))]
     if constraint == "language":  # is the same for all sentences
         constraints = [CONSTRAINTS[constraint]] * len(SOURCES)
     with torch.inference_mode():
-        return search(models, Packed.from_lists(SOURCES), options, constraints).run()
+        return search(Search(models, Packed.from_lists(SOURCES), options, constraints))
 
 
 @pytest.mark.parametrize("few_logits", [0, 1 << 16], ids=["logits", "log_probabilities"])
@@ -60,8 +62,8 @@ def test_greedy_search_finds_what_beam_search_finds_with_one_hypothesis(
     monkeypatch.setattr(scorer, "FEW_LOGITS", few_logits)
     ensemble = [ending(seed) for seed in range(1, 1 + models)]
     options = SearchOptions(beam=1, **CASES[case])
-    found = hypotheses(GreedySearch, ensemble, options, constraint)
-    assert found == hypotheses(BeamSearch, ensemble, options, constraint)
+    found = hypotheses(greedy_search, ensemble, options, constraint)
+    assert found == hypotheses(Search.run, ensemble, options, constraint)
 
 
 @pytest.mark.parametrize("architecture", ["transformer_tiny", "gnmt_small", "convs2s_small"])
@@ -91,22 +93,17 @@ def test_a_model_that_overflows_gives_an_empty_translation(value: float, caplog:
 
     model = ending()
     model.output_projection = Overflowing()  # type: ignore[assignment]
-    results = [hypotheses(search, [model], SearchOptions(beam=1), "none") for search in (GreedySearch, BeamSearch)]
+    results = [hypotheses(search, [model], SearchOptions(beam=1), "none") for search in (greedy_search, Search.run)]
     assert results[0] == results[1] == [[Hypothesis([], -math.inf, -math.inf)]] * len(SOURCES)
     assert "has a finite score" in caplog.text
 
 
 def test_only_searches_with_one_hypothesis_are_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for module, name in ((greedy_search, "GreedySearch"), (beam_search, "BeamSearch")):
-        original = getattr(module, name).run
-
-        def run(self: Any, original: Any = original) -> Any:
-            used.append(type(self).__name__)
-            return original(self)
-
-        monkeypatch.setattr(getattr(module, name), "run", run)
+    run, greedy = Search.run, greedy_search
+    monkeypatch.setattr(Search, "run", lambda search: used.append(type(search.selector).__name__) or run(search))
+    monkeypatch.setattr(beam_search, "greedy_search", lambda search: used.append("greedy") or greedy(search))
     source = Packed.from_lists(SOURCES)
     for options in (SearchOptions(beam=1), SearchOptions(beam=2), SearchOptions(sampling=True)):
         decoding.beam_search([ending()], source, options)
-    assert used == ["GreedySearch", "BeamSearch", "Sampling"]
+    assert used == ["greedy", "BeamSelector", "Sampler"]

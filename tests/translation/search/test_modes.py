@@ -12,10 +12,11 @@ from builders import tiny_transformer
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import UNK
 from nmtkit.models.architectures import Architecture
+from nmtkit.translation.search.beam_search import draw
 from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
 from nmtkit.translation.search.decoding import beam_search, score_references
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.sampling import draw
+from nmtkit.translation.search.types import Segment
 
 SIZE = 30
 CASES = 200
@@ -243,8 +244,9 @@ def test_an_unknown_token_costs_its_penalty_and_no_other_does(model, penalty):
     options = SearchOptions(unkpen=penalty, max_len_a=0, max_len_b=5)
     found = beam_search([model], SOURCE, options)
     references = [hypotheses[0].tokens for hypotheses in found]
-    scored = score_references([model], SOURCE, references, options.lenpen)
-    for hypotheses, free in zip(found, scored, strict=True):
+    batch = [Segment([], reference=ids) for ids in references]
+    scored = score_references([model], SOURCE, batch, options.lenpen)
+    for hypotheses, (free,) in zip(found, scored, strict=True):
         expected = free.log_probability - penalty * hypotheses[0].tokens.count(UNK)
         assert hypotheses[0].log_probability == pytest.approx(expected, abs=1e-4)
     unknown = sum(tokens.count(UNK) for tokens in references)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import fragments, save_ending_transformer, tiny_model, tiny_transformer
+from builders import fragments, save_ending_transformer, tiny_model, tiny_tokenizer, tiny_transformer
 from click.testing import CliRunner
 
 import nmtkit
@@ -23,16 +23,17 @@ from nmtkit.models import checkpoint
 from nmtkit.models.architectures.interface import Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers import int8
+from nmtkit.translation.search import decoding
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis, Segment
 from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import Hypothesis, Segment
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("numba")
+from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine, numba_engine
 from nmtkit.translation.engines import compiled_layers as compiled
-from nmtkit.translation.engines import numba_engine
 from nmtkit.translation.engines.numba_engine import NumbaEngine
 
 pytestmark = pytest.mark.slow  # the first search compiles for half a minute
@@ -69,6 +70,13 @@ def ending(vocabulary: int | Vocabulary = 30, **config: Any) -> Transformer:
     return model
 
 
+def engine_of(model: Any, precision: Any = "fp32", shortlist: Shortlist | None = None) -> NumbaEngine:
+    """Returns the engine of a model without a tokenizer."""
+    loaded = LoadedModels([model], None, "cpu", 2048, [Path("model.pt")], precision)  # type: ignore[arg-type]
+    loaded.__dict__["shortlist"] = shortlist
+    return NumbaEngine(EngineConfig(), loaded)
+
+
 def compare(found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequence[Hypothesis]], error: float) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
@@ -86,7 +94,7 @@ def segments(sources: Sequence[Sequence[int]]) -> list[Segment]:
 def test_hypotheses_and_scores_are_those_of_pytorch(config: str, search: str) -> None:
     model, options = ending(**MODELS[config]), SearchOptions(**SEARCHES[search])
     expected = beam_search([model], Packed.from_lists(SOURCES), options)
-    found = NumbaEngine(model, Path("model.pt"), "fp32").search(segments(SOURCES), options, None)
+    found = engine_of(model, "fp32").search(segments(SOURCES), options)
     compare(found, expected, 1e-4)
     assert len({len(hypotheses[0].tokens) for hypotheses in found}) > (1 if search != "short" else 0)
 
@@ -96,7 +104,7 @@ def test_hypotheses_and_scores_are_those_of_pytorch(config: str, search: str) ->
 def test_8_bit_weights_are_rounded_like_those_of_a_checkpoint(config: str, search: str) -> None:
     """Products with the rounded weights in fp32 differ only by the rounding of the inputs to 14 bits."""
     model, options = ending(**MODELS[config]), SearchOptions(**SEARCHES[search])
-    found = NumbaEngine(model, Path("model.pt"), "int8").search(segments(SOURCES), options, None)
+    found = engine_of(model, "int8").search(segments(SOURCES), options)
     tokens = model.target_embedding.tokens.weight.detach().clone()
     with torch.no_grad():
         model.output_projection.weight = torch.nn.Parameter(tokens.clone())
@@ -114,7 +122,7 @@ def test_a_shortlist_gives_the_hypotheses_of_pytorch(search: str, precision: Any
     sources, targets = np.arange(3, 30).repeat(2), (np.arange(54) * 7 + 5) % 37 + 3
     shortlist = Shortlist.from_entries(sources, targets, np.array([4, 17]), 40, 40)
     expected = beam_search([model], Packed.from_lists(SOURCES), options, shortlist=shortlist)
-    found = NumbaEngine(model, Path("model.pt"), precision).search(segments(SOURCES), options, shortlist)
+    found = engine_of(model, precision, shortlist).search(segments(SOURCES), options)
     if precision == "fp32":
         compare(found, expected, 1e-4)
     for ids, hypotheses in zip(SOURCES, found, strict=True):
@@ -132,24 +140,26 @@ def test_prefixes_give_the_hypotheses_of_pytorch(search: str, shortlist: bool, l
     constraints = [Constraints(prefix, language_tokens) for prefix in prefixes]
     expected = beam_search([model], Packed.from_lists(SOURCES), options, constraints, shortlist=lists)
     batch = [Segment(ids, sentence) for ids, sentence in zip(SOURCES, constraints, strict=True)]
-    found = NumbaEngine(model, Path("model.pt"), "fp32").search(batch, options, lists)
+    found = engine_of(model, "fp32", lists).search(batch, options)
     compare(found, expected, 1e-4)
     for prefix, hypotheses in zip(prefixes, found, strict=True):
         assert all(tuple(hypothesis.tokens[: len(prefix)]) == prefix for hypothesis in hypotheses)
 
 
 def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, options = NumbaEngine(ending(), Path("model.pt"), "fp32"), SearchOptions()
-    alone = engine.search(segments(SOURCES * 5), options, None)
+    engine, options = engine_of(ending(), "fp32"), SearchOptions()
+    alone = engine.search(segments(SOURCES * 5), options)
     monkeypatch.setattr(NumbaEngine, "threads", property(lambda self: 3))
-    assert engine.search(segments(SOURCES * 5), options, None) == alone
+    assert engine.search(segments(SOURCES * 5), options) == alone
 
 
 def test_an_overflow_gives_an_empty_translation(caplog: pytest.LogCaptureFixture) -> None:
     model = ending()
     with torch.no_grad():
         model.output_projection.weight[9] = torch.nan
-    (result,) = NumbaEngine(model, Path("model.pt"), "fp32").search(segments([[5, 2]]), SearchOptions(), None)
+    assert engine_of(model).search(segments([[5, 2]]), SearchOptions()) == [[]]
+    decoder = Decoder(LoadedModels([model], tiny_tokenizer(), "cpu", 2048), "numba")
+    ((_, (result,)),) = decoder.decoder(SearchOptions())([segments([[5, 2]])])
     assert result[0].tokens == [] and result[0].score == -np.inf
     assert "finite score" in caplog.text
 
@@ -174,11 +184,11 @@ def test_models_that_are_not_supported_are_refused() -> None:
         (tiny_transformer(encoder_layers=0, pre_norm=True), "is a language model"),
     ):
         with pytest.raises(ValueError, match=reason):
-            NumbaEngine(model, Path("model.pt"), "fp32")
+            engine_of(model, "fp32")
     hooked = tiny_transformer()
     hooked.decoder[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="--engine numba"):
-        NumbaEngine(hooked, Path("model.pt"), "fp32")
+        engine_of(hooked)
 
 
 # --- the engine of a translator ---------------------------------------------------------------------------------------
@@ -218,13 +228,18 @@ def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
     (tmp_path / "phrases").write_text("dog\n\nthe\n\n\ncat\n")
     (tmp_path / "prefixes").write_text("\nthe dog\n\n\na\n\n")
     searched: list[int] = []
-    with_torch = Translator.decode_with_torch
+    search, again = TorchEngine.search, decoding.PhraseSelector
 
-    def counted(self: Translator, batch: Any, options: Any) -> Any:
+    def counted(self: TorchEngine, batch: Any, *rest: Any) -> Any:
         searched.append(len(batch))
-        return with_torch(self, batch, options)
+        return search(self, batch, *rest)
 
-    monkeypatch.setattr(Translator, "decode_with_torch", counted)
+    def selected(options: Any, constraints: Any, edges: Any) -> Any:
+        searched.append(len(constraints))
+        return again(options, constraints, edges)
+
+    monkeypatch.setattr(TorchEngine, "search", counted)
+    monkeypatch.setattr(decoding, "PhraseSelector", selected)
     for engine, file in output.items():
         files = ["--constraints", str(tmp_path / "phrases"), "--prefix", str(tmp_path / "prefixes")]
         flags = ["--input", str(lines), *files, "--output", str(file), "--device", "cpu"]
@@ -232,7 +247,7 @@ def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
         result = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
     assert output["numba"].read_text() == output["torch"].read_text()
-    assert sum(searched) == 6 + 3
+    assert searched == [6, 3, 3]  # PyTorch: all, and the lines that lack a phrase; with numba: these lines only
 
 
 @pytest.mark.parametrize("flags", [["--workers", "2"], ["--threads", "2"], ["--precision", "int8", "--beam", "1"]])

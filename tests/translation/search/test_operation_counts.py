@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nmtkit.data.packed import Packed
-from nmtkit.translation.search.beam_search import BeamSearch
+from nmtkit.translation.search.beam_search import Search, greedy_search
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS
-from nmtkit.translation.search.greedy_search import GreedySearch
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.scorer import Scorer
 
@@ -72,10 +71,9 @@ def test_a_step_dispatches_no_more_operations_than_its_budget(kind, beam, senten
     layers = record(monkeypatch, type(model.decoder[0]), "forward", counter)
     steps = record(monkeypatch, Scorer, "step_unnormalized", counter)
     with torch.inference_mode():
-        search_class = GreedySearch if beam == 1 else BeamSearch
-        search = search_class([model], source, options, [NO_CONSTRAINTS] * sentences)
+        search = Search([model], source, options, [NO_CONSTRAINTS] * sentences)
         with counter:
-            search.run()
+            greedy_search(search) if beam == 1 else search.run()
     budget = (LAYER if kind == "attention" else SSRU_LAYER)[beam, sentences]
     assert max(after - before for before, after in layers[4:]) <= budget, counter.names
     whole = sorted(later - earlier for (earlier, _), (later, _) in pairwise(steps[2:]))  # with the search behind them

@@ -9,8 +9,7 @@ from torch import nn
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers.prepack import prepack
 from nmtkit.translation.search import scorer as search_scorer
-from nmtkit.translation.search.candidates import block_maxima, continuations
-from nmtkit.translation.search.scorer import Scorer, log_softmax_
+from nmtkit.translation.search.scorer import Scorer, block_maxima, continuations, log_softmax_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,7 +12,7 @@ from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import PrefixState
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis
+from nmtkit.translation.search.types import Hypothesis
 
 BOS, EOS = 1, 2
 

@@ -24,8 +24,8 @@ from nmtkit.translation.search.constraints import Constraints, PieceEdges, Requi
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.limited_search import LimitedModel
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Hypothesis
 from nmtkit.translation.search.shortlist import Shortlist, learned_entries, most_frequent, shortlist_of
+from nmtkit.translation.search.types import Hypothesis
 
 SIZE = 60
 SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [20, 2], [30, 31, 8, 2], [5, 40, 2]]

@@ -14,11 +14,10 @@ from nmtkit.cli import main
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.building import from_checkpoint
-from nmtkit.translation.engines.continuous_batching import ContinuousBatching
-from nmtkit.translation.requests import Request
-from nmtkit.translation.search.decoding import decode
+from nmtkit.translation.engines import Decoder, LoadedModels
+from nmtkit.translation.engines.continuous_batching import TOKENS_PER_SLOT
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.segments import Segment
+from nmtkit.translation.search.types import Request, Segment
 from nmtkit.translation.translator import Translator
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
@@ -59,7 +58,7 @@ def test_probabilities_are_the_models_own_whatever_found_the_translation(paths, 
     encoded = translator.tokenizer.encode_source(LINES).split()
     search = SearchOptions(quality=True, **options, **SHORT)
     batch = [Segment(ids.tolist(), seed=row) for row, ids in enumerate(encoded)]
-    for sentence, hypotheses in zip(batch, decode(translator.models, batch, search, torch.device("cpu")), strict=True):
+    for sentence, hypotheses in zip(batch, translator.decode(batch, search), strict=True):
         for hypothesis in hypotheses:
             expected = in_double_precision(models, sentence.ids, hypothesis.tokens)
             assert hypothesis.token_log_probabilities == pytest.approx(expected, abs=1e-5)
@@ -81,11 +80,11 @@ def test_slots_of_a_gpu_and_given_translations_are_judged_too(paths):
     model, tokenizer = from_checkpoint(paths[0])
     translator = Translator([model], tokenizer)
     options = SearchOptions(**SHORT)
-    slots = ContinuousBatching(translator.models, options, 3, None, torch.device("cpu"))
     wanted = SearchOptions(quality=True, **SHORT)
     lines = translator.pipeline(options).segments([Request(line) for line in LINES])
     batch = [leaf.input for line in lines for leaf in line.leaves()]
-    ((_, found),) = translator.decode_in_slots(slots, wanted, [batch])
+    slots = Decoder(LoadedModels([model], tokenizer, "cpu", 3 * TOKENS_PER_SLOT), "slots")
+    ((_, found),) = slots.decoder(wanted)([batch])
     for ours, theirs in zip(found, translator.decode(batch, wanted), strict=True):
         assert ours[0].token_log_probabilities == pytest.approx(theirs[0].token_log_probabilities, abs=1e-5)
     texts = [found.text for found in translator.translate(LINES, **SHORT)]

@@ -1,12 +1,24 @@
-"""The input and output types of every search: segments and hypotheses."""
+"""The types of a translation from start to end: `Request`, `Segment`, `Hypothesis`, `Translation`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nmtkit.text.alignment import Link
 from nmtkit.text.glossary import TermResult
 from nmtkit.text.quality import Quality
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
+
+
+@dataclass(frozen=True)
+class Request:
+    """A line to translate, with its constraints as text. `ids` is set for a line of a dataset, and ends with eos."""
+
+    source: str
+    ids: list[int] | None = None
+    prefix: str = ""
+    required: Sequence[str] = ()
+    avoided: Sequence[str] = ()
+    reference: str | None = None  # used by SearchOptions.score_reference
 
 
 @dataclass(frozen=True)
@@ -23,9 +35,9 @@ class Segment:
 class Hypothesis:
     """One translation.
 
-    A search fills the fields up to `token_log_probabilities`. The package `translation` fills the other fields. For a
-    line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted by
-    `score`, or by `utility` if `utility` is computed.
+    A search fills the fields up to `token_log_probabilities`. The text pipeline fills the other fields. For a line that
+    was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted by `score`, or
+    by `utility` if `utility` is computed.
     """
 
     tokens: list[int]  # target ids without eos
@@ -43,6 +55,23 @@ class Hypothesis:
     utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
     quality: Quality | None = None  # set by SearchOptions.quality
     terms: list[TermResult] | None = None  # set with a glossary: the result of each term of the source, in order
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A line and its translations, best first; `id` counts lines from 0.
+
+    `pivot` is the text in the pivot language, which the second step of the translation has read.
+    """
+
+    id: int
+    source: str
+    hypotheses: list[Hypothesis]
+    pivot: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
 
 
 SegmentBatch = list[Segment]

@@ -1,0 +1,258 @@
+"""The interface of engines, the engine of PyTorch, and the choice between them for each call and each segment.
+
+An engine decodes batches of segments. Required phrases, alignments, quality and the segments that an engine does not
+support are handled here, once for all engines.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit.config import Config
+from nmtkit.config.registry import Registry
+from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers.prepack import Precision
+from nmtkit.translation.search import decoding
+from nmtkit.translation.search.beam_search import free_search
+from nmtkit.translation.search.constrained_search import piece_edges
+from nmtkit.translation.search.constraints import PieceEdges
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
+
+# Options that do not concern an engine: `Decoder` and the text pipeline compute the results of these options, and
+# languages are tokens of each segment.
+OUTSIDE = {"--alignment", "--quality", "--mbr", "--source-lang", "--target-lang"}
+
+logger = logging.getLogger("nmtkit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Config):
+    """The config of an engine without settings."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModels:
+    """The models that an engine gets, and how the user wants to use them.
+
+    When an engine is created, the models have the weights and layers of their checkpoints, in fp32 on the CPU. Later,
+    the models are on `device` in `precision`, for PyTorch. So an engine that uses other layers copies the weights when
+    it is created.
+    """
+
+    models: Sequence[Architecture]
+    tokenizer: Tokenizer
+    device: str
+    max_tokens: int  # maximum source tokens of a batch
+    paths: Sequence[Path] = ()  # checkpoints of the models, if the models come from files
+    precision: Precision = "fp32"
+    workers: int = 1  # number of batches to decode at the same time
+
+    @cached_property
+    def shortlist(self) -> Shortlist | None:
+        """The union of the shortlists of all models; None if no model has a shortlist."""
+        sizes = self.tokenizer.source_size, self.tokenizer.target_size
+        states = [model.shortlist for model in self.models if model.shortlist is not None]
+        lists = [Shortlist.from_state(state, *sizes) for state in states]
+        return reduce(Shortlist.union, lists) if lists else None
+
+    def precision_of(self, engine: str) -> Precision:
+        """Returns the precision for an engine that decodes with a single model on a CPU: fp32 or int8.
+
+        Raises ValueError for an ensemble, a GPU and bf16.
+        """
+        if len(self.models) > 1:
+            raise ValueError(f"--engine {engine} decodes with one model; leave out --engine for an ensemble")
+        if not self.device.startswith("cpu"):
+            raise ValueError(f"--engine {engine} runs only on a CPU; leave out --device {self.device} or --engine")
+        if self.precision == "bf16":
+            raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, leave out --engine")
+        return self.precision
+
+
+class Engine(ABC):
+    """Decodes batches with the models of `loaded`. Factories are called as `factory(config, loaded)`.
+
+    A factory raises ValueError for models that the engine does not support, and ImportError for a missing package. An
+    engine keeps nothing of a call, so several calls can be under way, from several threads.
+    """
+
+    falls_back = True  # whether PyTorch decodes options that the engine refuses; otherwise, a refusal is an error
+    shares_memory = False  # whether all calls share memory that one call can fill, such as the slots of a GPU
+
+    def __init__(self, config: Any, loaded: LoadedModels) -> None:
+        self.config, self.loaded = config, loaded
+
+    @abstractmethod
+    def refusal(self, options: SearchOptions) -> str | None:
+        """Returns the reason why the engine does not support `options`, such as "--sampling", or None."""
+
+    def refuses(self, segment: Segment) -> bool:
+        """Returns whether the engine does not support the prefix or the avoided phrases of a segment.
+
+        An engine ignores required phrases, apart from `rules.max_lengths`.
+        """
+        return False
+
+    @abstractmethod
+    def decode(
+        self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        """Yields the number of each batch with the hypotheses of its segments, best first, in any order of batches.
+
+        An empty batch means that no further input has arrived yet: the engine then finishes all batches. With
+        `polled`, `batches` never waits while a batch is under way, so the engine may ask for input at any time. An
+        empty list of hypotheses means that PyTorch must search this segment.
+        """
+
+    def start(self) -> None:  # noqa: B027  # most engines are ready when they are created
+        """Starts threads that a forked process would not have. Called in each process before its first batch."""
+
+
+ENGINES: Registry[Engine] = Registry("engine", "--engine")
+
+
+@ENGINES.register("torch", EngineConfig())
+class TorchEngine(Engine):
+    """The search of PyTorch, for all models and options. It decodes one batch after another."""
+
+    def __init__(self, config: Any, loaded: LoadedModels) -> None:
+        super().__init__(config, loaded)
+        self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
+
+    def refusal(self, options: SearchOptions) -> None:
+        return None
+
+    def decode(
+        self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        processors = self.processors(options)
+        for number, batch in enumerate(batches):
+            yield number, self.search(batch, options, processors)
+
+    def search(
+        self, batch: SegmentBatch, options: SearchOptions, processors: Sequence[LogitsProcessor]
+    ) -> BatchHypotheses:
+        """Returns the hypotheses of a batch, or the scores of its references. Required phrases are ignored."""
+        if not batch:
+            return []
+        source = self.packed(batch)
+        if options.score_reference:
+            return decoding.score_references(self.loaded.models, source, batch, options.lenpen)
+        constraints, seeds = [segment.constraints for segment in batch], [segment.seed for segment in batch]
+        return free_search(self.loaded.models, source, options, constraints, seeds, processors, self.loaded.shortlist)
+
+    def with_required_phrases(
+        self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions
+    ) -> BatchHypotheses:
+        """Returns `results`, with new hypotheses for each segment whose hypotheses lack a required phrase."""
+        constraints, processors = [segment.constraints for segment in batch], self.processors(options)
+        return decoding.with_required_phrases(
+            self.loaded.models, self.packed(batch), results, options, constraints, self.edges, processors,
+            self.loaded.shortlist,
+        )  # fmt: skip
+
+    def annotated(self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions) -> BatchHypotheses:
+        """Adds the attention and the log probabilities of tokens that `options` request."""
+        return decoding.annotated(self.loaded.models, self.packed(batch), options, results)
+
+    def packed(self, batch: SegmentBatch) -> Packed:
+        return Packed.from_lists([segment.ids for segment in batch], torch.device(self.loaded.device))
+
+    @cached_property
+    def edges(self) -> PieceEdges:
+        return piece_edges(self.loaded.tokenizer)
+
+    def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
+        """Returns the logits processors that `options` name. The newest processor of each name is kept."""
+        processors = []
+        for name, config in options.processors.items():
+            entry = LOGITS_PROCESSORS[name]
+            config = entry.preset if config is None else config
+            made = self.made_processors.get(name)
+            if made is None or made[0] != config:
+                made = self.made_processors[name] = config, entry.factory(config, self.loaded.tokenizer)
+                made[1].check_models(self.loaded.paths)
+            processors.append(made[1])
+        return processors
+
+
+class Decoder:
+    """Decodes with the engine `engine` where it supports the options and the segment, otherwise with PyTorch."""
+
+    def __init__(self, loaded: LoadedModels, name: str = "torch") -> None:
+        """Creates the engine with this name. On a GPU, "torch" means the slots, which fall back to PyTorch."""
+        self.name = "slots" if name == "torch" and loaded.device.startswith("cuda") else name
+        entry = ENGINES[self.name]
+        self.engine = entry.factory(entry.preset, loaded)
+        self.torch = self.engine if isinstance(self.engine, TorchEngine) else TorchEngine(EngineConfig(), loaded)
+        self.told: set[str] = set()  # reasons of refusals that are in the log
+
+    def engine_for(self, options: SearchOptions, alone: bool = True) -> Engine:
+        """Returns the engine of a call.
+
+        Without `alone`, other calls may be under way, and this call leaves shared memory to them. Raises ValueError for
+        options that an engine refuses whose refusals are errors.
+        """
+        if options.score_reference or (self.engine.shares_memory and not alone):
+            return self.torch
+        reason = self.engine.refusal(options)
+        if reason is None:
+            return self.engine
+        if not self.engine.falls_back and alone:
+            raise ValueError(reason)
+        if reason not in self.told:
+            self.told.add(reason)
+            logger.info("PyTorch searches instead of the engine %s, which does not support %s", self.name, reason)
+        return self.torch
+
+    def decoder(self, options: SearchOptions, alone: bool = True, polled: bool = False) -> BatchDecoder:
+        """Returns a decoder of batches with these options. Raises the same errors as `engine_for`."""
+        engine = self.engine_for(options, alone)
+        return lambda batches: self.decode(engine, batches, options, polled)
+
+    def decode(
+        self, engine: Engine, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        under_way: dict[int, tuple[SegmentBatch, list[int]]] = {}  # batches, with the indices of supported segments
+
+        def supported() -> Iterator[SegmentBatch]:
+            for number, batch in enumerate(batches):
+                indices = [index for index, segment in enumerate(batch) if not engine.refuses(segment)]
+                if len(indices) < len(batch) and not engine.falls_back:
+                    raise ValueError(
+                        f"--engine {self.name} supports no prefixes and no required or avoided phrases; leave out "
+                        "--engine"
+                    )
+                under_way[number] = batch, indices
+                yield [batch[index] for index in indices]
+
+        for number, searched in engine.decode(supported(), options, polled):
+            batch, indices = under_way.pop(number)
+            yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
+
+    def completed(self, batch: SegmentBatch, searched: dict[int, list[Any]], options: SearchOptions) -> BatchHypotheses:
+        """Returns the hypotheses of a batch with all results that `options` request.
+
+        `searched` has the hypotheses of an engine, by the index of the segment. PyTorch searches the other segments.
+        """
+        missing = [index for index in range(len(batch)) if not searched.get(index)]
+        if missing:
+            found = self.torch.search([batch[index] for index in missing], options, self.torch.processors(options))
+            searched |= dict(zip(missing, found, strict=True))
+        results = [searched[index] for index in range(len(batch))]
+        if any(segment.constraints.required for segment in batch) and not options.score_reference:
+            results = self.torch.with_required_phrases(batch, results, options)
+        if batch and (options.alignment is not None or options.replace_unknown or options.quality):
+            results = self.torch.annotated(batch, results, options)
+        return results

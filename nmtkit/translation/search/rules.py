@@ -1,0 +1,188 @@
+"""The rules of a search, which every engine follows: length penalty, stop rule, lengths, forbidden continuations.
+
+The slots of a GPU use the same functions as `beam_search.Search`, apart from `ConstraintProcessor`, whose tensors
+change their shapes. Tests compare the compiled search with these functions, option by option.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol, overload
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
+from nmtkit.translation.search.constraints import Constraints, Phrase
+from nmtkit.translation.search.options import SearchOptions
+
+# B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
+
+NONE, ANY = -1, -2  # in tensors of phrases, NONE matches no token, and ANY matches every token
+
+
+class LimitedPositions(Protocol):
+    """A model whose outputs may have a maximum length."""
+
+    max_target_positions: int | None
+
+
+# --- scores and lengths -----------------------------------------------------------------------------------------------
+
+
+@overload
+def length_penalty(length: int, lenpen: float) -> float: ...
+@overload
+def length_penalty(length: Tensor, lenpen: float) -> Tensor: ...
+def length_penalty(length: Tensor | int, lenpen: float) -> Tensor | float:
+    """Returns the divisor of the log probability of an output of `length` pieces, eos included.
+
+    Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
+    """
+    if isinstance(length, int):
+        penalty: float = ((5.0 + length) / 6.0) ** lenpen
+        return penalty
+    return ((5.0 + length.double()) / 6.0) ** lenpen
+
+
+def is_over(log_probability: Tensor, largest_penalty: Tensor, threshold: Tensor, greedy: bool) -> Tensor:
+    """Returns whether no open hypothesis of a sentence can become one of the best finished hypotheses: B, bool.
+
+    `log_probability` [B, R] has the log probabilities of the open hypotheses. `largest_penalty` [B] is the largest
+    divisor of their final scores: the divisor of the next length or of the maximum length. `threshold` [B] is the score
+    of the worst kept hypothesis, -inf until enough hypotheses are finished. Log probabilities only fall, so the best
+    score within reach is the current log probability divided by the largest penalty. A greedy search is over as soon as
+    its hypothesis ends.
+    """
+    over = log_probability.amax(1) / largest_penalty <= threshold
+    return over | (threshold > -math.inf) if greedy else over
+
+
+def open_hypotheses(options: SearchOptions) -> int:
+    """Returns the number of open hypotheses of a sentence, R."""
+    return options.nbest if options.sampling else options.beam
+
+
+def is_greedy(options: SearchOptions) -> bool:
+    return options.beam == 1 and not options.sampling
+
+
+def max_lengths(
+    options: SearchOptions,
+    sources: Iterable[int],
+    constraints: Iterable[Constraints],
+    models: Iterable[LimitedPositions],
+) -> list[int]:
+    """Returns the maximum number of tokens of each output, without eos. `sources` are the source tokens with eos.
+
+    The positions of the models limit the outputs. An output that needs more tokens for its constraints may be longer.
+    """
+    limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
+    lengths = []
+    for source, sentence in zip(sources, constraints, strict=True):
+        wanted = max(options.min_len, int(options.max_len_a * (source - 1) + options.max_len_b))
+        needed = len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
+        lengths.append(max(min([wanted, *limits]), needed))
+    return lengths
+
+
+# --- forbidden continuations ------------------------------------------------------------------------------------------
+
+
+def forbidden_tokens(options: SearchOptions) -> list[int]:
+    """Returns the tokens that no output contains. Outputs shorter than `options.min_len` do not end in eos either."""
+    return [BOS] if options.unkpen is not None or options.replace_unknown else [BOS, UNK]
+
+
+class ConstraintProcessor:
+    """Forbids continuations because of length, special tokens, prefixes, avoided phrases and repeated n-grams."""
+
+    def __init__(self, options: SearchOptions, max_length: Sequence[int], constraints: Sequence[Constraints]) -> None:
+        self.options = options
+        self.max_length = torch.tensor(max_length)  # B: maximum tokens of an output, from `max_lengths`
+        width = max(len(sentence.prefix) for sentence in constraints)
+        # the same for all sentences, because all have the same language
+        self.language_tokens = max(sentence.language_tokens for sentence in constraints)
+        self.prefix = torch.tensor(  # B width, with NONE after the end of each prefix
+            [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
+            dtype=torch.int64,
+        ).view(len(constraints), width)
+        self.avoided = aligned_phrases([sentence.avoided for sentence in constraints])
+        self.shortest = int(self.max_length.min())
+        self.forbidden = torch.tensor(forbidden_tokens(options))
+        self.forbidden_at_first = torch.tensor([*forbidden_tokens(options), EOS])  # up to the minimum length
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether `apply` uses the tokens of its `history`, and not only their number."""
+        return bool(self.avoided.numel() or self.options.no_repeat_ngram)
+
+    def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
+        """Returns `log_probs` [N, V] with -inf where a continuation of `history` [B, R, L] is not allowed."""
+        rows, length = history.shape[1:]
+        forced = None
+        if length < self.prefix.shape[1]:
+            forced = self.prefix[:, length].repeat_interleave(rows).to(log_probs.device)[:, None]  # N 1
+            kept = log_probs.gather(1, forced.clamp_min(0))
+            if length < self.language_tokens:
+                kept.zero_()
+        if self.forbidden.device != log_probs.device:
+            self.forbidden, self.forbidden_at_first = (
+                tokens.to(log_probs.device) for tokens in (self.forbidden, self.forbidden_at_first)
+            )
+        log_probs.index_fill_(
+            1, self.forbidden_at_first if length < self.options.min_len else self.forbidden, -math.inf
+        )
+        if self.options.unkpen is not None:
+            log_probs[:, UNK] -= self.options.unkpen
+        if self.avoided.numel():
+            self.forbid_avoided(log_probs, history)
+        if self.options.no_repeat_ngram:
+            forbid_repeats(log_probs, history.flatten(0, 1), self.options.no_repeat_ngram)
+        if length >= self.shortest:
+            full = self.max_length <= length
+            eos = log_probs[:, EOS].clone()
+            log_probs.masked_fill_(full.repeat_interleave(rows).to(log_probs.device)[:, None], -math.inf)
+            log_probs[:, EOS] = eos
+        if forced is not None:
+            log_probs = log_probs.masked_fill(forced >= 0, -math.inf)
+            target = forced.clamp_min(0)
+            log_probs.scatter_(1, target, torch.where(forced >= 0, kept, log_probs.gather(1, target)))
+        return log_probs
+
+    def forbid_avoided(self, log_probs: Tensor, history: Tensor) -> None:
+        """Forbids the last token of each avoided phrase whose other tokens have just been produced."""
+        sentences, rows, length = history.shape
+        before = self.avoided.shape[2] - 1
+        recent = F.pad(history, (before, 0), value=NONE)[:, :, length:]  # B R before
+        begun = self.avoided[:, None, :, :before]
+        hit = ((begun == ANY) | (begun == recent[:, :, None])).all(3)  # B R phrases
+        last = self.avoided[:, None, :, before].expand(-1, rows, -1)
+        hit &= last >= 0
+        row = torch.arange(sentences * rows).view(sentences, rows, 1).expand_as(hit)[hit]
+        log_probs[row.to(log_probs.device), last[hit].to(log_probs.device)] = -math.inf
+
+    def drop_finished(self, kept: Tensor) -> None:
+        self.max_length, self.prefix, self.avoided = self.max_length[kept], self.prefix[kept], self.avoided[kept]
+        self.shortest = int(self.max_length.min())
+
+
+def aligned_phrases(phrases: Sequence[Sequence[Phrase]]) -> Tensor:
+    """Returns the phrases of each sentence as one tensor [B, phrases, tokens], padded with ANY at the start."""
+    width = max((len(phrase) for sentence in phrases for phrase in sentence), default=0)
+    aligned = torch.full((len(phrases), max(map(len, phrases)), width), ANY)
+    for row, sentence in enumerate(phrases):
+        for column, phrase in enumerate(sentence):
+            aligned[row, column, width - len(phrase) :] = torch.tensor(phrase)
+    return aligned
+
+
+def forbid_repeats(log_probs: Tensor, history: Tensor, size: int) -> None:
+    """Forbids in `log_probs` [N, V] each token that would repeat `size` successive tokens of `history` [N, L]."""
+    if history.shape[1] < size:
+        return
+    runs = history.unfold(1, size, 1)  # N L-size+1 size
+    recent = history[:, history.shape[1] - size + 1 :]
+    hit = (runs[:, :, : size - 1] == recent[:, None]).all(2)
+    row = torch.arange(len(history))[:, None].expand_as(hit)[hit]
+    log_probs[row.to(log_probs.device), runs[:, :, size - 1][hit].to(log_probs.device)] = -math.inf
