@@ -2,11 +2,11 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import standard_input
@@ -77,21 +77,15 @@ def generate_shards(job: GenerateJob, device: str) -> None:
 
 
 def load_translator(
-    paths: Sequence[Path],
-    device: str,
-    devices: "DeviceOptions",
-    workers: int,
-    options: "TranslatorOptions",
-    processors: Mapping[str, Any] | None = None,
+    paths: Sequence[Path], device: str, devices: "DeviceOptions", workers: int, options: "TranslatorOptions"
 ) -> "Translator":
-    """Loads the models of a job, with the settings `processors` of its logits processors."""
+    """Loads the models of a job."""
     from nmtkit.models.building import check_translation_models
     from nmtkit.translation.translator import Translator
 
     settings = dataclasses.asdict(options)
     translator = Translator.load(paths, device, devices.precision, devices.engine, workers, **settings)
     check_translation_models(paths, translator.models)
-    translator.processor_configs = dict(processors or {})
     return translator
 
 
@@ -218,6 +212,5 @@ class Generation:
         job, count = self.job, self.config.workers
         if not job.has_own_processes:
             return None
-        paths, processors = translator.paths, translator.processor_configs
-        load = partial(load_translator, paths, self.device, job.devices, count, job.options, processors)
+        load = partial(load_translator, translator.paths, self.device, job.devices, count, job.options)
         return self.stack.enter_context(worker_processes(translator, pipeline.search, count, load))

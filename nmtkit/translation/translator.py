@@ -60,8 +60,8 @@ class Translator:
         self.background = self.device.type == "cuda"  # whether `run` uses background threads
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
-        # name of the models in messages
-        self.name = " + ".join(map(str, self.decoder.torch.loaded.paths)) or "the checkpoint"
+        self.paths = list(self.decoder.torch.loaded.paths)  # checkpoints of the models, if the models come from files
+        self.name = " + ".join(map(str, self.paths)) or "the checkpoint"  # name of the models in messages
 
     @staticmethod
     def load(

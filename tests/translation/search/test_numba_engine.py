@@ -302,7 +302,7 @@ def test_machine_code_is_made_again_after_a_change_in_another_file(tmp_path: Pat
     package = tmp_path / "nmtkit"
     shutil.copytree(Path(nmtkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     code = (
-        "import numpy as np; from nmtkit.translation.search import compiled_search as s;"
+        "import numpy as np; from nmtkit.translation.engines import compiled_search as s;"
         "space = s.Space(np.empty(1, np.float32), np.empty(1, np.int32));"
         "print(s.penalty(1, 1.0), s.normalizers(np.zeros((1, 1), np.float32), 1, space)[0])"
     )
@@ -314,7 +314,7 @@ def test_machine_code_is_made_again_after_a_change_in_another_file(tmp_path: Pat
         return [float(number) for number in done.stdout.split()]
 
     assert results() == pytest.approx([1, 0])
-    layers = package / "layers" / "compiled.py"
+    layers = package / "translation" / "engines" / "compiled_layers.py"
     text = layers.read_text()
     assert text.count("    return total\n\n\n@compiled\ndef sigmoid") == 1
     changed = text.replace(
