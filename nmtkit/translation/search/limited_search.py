@@ -30,9 +30,8 @@ from nmtkit.translation.search.types import BatchHypotheses
 # B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in some list, K in the longest list
 
 Models = Sequence[SearchModel]
-Ids = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Search = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], BatchHypotheses]
+Pieces = npt.NDArray[np.int64]
+SearchFunction = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], BatchHypotheses]
 
 
 @dataclass
@@ -120,7 +119,7 @@ def limited_search(
     constraints: Sequence[Constraints],
     edges: PieceEdges | None,
     shortlist: Shortlist,
-    search: Search,
+    search: SearchFunction,
 ) -> BatchHypotheses:
     """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
 
@@ -144,7 +143,9 @@ def limited_search(
     ]
 
 
-def _columns(allowed: Mask, pieces: Ids, lists: Sequence[Ids] | None, device: torch.device) -> Columns:
+def _columns(
+    allowed: npt.NDArray[np.bool_], pieces: Pieces, lists: Sequence[Pieces] | None, device: torch.device
+) -> Columns:
     """Returns the columns of all sentences. Column i of sentence b is piece lists[b][i], or pieces[i] without lists.
 
     `allowed` [B, V] is true for the pieces in the list of each sentence. `pieces` [U] is the union of the lists.
@@ -170,7 +171,7 @@ def _pieces(sentence: Constraints) -> list[int]:
     return [piece for phrase in (sentence.prefix, *alternatives) for piece in phrase]
 
 
-def _in_columns(sentence: Constraints, pieces: Ids) -> Constraints:
+def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
     """Returns the constraints with columns, indices into `pieces`. Avoided phrases that cannot occur are left out."""
     if sentence == NO_CONSTRAINTS:
         return sentence

@@ -197,7 +197,7 @@ def test_a_run_given_up_leaves_nothing_behind_and_another_call_gets_its_own_slot
 
 
 def test_prefixes_avoided_and_required_phrases_are_searched_by_pytorch_where_they_must_be(monkeypatch):
-    """Segments without them stay in the slots, also those that the slots have given a required phrase."""
+    """All other segments stay in the slots, also segments whose translations have the required phrase by chance."""
     model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10)
     free = sources(12, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in free]), options)
