@@ -31,7 +31,7 @@ from nmtkit.data.dataset.drop_reasons import (
 )
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.dataset.report import TextStatistics
-from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, EncodedBlock, Sizes, Storage, sizes_of
+from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, Arrays, EncodedBlock, Sizes, Storage, sizes_of
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder, WordPieces
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
 
@@ -86,7 +86,7 @@ class EncodingWorker:
         self._storage = storage
         self._files = ArrayFiles(storage, TRAIN)
         self._encoder = BlockEncoder(tokenizer, storage.dtypes)
-        self._unwritten: deque[dict[str, npt.NDArray[Any]]] = deque()
+        self._unwritten: deque[Arrays] = deque()
         self._piece_counts = {
             name: np.zeros(size, np.int64)
             for name, size in zip(storage.ids_of_sides, (tokenizer.source_size, tokenizer.target_size), strict=True)

@@ -42,6 +42,7 @@ TRAIN = "train"
 HASHES = "hashes"  # array [rows, 2] of the hashes of each row, to find duplicates
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
+Arrays = dict[str, npt.NDArray[Any]]  # arrays of a block, by name
 Sizes = Counter[str]  # lengths of the arrays of one block, or of all earlier blocks together
 
 
@@ -84,12 +85,10 @@ class Storage(ABC):
         return self.folder / array_file(split, side, kind) if kind == "ids" else self.scratch / f"{split}.{array}"
 
     @abstractmethod
-    def block_arrays(
-        self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False
-    ) -> dict[str, npt.NDArray[Any]]:
+    def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> Arrays:
         """Returns the arrays of a block by name. With `held_out`, sentences without a kept pair are stored too."""
 
-    def shifted(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> dict[str, npt.NDArray[Any]]:
+    def shifted(self, arrays: Arrays, offset: Sizes) -> Arrays:
         """Returns the arrays of a block as they are written after blocks with the sizes `offset`."""
         return arrays
 
@@ -161,9 +160,7 @@ class SideStorage(Storage):
     def sides(self, split: str) -> tuple[str, ...]:
         return self._train_sides if split == TRAIN else SIDES
 
-    def block_arrays(
-        self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False
-    ) -> dict[str, npt.NDArray[Any]]:
+    def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> Arrays:
         keep = block.keep[0]
         sides = [side.select(keep) for side in block.sides]
         if corpus.tag is not None:
@@ -235,9 +232,7 @@ class SharedStorage(Storage):
         self._directions = len(directions)
         self._counts: dict[str, npt.NDArray[np.int64]] = {}  # number of rows of each direction, by subset
 
-    def block_arrays(
-        self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False
-    ) -> dict[str, npt.NDArray[Any]]:
+    def block_arrays(self, block: EncodedBlock, corpus: ParallelCorpus, held_out: bool = False) -> Arrays:
         """Returns the sentences of the first language, then of the second language, …, and the rows.
 
         A row of "rows" has the indices of two sentences of the block, and a row of "directions" has the numbers of the
@@ -256,7 +251,7 @@ class SharedStorage(Storage):
             "directions": directions[number],
         }
 
-    def shifted(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> dict[str, npt.NDArray[Any]]:
+    def shifted(self, arrays: Arrays, offset: Sizes) -> Arrays:
         return {**arrays, "rows": arrays["rows"] + offset["lengths"]}
 
     def row_files(self, split: str) -> list[tuple[str, str]]:
@@ -305,7 +300,7 @@ class ArrayFiles:
         self._storage, self._split = storage, split
         self._open: dict[str, int] = {}
 
-    def write(self, arrays: dict[str, npt.NDArray[Any]], offset: Sizes) -> Sizes:
+    def write(self, arrays: Arrays, offset: Sizes) -> Sizes:
         """Writes the arrays of a block and returns their lengths. `offset` has the lengths of all earlier arrays."""
         for name, values in self._storage.shifted(arrays, offset).items():
             if name not in self._open:
@@ -322,7 +317,7 @@ class ArrayFiles:
             os.close(self._open.popitem()[1])
 
 
-def sizes_of(arrays: dict[str, npt.NDArray[Any]]) -> Sizes:
+def sizes_of(arrays: Arrays) -> Sizes:
     return Sizes({name: len(values) for name, values in arrays.items()})
 
 
