@@ -13,7 +13,7 @@ from nmtkit.models.architectures.transformer_config import TransformerConfig
 
 PARAMETER = re.compile(r"(source|target|encoder|decoder)(_|\.(\d+)\.)(.+)\.(weight|bias)")
 WEIGHT_OR_BIAS = re.compile(r"\{(\w+)\|(\w+)\}")
-# the sub-layer before the norm of self-attention in Marian, for each decoder_self_attention
+# decoder_self_attention -> Marian's name of the sub-layer before the norm of self-attention
 MARIAN_SUBLAYER = {"attention": "self_Wo", "ssru": "rnn_ffn", "average": "aan_ffn"}
 
 
@@ -23,7 +23,8 @@ class LayerNames:
 
     `{q|b}` in a name stands for q in the name of a weight, and for b in the name of a bias. A name without such a pair
     gets the ending .weight or .bias. `{stack}` is encoder or decoder, and `{index}` is the index of a layer in its
-    stack. `{number}` is index + 1, but decoder layers that share their weights have the same number.
+    stack. `{number}` is index + 1, but decoder layers that share their weights have the same number. `{sublayer}` is
+    Marian's name of the sub-layer before the norm of self-attention.
     """
 
     prefix: str  # of names outside encoder and decoder layers

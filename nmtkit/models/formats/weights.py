@@ -86,7 +86,7 @@ class Weights:
             )
 
     def layers(
-        self, names: Mapping[str, Sequence[str]], convert: Callable[[Tensor], Tensor] = torch.Tensor.float
+        self, names: Mapping[str, Sequence[str]], convert: Callable[[Tensor], Tensor] = lambda tensor: tensor
     ) -> dict[str, Tensor]:
         """Returns the parameters of nmtkit's layers. `names` is the result of `LayerNames.of`.
 
