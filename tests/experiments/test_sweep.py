@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from builders import write_corpus
+from builders import save_tiny_transformer, tiny_tokenizer, write_corpus
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
-from nmtkit.config import plugins
+from nmtkit.config import plugins, to_dict
 from nmtkit.experiments import sweep as sweeps
 from nmtkit.experiments.sweep_runner import Runner
 from nmtkit.models import checkpoint
+from nmtkit.models.architectures import ARCHITECTURES
 
 BASE = """
 [run]
@@ -55,6 +56,18 @@ def file_of(folder: Path, varied: str, data: object = "data-bin") -> Path:
 
 def names(folder: Path, varied: str) -> list[str]:
     return [run.name for run in sweeps.read(file_of(folder, varied)).runs()]
+
+
+def test_a_run_that_varies_the_checkpoint_has_the_architecture_of_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    path = save_tiny_transformer(tmp_path / "bases" / "one.pt", tiny_tokenizer())
+    file = tmp_path / "mine.sweep.toml"
+    file.write_text('[run]\ndata = "data-bin"\n[sweep.grid]\nfinetune_from = ["bases/one.pt"]\n')
+    read = sweeps.read(file)
+    (run,) = read.runs()
+    config = checkpoint.load(path)["config"]
+    assert to_dict(read.job(run).components["architecture"].config) == config
+    assert config != to_dict(ARCHITECTURES["transformer_base"].preset)
 
 
 def test_a_grid_has_every_combination_and_each_seed(tmp_path: Path) -> None:
