@@ -17,25 +17,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from nmtkit.serving import contents, openapi, reading, web
+from nmtkit.serving import reading, web
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ServeConfig
-from nmtkit.serving.contents import Content, PlainText
 from nmtkit.serving.fair_queue import BatchKey, LineResult, Pair, QueueFull, TranslationError
 from nmtkit.serving.interface import (
     ENDPOINTS,
     DetectedLanguage,
     DetectFields,
+    Fields,
     Language,
-    Model,
     TranslateFields,
     TranslateFileFields,
+    openapi_document,
     validated,
 )
 from nmtkit.serving.languages import Detector, described, detector_of, name_of
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.protocol import UnambiguousRequests
-from nmtkit.serving.reading import Refusal
+from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.normalization import normalized
 
 RETRY_SECONDS = 2  # value of the header Retry-After in answers with status 429
@@ -134,7 +134,7 @@ class Service:
             logger.error("a request failed:\n%s", traceback.format_exc())
             return error_response(500, "internal error")
 
-    async def fields(self, request: Request, model: type[Model]) -> Model:
+    async def fields(self, request: Request, model: type[Fields]) -> Fields:
         """Returns the fields of a request. Raises Refusal for invalid fields, and for a missing or wrong API key.
 
         A key in a header or in the query string is checked before the body is read.
@@ -173,7 +173,7 @@ class Service:
             Runs in a thread, because a long text takes time.
             """
             if is_html:
-                pages: list[Content] = [contents.web_page(text, pair[1]) for text in texts]
+                pages: list[Content] = [reading.web_page(text, pair[1]) for text in texts]
                 return pages, any(map(WEBLATE_PLACEHOLDER.search, texts))
             read_texts = [normalized(text) for text in texts] if fields.alignment else texts
             return [PlainText(text) for text in read_texts], any(map(WEBLATE_PLACEHOLDER.search, texts))
@@ -199,8 +199,8 @@ class Service:
 
     async def translate_file(self, request: Request) -> Response:
         fields = await self.fields(request, TranslateFileFields)
-        extension, data = await contents.upload(fields.file, self.config.char_limit)
-        content = await asyncio.to_thread(contents.content_of, extension, data, fields.target)
+        extension, data = await reading.upload(fields.file, self.config.char_limit)
+        content = await asyncio.to_thread(reading.content_of, extension, data, fields.target)
         pair, _ = await self.pair_of(fields.source, fields.target, content.segments)
         key = BatchKey(pair, html=not isinstance(content, PlainText), protect=content.protects)
         ((result, *_),) = await self.unless_disconnected(request, self.translations([content], key))
@@ -224,7 +224,7 @@ class Service:
             of_lines = [next(translated) for _ in piece.segments]
             ranks = range(min(map(len, of_lines), default=1))
             by_rank = [[line[rank] for line in of_lines] for rank in ranks]
-            results.append([await asyncio.to_thread(contents.rendered, piece, lines) for lines in by_rank])
+            results.append([await asyncio.to_thread(reading.rendered, piece, lines) for lines in by_rank])
             if key.quality:
                 results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines]
         return results
@@ -359,13 +359,13 @@ class Service:
         return Response(self.metrics.page(), media_type=self.metrics.MEDIA_TYPE)
 
     def document(self) -> dict[str, Any]:
-        return openapi.document(self.pool.pairs, needs_key=bool(self.keys))
+        return openapi_document(self.pool.pairs, needs_key=bool(self.keys))
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self.document())
 
     async def docs(self, request: Request) -> Response:
-        return web.page(request, openapi.page(self.document(), self.base_url(request)))
+        return web.page(request, web.documentation(self.document(), self.base_url(request)))
 
     async def index(self, request: Request) -> Response:
         return web.file(request, web.TRANSLATOR)
@@ -385,7 +385,7 @@ class Service:
                 "keyRequired": bool(self.keys),
                 "charLimit": self.config.char_limit,
                 "filesTranslation": True,
-                "supportedFilesFormat": list(contents.EXTENSIONS),
+                "supportedFilesFormat": list(reading.EXTENSIONS),
                 "suggestions": False,
                 "language": {
                     "source": {"code": source, "name": name_of(source)},

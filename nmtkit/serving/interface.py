@@ -1,25 +1,27 @@
 """The HTTP interface as data: routes, fields of requests, fields of answers, error statuses.
 
-The server validates requests with these models, and generates /openapi.json and /docs from them. FastAPI is not used,
+The server validates requests with these models, and generates the OpenAPI document from them. FastAPI is not used,
 because it accepts a single encoding per route, and reads the body first. But clients of LibreTranslate send JSON,
 forms, multipart forms or query strings to the same route, and the API key must be checked before the body is read.
 Errors have the form `{"error": "…"}`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
-from nmtkit.serving.contents import EXTENSIONS
-from nmtkit.serving.reading import Refusal
+import nmtkit
+from nmtkit.serving.fair_queue import Pair
+from nmtkit.serving.reading import EXTENSIONS, Refusal
 from nmtkit.text.quality import Quality
 
 MAX_ALTERNATIVES = 10
 
-Model = TypeVar("Model", bound="RequestFields")
+Json = dict[str, Any]
+Fields = TypeVar("Fields", bound="RequestFields")
 
 
 class RequestFields(BaseModel):
@@ -39,17 +41,19 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-Texts = Annotated[Text | Annotated[list[Text], Field(fail_fast=True)], Field(description="a text, or a list of texts")]
+TextOrTexts = Annotated[
+    Text | Annotated[list[Text], Field(fail_fast=True)], Field(description="a text, or a list of texts")
+]
 Source = Annotated[Text, Field(description="language of the text; `auto` detects it if `nmtkit[detect]` is installed")]
 Target = Annotated[Text, Field(description="language of the translation")]
 
 
 class DetectFields(RequestFields):
-    q: Texts
+    q: TextOrTexts
 
 
 class TranslateFields(RequestFields):
-    q: Texts
+    q: TextOrTexts
     source: Source
     target: Target
     format: Literal["text", "html"] = Field("text", description="format of the text")
@@ -68,9 +72,9 @@ class TranslateFileFields(RequestFields):
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
-Link = Annotated[list[int], Field(min_length=4, max_length=4)]
-Links = Annotated[
-    list[Link],
+WordLink = Annotated[list[int], Field(min_length=4, max_length=4)]
+WordLinks = Annotated[
+    list[WordLink],
     Field(
         description="links between words: start and end in the text, then start and end in the translation, as "
         "offsets in code points after Unicode normalization (NFC)"
@@ -89,8 +93,8 @@ class Translated(TypedDict):
     translatedText: str | list[str]  # LibreTranslate defines the names of these fields
     alternatives: NotRequired[list[str] | list[list[str]]]
     detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
-    alignment: NotRequired[Links | list[Links]]
-    alternativesAlignment: NotRequired[list[Links] | list[list[Links]]]
+    alignment: NotRequired[WordLinks | list[WordLinks]]
+    alternativesAlignment: NotRequired[list[WordLinks] | list[list[WordLinks]]]
     quality: NotRequired[Annotated[list[Quality] | list[list[Quality]], Field(description="one element per line")]]
 
 
@@ -204,7 +208,7 @@ ENDPOINTS = (
 )
 
 
-def validated(model: type[Model], fields: dict[str, Any]) -> Model:
+def validated(model: type[Fields], fields: dict[str, Any]) -> Fields:
     """Returns an instance of `model` with the fields of a request. Raises Refusal with the first error.
 
     A field that is null or empty counts as missing, but `q` may be empty.
@@ -227,3 +231,59 @@ def _message(error: ValidationError) -> str:
     if name == "q":
         return "q parameter is not a string or a list of strings"
     return f"{name} parameter: {reason[:1].lower()}{reason[1:]}"
+
+
+# --- the OpenAPI document ---------------------------------------------------------------------------------------------
+
+
+def openapi_document(pairs: Sequence[Pair], needs_key: bool) -> Json:
+    """Returns the OpenAPI 3.1 document of a server for these language pairs."""
+    definitions: Json = {}
+    paths: Json = {}
+    for endpoint in ENDPOINTS:
+        operation: Json = {"summary": endpoint.summary, "responses": _responses(endpoint, definitions)}
+        if endpoint.fields is not None:
+            schema = _fields_schema(endpoint, pairs, needs_key, definitions)
+            content = {media_type: {"schema": schema} for media_type in endpoint.media_types}
+            operation["requestBody"] = {"required": True, "content": content}
+        paths[endpoint.path] = {method.lower(): operation for method in endpoint.methods}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "nmtkit", "version": nmtkit.__version__, "description": "Machine translation."},
+        "paths": paths,
+        "components": {"schemas": definitions},
+    }
+
+
+def _fields_schema(endpoint: Endpoint, pairs: Sequence[Pair], needs_key: bool, definitions: Json) -> Json:
+    """Returns the JSON schema of a request. The language fields allow only the languages of `pairs`."""
+    schema = _schema(endpoint.fields, definitions)
+    properties, example = schema["properties"], dict(endpoint.example)
+    for side, name in enumerate(("source", "target")):
+        if name in properties and pairs:
+            codes = sorted({pair[side] for pair in pairs})
+            properties[name]["enum"] = [*codes, "auto"] if name == "source" else codes
+            example[name] = pairs[0][side]
+    key = properties.pop("api_key")
+    if needs_key:
+        properties["api_key"] = key
+        schema["required"].append("api_key")
+        example["api_key"] = "KEY"
+    return {**schema, "examples": [example]}
+
+
+def _responses(endpoint: Endpoint, definitions: Json) -> Json:
+    if endpoint.answer is None:
+        content: Json = {"text/plain": {"example": endpoint.answer_example}}
+    else:
+        content = {JSON: {"schema": _schema(endpoint.answer, definitions), "example": endpoint.answer_example}}
+    failure = {JSON: {"schema": _schema(Failure, definitions)}}
+    failures = {str(status): {"description": STATUSES[status], "content": failure} for status in endpoint.statuses}
+    return {"200": {"description": "success", "content": content}, **failures}
+
+
+def _schema(type: Any, definitions: Json) -> Json:
+    """Returns the JSON schema of a type. Adds the referenced schemas to `definitions`."""
+    schema = TypeAdapter(type).json_schema(ref_template="#/components/schemas/{model}")
+    definitions |= schema.pop("$defs", {})
+    return schema

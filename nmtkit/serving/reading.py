@@ -1,18 +1,50 @@
-"""Reads the fields of a request from its query string and its body, with limited memory."""
+"""Reads requests with limited memory: the fields of the query string and the body, and the lines of their texts.
+
+A text, a web page or an uploaded document is split into lines. The translated lines are joined to a whole text again.
+"""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from nmtkit.serving.fair_queue import LineResult
+from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
+from nmtkit.text.documents import Document, ReadOptions, WebPage, format_of, read_document
+from nmtkit.text.documents.encoding import Encoding
+
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 MAX_FIELDS = 5000
+EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
+
+_NEWLINE = re.compile(r"(\r\n|\r|\n)")
+_SIGNATURES = {  # first bytes of an uploaded file that cannot be translated -> name of the format, for messages
+    b"PK\x03\x04": "a zip archive (.zip, .docx, .odt, .epub, …)",
+    b"PK\x05\x06": "a zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ\x00": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a rar archive",
+    b"%PDF-": "a PDF file",
+    b"{\\rtf": "an RTF file",
+    b"\xd0\xcf\x11\xe0": "an old Office file (.doc, .xls, …)",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"GIF8": "an image",
+    b"\x7fELF": "a program",
+}
+_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks of texts that may have zero bytes
 
 
 class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error of this program
@@ -97,3 +129,104 @@ async def _multipart(request: Request, body: bytes) -> dict[str, Any]:
         values = form.getlist(name)
         fields[name] = values if len(values) > 1 else values[0]
     return fields
+
+
+# --- texts and documents ----------------------------------------------------------------------------------------------
+
+
+class PlainText:
+    """A plain text, split into lines and the white space around each line. Translations keep the white space."""
+
+    protects = False
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # Each line gives three parts: white space before the text, the text, and white space after the text. Each line
+        # end also gives three parts: the line end and two empty parts.
+        self.parts: list[str] = []
+        for part in _NEWLINE.split(text):
+            line = part.strip()
+            before, _, after = part.partition(line) if line else (part, "", "")
+            self.parts += [before, line, after]
+        self.indices = [index for index in range(1, len(self.parts), 3) if self.parts[index]]
+
+    @property
+    def segments(self) -> list[str]:
+        return [self.parts[index] for index in self.indices]
+
+    def rendered(self, lines: Sequence[LineResult]) -> LineResult:
+        """Returns the translation of the whole text, with the line ends and the white space of the source.
+
+        `lines` are the translations of `segments`. If all of them have an alignment, the result also has an alignment:
+        the same links, but with positions in the whole source and in the whole translation.
+        """
+        parts, links = list(self.parts), []
+        for index, line in zip(self.indices, lines, strict=True):
+            parts[index] = line["text"]
+        offsets = [(0, 0)]  # start of each part in the source and in the translation (code points)
+        for old, new in zip(self.parts, parts, strict=True):
+            offsets.append((offsets[-1][0] + len(old), offsets[-1][1] + len(new)))
+        for index, line in zip(self.indices, lines, strict=True):
+            source, target = offsets[index]
+            links += [[a + source, b + source, c + target, d + target] for a, b, c, d in line.get("alignment", ())]
+        result: LineResult = {"text": "".join(parts)}
+        if all("alignment" in line for line in lines):
+            result["alignment"] = links
+        return result
+
+    def encoded(self, text: str) -> bytes:
+        return text.encode()
+
+
+Content = PlainText | Document
+
+
+def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
+    """Returns the translation of a text or a document. `lines` are the translations of its segments.
+
+    Only the translation of a plain text can have an alignment.
+    """
+    if isinstance(content, PlainText):
+        return content.rendered(lines)
+    return {"text": content.render([line["text"] for line in lines])}
+
+
+def web_page(text: str, target: str) -> Document:
+    return WebPage(text, Encoding(), ReadOptions(target))
+
+
+async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
+    """Returns the extension and the bytes of an uploaded file.
+
+    Raises Refusal if the file is missing, is too large, or has an unknown extension.
+    """
+    if not isinstance(file, UploadFile) or not file.filename:
+        raise Refusal(400, "Invalid request: missing file parameter")
+    extension = PurePath(file.filename).suffix.lower()
+    if extension not in EXTENSIONS:
+        raise Refusal(400, f"Invalid request: this file format is not supported; supported: {', '.join(EXTENSIONS)}")
+    data = await file.read()
+    if len(data) > 4 * char_limit:  # a character has at most four bytes in every encoding
+        raise Refusal(413, f"Invalid request: the file exceeds the text limit ({char_limit} characters)")
+    return extension, data
+
+
+def content_of(extension: str, data: bytes, target: str) -> Content:
+    """Returns the text or the document in an uploaded file. `target` is the code of the target language.
+
+    Raises Refusal if `data` is not a valid file of the format that `extension` names.
+    """
+    kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
+    if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
+        kind = "a binary file"
+    if kind is not None:
+        raise Refusal(400, f"Invalid request: the file is {kind}, not a {extension} file")
+    format = format_of(f"file{extension}")
+    try:
+        if format is None:
+            return PlainText(data.decode("utf-8-sig"))
+        return read_document(data, format, "the file", ReadOptions(target))
+    except UnicodeDecodeError as error:
+        raise Refusal(400, "Invalid request: the file is not UTF-8") from error
+    except ValueError as error:
+        raise Refusal(400, f"Invalid request: {str(error).removeprefix('the file: ')}") from error

@@ -1,12 +1,16 @@
-"""Answers requests for the pages and their files."""
+"""Answers requests for the pages: the translator with its files, and the documentation of the OpenAPI document."""
 
 import hashlib
+import json
+import shlex
 from functools import cache
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nmtkit.pages.document import asset
+from nmtkit.pages.document import asset, render
+from nmtkit.serving.interface import MULTIPART, Json
 
 TRANSLATOR = "translator.html"
 STATIC_FILES = {
@@ -52,3 +56,66 @@ def _response(request: Request, data: bytes, media_type: str) -> Response:
 @cache
 def _tag(data: bytes) -> str:
     return f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+
+
+# --- documentation ----------------------------------------------------------------------------------------------------
+
+
+def documentation(contents: Json, base_url: str) -> str:
+    """Returns the HTML of the page that documents the service for its users.
+
+    Each path of `contents`, the OpenAPI document of the service, has a section with the fields of the request, an
+    example of the answer, the errors, and a curl command. `base_url` is the address of the service in the commands.
+    """
+    routes = [
+        {
+            "path": path,
+            "methods": [method.upper() for method in operations],
+            "summary": operation["summary"],
+            "command": command(f"{base_url}{path}", operation.get("requestBody")),
+            "fields": _field_rows(operation.get("requestBody")),
+            "media_types": list(operation.get("requestBody", {}).get("content", ())),
+            "answer": _shown(next(iter(operation["responses"]["200"]["content"].values()))["example"]),
+            "errors": [(status, each["description"]) for status, each in operation["responses"].items()][1:],
+        }
+        for path, operations in contents["paths"].items()
+        for operation in [next(iter(operations.values()))]
+    ]
+    return render("interface.html", routes=routes, version=contents["info"]["version"])
+
+
+def command(url: str, body: Json | None) -> str:
+    """Returns a curl command that sends the example of `body`, a `requestBody` of OpenAPI, or no body for None."""
+    words = [shlex.quote(url)]
+    if body is not None:
+        media_type, content = next(iter(body["content"].items()))
+        example = content["schema"]["examples"][0]
+        if media_type == MULTIPART:
+            words += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in example.items()]
+        else:
+            words.append(f"-H {shlex.quote(f'Content-Type: {media_type}')}")
+            words.append(f"-d {shlex.quote(json.dumps(example, ensure_ascii=False))}")
+    return " \\\n  ".join([f"curl {words[0]}", *words[1:]])
+
+
+def _field_rows(body: Json | None) -> list[Json]:
+    if body is None:
+        return []
+    schema = next(iter(body["content"].values()))["schema"]
+    return [
+        {"name": name, "required": name in schema["required"], "about": field["description"], "values": _values(field)}
+        for name, field in schema["properties"].items()
+    ]
+
+
+def _values(field: Json) -> str:
+    """Describes the allowed values of a field in words."""
+    if "enum" in field:
+        return ", ".join(field["enum"])
+    if "minimum" in field:
+        return f"{field['minimum']} to {field['maximum']}"
+    return "true, false" if field.get("type") == "boolean" else ""
+
+
+def _shown(example: Any) -> str:
+    return example if isinstance(example, str) else json.dumps(example, ensure_ascii=False, indent=2)

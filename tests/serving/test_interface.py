@@ -17,8 +17,8 @@ from builders import REAL_LINES, save_transformer
 from pydantic import TypeAdapter
 from serving_process import serving
 
-from nmtkit.serving import openapi
-from nmtkit.serving.interface import ENDPOINTS, STATUSES, Translated
+from nmtkit.serving import web
+from nmtkit.serving.interface import ENDPOINTS, STATUSES, Translated, openapi_document
 
 FIELDS = {"q": REAL_LINES[0], "source": "en", "target": "de"}
 
@@ -74,7 +74,7 @@ def test_the_document_declares_the_limits_that_the_server_enforces(server, docum
         without = {key: value for key, value in FIELDS.items() if key != name}
         assert server.ask("/translate", without) == (400, {"error": f"Invalid request: missing {name} parameter"})
     assert schema["required"] == ["q", "source", "target"]
-    with_key = openapi.document([("en", "de")], needs_key=True)["paths"]["/detect"]["post"]["requestBody"]
+    with_key = openapi_document([("en", "de")], needs_key=True)["paths"]["/detect"]["post"]["requestBody"]
     assert with_key["content"]["application/json"]["schema"]["required"] == ["q", "api_key"]
 
 
@@ -86,7 +86,7 @@ def test_every_reference_of_the_document_has_its_schema(document):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_commands_of_the_page_can_be_pasted(server, document, tmp_path):
     (tmp_path / "subtitles.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nAll are equal.\n")
-    page = html.unescape(openapi.page(document, server.url))
+    page = html.unescape(web.documentation(document, server.url))
     commands = re.findall(r">(curl .*?)</pre>", page, re.DOTALL)
     assert len(commands) == len(ENDPOINTS)
     for command in commands:
@@ -102,7 +102,7 @@ def test_the_commands_of_the_page_can_be_pasted(server, document, tmp_path):
 
 
 def test_the_page_shows_answers_and_every_status(document):
-    page = html.unescape(openapi.page(document, "http://localhost:5000"))
+    page = html.unescape(web.documentation(document, "http://localhost:5000"))
     for endpoint in ENDPOINTS:
         section = page[page.index(f'id="{endpoint.path[1:]}"') :].split("</section>")[0]
         assert all(f"<code>{status}</code>" in section for status in endpoint.statuses)
