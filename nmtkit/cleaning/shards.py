@@ -44,6 +44,7 @@ from nmtkit.data.corpora.corpus import Corpus, Pairs
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, merge, open_plan
 from nmtkit.jobs.shard_processes import ShardResults, shard_processes
+from nmtkit.jobs.workers import Shared
 
 INPUT, JOB = "input.pairs", "job.pickle"
 FILES = ("exclude", "domain", "lid_model", "forward", "backward")  # settings that are files, compared by their contents
@@ -195,7 +196,7 @@ class ShardedCleaning:
         if not self._is_local:
             return self._processes.run(self._load, self.plan, shards)
         loaded = self._load()  # all processes of this machine share the memory of the models
-        return self._processes.run(lambda threads: loaded, self.plan, shards)
+        return self._processes.run(Shared(loaded, self._load), self.plan, shards)
 
 
 def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:

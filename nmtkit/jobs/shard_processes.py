@@ -10,6 +10,7 @@ import platform
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,10 @@ class ShardWriter:
     def __init__(self, worker: ShardWorker, plan: Plan) -> None:
         self.worker, self.plan = worker, plan
 
+    @staticmethod
+    def of(factory: Factory, plan: Plan) -> "ShardWriter":
+        return ShardWriter(factory(None), plan)
+
     def write(self, shard: Shard) -> tuple[Shard, dict[str, Any]]:
         """Computes a shard and writes its files. Returns the shard and its record."""
         counts: Counter[str] = Counter()
@@ -70,7 +75,7 @@ class LocalProcesses:
         self.count = count
 
     def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
-        with Workers(self.count, lambda: ShardWriter(factory(None), plan), tasks_ahead=1) as pool:
+        with Workers(self.count, partial(ShardWriter.of, factory, plan), tasks_ahead=1) as pool:
             for _, result in pool.imap_unordered((ShardWriter.write, shard) for shard in shards):
                 yield result
 

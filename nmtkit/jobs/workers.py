@@ -210,12 +210,12 @@ class Shared(Generic[T]):
     Forked workers share its memory. A spawned worker has no access to it, and calls `make`, which must be picklable.
     """
 
-    def __init__(self, value: T, make: Callable[[], T]) -> None:
+    def __init__(self, value: T, make: Callable[..., T]) -> None:
         self.value: T | None = value
         self.make = make
 
-    def __call__(self) -> T:
-        return self.make() if self.value is None else self.value
+    def __call__(self, *arguments: Any) -> T:
+        return self.make(*arguments) if self.value is None else self.value
 
     def __getstate__(self) -> dict[str, Any]:
         return {"value": None, "make": self.make}

@@ -21,6 +21,7 @@ from nmtkit.jobs import distributed
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Shard, check_regular, divide, open_plan
 from nmtkit.jobs.shard_processes import Factory, ShardResults, shard_processes
+from nmtkit.jobs.workers import Shared
 from nmtkit.models.building import check_translation_models
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.inputs import field_value, text_requests
@@ -206,7 +207,7 @@ class ShardedTranslation:
         self._fields = settings.fields
         if loaded is not None:
             loaded.settings = dataclasses.replace(settings, texts=self._texts)
-            self._factory: Factory = lambda threads: loaded
+            self._factory: Factory = Shared(loaded, loaded.settings.load)
         else:
             models, copies = ([path.absolute() for path in paths] for paths in (settings.models, self._texts))
             self._factory = dataclasses.replace(settings, models=models, texts=copies).load
