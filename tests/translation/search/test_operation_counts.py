@@ -16,16 +16,13 @@ from nmtkit.translation.search.constraints import NO_CONSTRAINTS
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.scorer import Scorer
 
-# Six products, three sums, three norms, a ReLU, one copy into the cache, and twice two products and a softmax; beams
-# take two copies more, to bring the heads of a row together. A batch copies queries too.
-LAYER = {(1, 1): 20, (4, 1): 22, (1, 3): 21, (4, 3): 24}  # (beam, sentences): operations of a decoder layer
-# Two products, a gate, an interpolation and a ReLU replace two products, a copy into the cache, two products, a softmax
-# and the copies of heads.
-SSRU_LAYER = {(1, 1): 19, (4, 1): 20, (1, 3): 19, (4, 3): 21}
-# Beside the layers, a greedy search has the embedding (3 operations), the output's product, the log-softmax, a test for
-# NaN, forbidden tokens, the maximum and a sum. A beam search has the best in two stages (13), the candidates, the stop
-# test and two more numbers read. Batches gather queries and masks by head, and find their first row.
-BESIDE = {(1, 1): 10, (4, 1): 33, (1, 3): 12, (4, 3): 37}  # by beam and sentences
+# Upper bounds. A layer with attention has six products, three sums, three norms, a ReLU, one copy into the cache, and
+# twice two products and a softmax. Beams and batches add copies that bring the heads of a row together. In a layer with
+# SSRU, two products, a gate, an interpolation and a ReLU replace the self-attention.
+LAYER = {"attention": 24, "ssru": 21}
+# In addition to the layers, a greedy search has the embedding, the output projection, the log-softmax, a test for NaN,
+# forbidden tokens, the maximum and a sum. A beam search has the best in two stages, the candidates and the stop test.
+BESIDE = {1: 12, 4: 37}  # by beam
 
 
 class Counter(TorchDispatchMode):
@@ -61,7 +58,7 @@ def record(patch: pytest.MonkeyPatch, owner: Any, name: str, counter: Counter) -
     return calls
 
 
-@pytest.mark.parametrize(("beam", "sentences"), list(LAYER))
+@pytest.mark.parametrize(("beam", "sentences"), [(1, 1), (4, 1), (1, 3), (4, 3)])
 @pytest.mark.parametrize("kind", ["attention", "ssru"])
 def test_a_step_dispatches_no_more_operations_than_its_budget(kind, beam, sentences, monkeypatch):
     model = tiny_transformer(3000, decoder_layers=2, decoder_self_attention=kind)
@@ -74,7 +71,7 @@ def test_a_step_dispatches_no_more_operations_than_its_budget(kind, beam, senten
         search = Search([model], source, options, [NO_CONSTRAINTS] * sentences)
         with counter:
             greedy_search(search) if beam == 1 else search.run()
-    budget = (LAYER if kind == "attention" else SSRU_LAYER)[beam, sentences]
-    assert max(after - before for before, after in layers[4:]) <= budget, counter.names
+    in_layers = [after - before for before, after in layers[4:]]
+    assert max(in_layers) <= LAYER[kind], counter.names
     whole = sorted(later - earlier for (earlier, _), (later, _) in pairwise(steps[2:]))  # with the search behind them
-    assert whole[len(whole) // 2] - 2 * budget <= BESIDE[beam, sentences]  # the median: now and then a cache makes room
+    assert whole[len(whole) // 2] - 2 * in_layers[0] <= BESIDE[beam]  # the median, because some steps enlarge the cache
