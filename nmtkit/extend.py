@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         check_architecture,
         check_callback,
         check_criterion,
+        check_engine,
         check_logits_processor,
         check_metric,
         check_optimizer,
@@ -36,14 +37,18 @@ if TYPE_CHECKING:
     from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
     from nmtkit.training.metrics import METRICS, Metric, Outputs
     from nmtkit.training.optimizers import OPTIMIZERS, ParameterGroups
+    from nmtkit.translation.engines import ENGINES, Engine, EngineConfig, LoadedModels, TorchEngine
+    from nmtkit.translation.search.constraints import NO_CONSTRAINTS
     from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
+    from nmtkit.translation.search.options import SearchOptions
+    from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 MODULES = {  # module -> the names above that it defines
     "cleaning.filters": "FILTERS Filter FilterContext Scores TextBlock",
     "config": "Config option",
     "config.registry": "Registry",
-    "contracts": "ContractError check_architecture check_callback check_criterion check_logits_processor check_metric "
-    "check_optimizer check_scheduler check_transform",
+    "contracts": "ContractError check_architecture check_callback check_criterion check_engine check_logits_processor "
+    "check_metric check_optimizer check_scheduler check_transform",
     "data.dataset.transforms": "TRANSFORMS Side Transform",
     "data.packed": "IGNORE_INDEX Batch Layout Packed",
     "data.tokenizers.tokenizer": "BOS EOS SPACE_SYMBOL UNK Ids Tokenizer",
@@ -58,7 +63,11 @@ MODULES = {  # module -> the names above that it defines
     "training.metrics": "METRICS Metric Outputs",
     "training.lr_schedulers": "LR_SCHEDULERS LRScheduler RunInfo",
     "training.optimizers": "OPTIMIZERS ParameterGroups",
+    "translation.engines": "ENGINES Engine EngineConfig LoadedModels TorchEngine",
+    "translation.search.constraints": "NO_CONSTRAINTS",
     "translation.search.logits_processors": "LOGITS_PROCESSORS LogitsProcessor LogitsProcessorState",
+    "translation.search.options": "SearchOptions",
+    "translation.search.types": "BatchHypotheses Hypothesis Segment SegmentBatch",
 }
 MODULE_OF = {name: f"nmtkit.{module}" for module, names in MODULES.items() for name in names.split()}
 

@@ -18,6 +18,7 @@ from nmtkit.contracts.architecture import check_architecture
 from nmtkit.contracts.callback import check_callback
 from nmtkit.contracts.checks import Contract
 from nmtkit.contracts.criterion import check_criterion
+from nmtkit.contracts.engine import check_engine
 from nmtkit.contracts.logits_processor import check_logits_processor
 from nmtkit.contracts.metric import check_metric
 from nmtkit.contracts.optimizer import check_optimizer
@@ -30,6 +31,7 @@ __all__ = [
     "check_architecture",
     "check_callback",
     "check_criterion",
+    "check_engine",
     "check_logits_processor",
     "check_metric",
     "check_optimizer",
@@ -46,6 +48,7 @@ CONTRACTS: tuple[Contract[Any], ...] = (
     check_metric,
     check_transform,
     check_logits_processor,
+    check_engine,
 )
 
 

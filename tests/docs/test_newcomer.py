@@ -21,7 +21,7 @@ from nmtkit.training.config import REGISTRIES
 PAGE = (Path(__file__).parents[2] / "docs/plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SNIPPETS = {name[0]: block for block in BLOCKS if (name := re.findall(r'\.register\("(\w+)"', block))}
-for other in ("transformer_rotary", "repetition"):  # a second architecture, and a component of searches
+for other in ("transformer_rotary", "repetition", "memory"):  # a second architecture, and components of searches
     del SNIPPETS[other]  # test_plugin_examples.py has their tests
 FLAGS = {
     "gru": "--arch gru --width 12",

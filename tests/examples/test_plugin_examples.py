@@ -27,7 +27,7 @@ SHOWN = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) 
 
 def test_the_page_shows_the_files() -> None:
     files = {path.read_text(encoding="utf-8") for path in FILES if "optuna" not in path.name}
-    assert set(SHOWN) == files and len(SHOWN) == 9
+    assert set(SHOWN) == files and len(SHOWN) == 10
     assert all(20 <= block.count("\n") <= 40 for block in SHOWN if "RotaryTransformer" not in block)
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import changed_flags, check_flags
+from nmtkit.config import changed_flags
 from nmtkit.config.files import cache_folder
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models import checkpoint
@@ -89,10 +89,9 @@ class CTranslate2Engine(Engine):
         _ = self.translator
 
     def refusal(self, options: SearchOptions) -> str | None:
-        try:
-            check_flags((CTRANSLATE2_RULE,), {CTRANSLATE2_RULE.flag}, changed_flags(options) | {CTRANSLATE2_RULE.flag})
-        except ValueError as error:
-            return str(error)
+        excluded = sorted(changed_flags(options) & set(CTRANSLATE2_RULE.excludes))
+        if excluded:
+            return f"{CTRANSLATE2_RULE.flag} and {excluded[0]} cannot be combined: {CTRANSLATE2_RULE.reason}"
         if options.beam > 1 and options.lenpen != 0:
             return (
                 f"--engine ctranslate2 has a different length penalty than --lenpen {options.lenpen:g}: give "

@@ -1,0 +1,138 @@
+"""Checks of an engine: the hypotheses of a tiny Transformer are the hypotheses of PyTorch's search, for each option."""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit.config import derive
+from nmtkit.contracts.checks import Contract, Subject, checks_of, require
+from nmtkit.contracts.runs import TINY_TRANSFORMER, dataset
+from nmtkit.data import checkpoint_file
+from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
+from nmtkit.models.architectures import ARCHITECTURES
+from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.translation.engines import ENGINES, Decoder, Engine, LoadedModels
+from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
+
+SHORT: dict[str, Any] = {"beam": 3, "lenpen": 0.0, "max_len_a": 0.5, "max_len_b": 5}
+# The options with which every engine is compared with PyTorch. An engine may refuse all but the first.
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"beam": 1}, {}, {"beam": 1, "lenpen": 1.0}, {"lenpen": 1.0}, {"lenpen": -0.5}, {"nbest": 3}, {"min_len": 4},
+    {"max_len_a": 0.0, "max_len_b": 2}, {"max_len_b": 0, "min_len": 2}, {"no_repeat_ngram": 2}, {"unkpen": 0.5},
+    {"replace_unknown": True}, {"diverse_groups": 3}, {"beam": 4, "sampling": True}, {"alignment": "soft"},
+    {"quality": True},
+)  # fmt: skip
+LENGTHS = (4, 1, 7, 2, 5, 3, 12)  # source pieces of the segments
+TOLERANCE = 0.05  # of scores; the distributions of CTranslate2 leave out <unk>
+
+
+@functools.cache
+def _checkpoint(tokenizer: Tokenizer | None) -> Path:
+    """Writes the checkpoint of a Transformer with outputs of different lengths, and returns its path."""
+    known, folder = dataset(tokenizer).tokenizer, Path(tempfile.mkdtemp(prefix="nmtkit-contract-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    entry = ARCHITECTURES["transformer_tiny"]
+    config = derive(entry.preset, TINY_TRANSFORMER, "contract")
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        model: Any = entry.factory(config, vocabulary_of(known))
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+        model.output_projection.weight[EOS] *= 1.5
+    checkpoint_file.save(folder / "model.pt", to_checkpoint(model, "transformer_tiny", config, known, [], 1))
+    return folder / "model.pt"
+
+
+def _decoders(subject: Subject[Engine]) -> tuple[Decoder, Decoder]:
+    """Returns a decoder with the engine, and a decoder with PyTorch."""
+    path = _checkpoint(subject.tokenizer)
+    model, tokenizer = from_checkpoint(path)
+    loaded = LoadedModels([model], tokenizer, "cpu", 2048, [path])
+    decoder = Decoder(loaded)
+    decoder.engine, decoder.name = subject.build(loaded), subject.name
+    return decoder, Decoder(loaded)
+
+
+def _segments(decoder: Decoder) -> SegmentBatch:
+    size, generator = decoder.torch.loaded.tokenizer.source_size, torch.Generator().manual_seed(1)
+    drawn = [torch.randint(3, size, (length,), generator=generator).tolist() for length in LENGTHS]
+    return [Segment([*ids, EOS], seed=index) for index, ids in enumerate(drawn)]
+
+
+def _decoded(decoder: Decoder, batches: Sequence[SegmentBatch], options: SearchOptions) -> BatchHypotheses:
+    results = list(decoder.decoder(options)(batches))
+    numbers = sorted(number for number, _ in results)
+    require(numbers == list(range(len(batches))), f"decode yields the batches {numbers} of {len(batches)}, each once")
+    return [hypotheses for _, batch in sorted(results, key=lambda result: result[0]) for hypotheses in batch]
+
+
+def _require_same(found: BatchHypotheses, expected: BatchHypotheses, settings: dict[str, Any]) -> None:
+    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in (ours, theirs)]
+        require(tokens[0] == tokens[1], f"with {settings}, segment {index} has {tokens[0]}; PyTorch finds {tokens[1]}")
+        difference = max(abs(a.score - b.score) for a, b in zip(ours, theirs, strict=True))
+        require(difference <= TOLERANCE, f"with {settings}, a score of segment {index} differs by {difference:.3g}")
+
+
+def hypotheses_and_scores_are_those_of_pytorch_with_each_option(subject: Subject[Engine]) -> None:
+    decoder, reference = _decoders(subject)
+    segments = _segments(decoder)
+    for settings in OPTIONS:
+        options = SearchOptions(**SHORT | settings) if "sampling" not in settings else SearchOptions(sampling=True)
+        reason: object = decoder.engine.refusal(options)
+        require(
+            reason is None or (isinstance(reason, str) and reason),
+            f"refusal returned {reason!r}; it must return a reason or None",
+        )
+        if reason is None or decoder.engine.falls_back:
+            expected = _decoded(reference, [segments], options)
+            _require_same(_decoded(decoder, [segments[:3], [], segments[3:]], options), expected, settings)
+
+
+def a_segment_is_searched_alone_as_in_a_batch(subject: Subject[Engine]) -> None:
+    decoder, _ = _decoders(subject)
+    segments, options = _segments(decoder), SearchOptions(**SHORT)
+    alone = _decoded(decoder, [[segment] for segment in segments], options)
+    _require_same(_decoded(decoder, [segments], options), alone, SHORT)
+
+
+def prefixes_avoided_and_required_phrases_are_kept(subject: Subject[Engine]) -> None:
+    decoder, reference = _decoders(subject)
+    if not decoder.engine.falls_back:
+        return
+    segments, options = _segments(decoder), SearchOptions(**SHORT)
+    free = _decoded(reference, [segments], options)
+    token = next(hypotheses[0].tokens[0] for hypotheses in free if hypotheses[0].tokens)
+    other = 3 if token != 3 else 4
+    constraints = [
+        Constraints(prefix=(other, token)), Constraints(avoided=((token,),)), Constraints(),
+        Constraints(required=(RequiredPhrase(((other, token),)),)),
+        Constraints(required=(RequiredPhrase(((token,),)),)),
+    ]  # fmt: skip
+    batch = [Segment(segment.ids, each) for segment, each in zip(segments, constraints, strict=False)]
+    _require_same(_decoded(decoder, [batch], options), _decoded(reference, [batch], options), {"constraints": batch})
+
+
+def calls_with_different_options_can_be_under_way(subject: Subject[Engine]) -> None:
+    decoder, _ = _decoders(subject)
+    segments = _segments(decoder)
+    settings = [SHORT | {"beam": 1}, SHORT | {"max_len_b": 2}]
+    calls = [decoder.decoder(SearchOptions(**each))([[segment] for segment in segments]) for each in settings]
+    results: list[dict[int, BatchHypotheses]] = [{}, {}]
+    for pair in zip(*calls, strict=True):
+        for result, (number, hypotheses) in zip(results, pair, strict=True):
+            result[number] = hypotheses
+    for each, result in zip(settings, results, strict=True):
+        alone = _decoded(decoder, [[segment] for segment in segments], SearchOptions(**each))
+        _require_same([result[number][0] for number in range(len(segments))], alone, each)
+
+
+check_engine = Contract(ENGINES, Engine, checks_of(__name__))

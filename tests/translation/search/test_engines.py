@@ -1,0 +1,35 @@
+"""All registered engines keep the contract of engines: the hypotheses of PyTorch's search, option by option."""
+
+import logging
+
+import pytest
+from builders import fragments, save_ending_transformer
+
+from nmtkit.contracts import check_engine
+from nmtkit.translation.engines import ENGINES
+from nmtkit.translation.translator import Translator
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "numba" else ()) for name in ENGINES.names()]
+)
+def test_an_engine_keeps_the_contract(name: str) -> None:
+    if name in ("numba", "ctranslate2"):
+        pytest.importorskip(name)
+    check_engine(name)
+
+
+def test_the_log_says_once_which_option_pytorch_searches(tmp_path, caplog) -> None:
+    translator = Translator.load(save_ending_transformer(tmp_path / "model.pt"), engine="slots")
+    expected = Translator.load(tmp_path / "model.pt").translate(fragments()[:4], no_repeat_ngram=2, max_len_b=5)
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        for _ in range(2):
+            found = translator.translate(fragments()[:4], no_repeat_ngram=2, max_len_b=5)
+    assert [each.text for each in found] == [each.text for each in expected]
+    (message,) = [record.getMessage() for record in caplog.records if "slots" in record.getMessage()]
+    assert "--no-repeat-ngram" in message
+
+
+def test_an_unknown_engine_is_named(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"unknown engine 'nmba'.*numba"):
+        Translator.load(save_ending_transformer(tmp_path / "model.pt"), engine="nmba")
