@@ -2,33 +2,22 @@
 
 from collections.abc import Iterable, Iterator
 
-from nmtkit.extend import (
-    ENGINES,
-    NO_CONSTRAINTS,
-    BatchHypotheses,
-    Engine,
-    EngineConfig,
-    Hypothesis,
-    LoadedModels,
-    SearchOptions,
-    Segment,
-    SegmentBatch,
-    TorchEngine,
-)  # fmt: skip
+from nmtkit import extend
+from nmtkit.extend import BatchHypotheses, EngineConfig, LoadedModels, SearchOptions, Segment, SegmentBatch
 
 
-@ENGINES.register("memory", EngineConfig())
-class Memory(Engine):
+@extend.ENGINES.register("memory", EngineConfig())
+class Memory(extend.Engine):
     def __init__(self, config: EngineConfig, loaded: LoadedModels) -> None:
         super().__init__(config, loaded)
-        self.torch = TorchEngine(config, loaded)
-        self.known: dict[tuple[SearchOptions, tuple[int, ...]], list[Hypothesis]] = {}
+        self.torch = extend.TorchEngine(config, loaded)
+        self.known: dict[tuple[SearchOptions, tuple[int, ...]], list[extend.Hypothesis]] = {}
 
     def refusal(self, options: SearchOptions) -> str | None:
         return "--sampling" if options.sampling else None
 
     def refuses(self, segment: Segment) -> bool:
-        return segment.constraints != NO_CONSTRAINTS
+        return segment.constraints != extend.NO_CONSTRAINTS
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False

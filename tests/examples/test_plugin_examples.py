@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import tiny_tokenizer
+from builders import fragments, save_ending_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
+import nmtkit
 from nmtkit.cli import main
 from nmtkit.config import derive
 from nmtkit.config.plugins import load_plugin
@@ -72,6 +73,17 @@ def test_a_repeated_token_loses_the_penalty_in_its_own_hypothesis() -> None:
     expected = torch.full((2, size), -1.0)
     expected[0, [BOS, 8, 9]] = expected[1, [BOS, 8]] = -3.0
     assert torch.equal(found, expected)
+
+
+def test_the_engine_keeps_its_contract_and_searches_a_repeated_line_once(tmp_path: Path) -> None:
+    plugin = str(ROOT / "examples/plugin/memory.py")
+    result = CliRunner().invoke(main, ["check", "--plugin", plugin, "memory"])
+    assert result.exit_code == 0 and "4 of 4 checks passed" in result.stdout, result.output
+    path = save_ending_transformer(tmp_path / "model.pt")
+    model = nmtkit.load(path, engine="memory", plugins=[plugin])
+    lines = fragments()[:3] * 4
+    assert model.translate(lines, beam=2) == nmtkit.load(path).translate(lines, beam=2)
+    assert len(model._translator.decoder.engine.known) == 3
 
 
 def test_the_variant_turns_queries_by_the_position_and_divides_by_the_temperature() -> None:
