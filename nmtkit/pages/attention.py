@@ -25,7 +25,7 @@ TITLES = {
 }
 
 
-class Attention(Protocol):
+class AttentionWeights(Protocol):
     """The pieces of a sentence and of its translation, both with eos, and the attention weights of all heads."""
 
     @property
@@ -37,7 +37,7 @@ class Attention(Protocol):
     def weights(self) -> dict[str, list[npt.NDArray[np.float32]]]: ...
 
 
-def page(attention: Attention, title: str) -> str:
+def page(attention: AttentionWeights, title: str) -> str:
     """Returns the HTML page. The page contains all its data and requests nothing from a network."""
     keys = {"encoder": attention.source, "decoder": ["start", *attention.target[:-1]], "cross": attention.source}
     data = {

@@ -72,9 +72,9 @@ class TranslateFileFields(RequestFields):
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
-WordLink = Annotated[list[int], Field(min_length=4, max_length=4)]
-WordLinks = Annotated[
-    list[WordLink],
+AlignmentLink = Annotated[list[int], Field(min_length=4, max_length=4)]
+AlignmentLinks = Annotated[
+    list[AlignmentLink],
     Field(
         description="links between words: start and end in the text, then start and end in the translation, as "
         "offsets in code points after Unicode normalization (NFC)"
@@ -93,8 +93,8 @@ class Translated(TypedDict):
     translatedText: str | list[str]  # LibreTranslate defines the names of these fields
     alternatives: NotRequired[list[str] | list[list[str]]]
     detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
-    alignment: NotRequired[WordLinks | list[WordLinks]]
-    alternativesAlignment: NotRequired[list[WordLinks] | list[list[WordLinks]]]
+    alignment: NotRequired[AlignmentLinks | list[AlignmentLinks]]
+    alternativesAlignment: NotRequired[list[AlignmentLinks] | list[list[AlignmentLinks]]]
     quality: NotRequired[Annotated[list[Quality] | list[list[Quality]], Field(description="one element per line")]]
 
 

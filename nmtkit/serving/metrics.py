@@ -1,7 +1,9 @@
 """Metrics of the service for Prometheus."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nmtkit.serving.fair_queue import Pair
@@ -31,13 +33,7 @@ class Metrics:
         self.characters = Counter(
             "nmtkit_characters", "Characters translated.", ["source", "target"], registry=self.registry
         )
-        for name, help, value in (
-            ("queue_sentences", "Lines that are waiting.", lambda: pool.queue.size + sum(map(len, pool.queue.retries))),
-            ("workers", "Worker processes.", lambda: len(pool.workers)),
-            ("workers_busy", "Busy worker processes.", lambda: sum(bool(w.tasks) for w in pool.workers)),
-        ):
-            Gauge(f"nmtkit_{name}", help, registry=self.registry).set_function(value)
-        self.registry.register(_PoolCounters(pool))
+        self.registry.register(_PoolCollector(pool))
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         """Counts a request. `route` is empty for a request that is not valid HTTP."""
@@ -53,18 +49,19 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _PoolCounters(Collector):
-    """A Prometheus collector for the counters of the pool."""
+class _PoolCollector(Collector):
+    """Reads the state of the pool whenever Prometheus asks."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
 
-    def collect(self) -> list[Metric]:
-        return [
-            CounterMetricFamily(f"nmtkit_{name}", help, value)
-            for name, help, value in (
-                ("batches", "Batches sent to workers.", self.pool.scheduler.sent),
-                ("worker_deaths", "Workers that died and were replaced.", self.pool.death_count),
-                ("reloads", "Reloads of the models.", self.pool.reload_count),
-            )
-        ]
+    def collect(self) -> Iterator[Metric]:
+        pool, queue = self.pool, self.pool.queue
+        waiting = queue.size + sum(map(len, queue.retries))
+        yield GaugeMetricFamily("nmtkit_queue_sentences", "Lines that are waiting.", waiting)
+        yield GaugeMetricFamily("nmtkit_workers", "Worker processes.", len(pool.workers))
+        busy = sum(bool(worker.tasks) for worker in pool.workers)
+        yield GaugeMetricFamily("nmtkit_workers_busy", "Busy worker processes.", busy)
+        yield CounterMetricFamily("nmtkit_batches", "Batches sent to workers.", pool.scheduler.sent)
+        yield CounterMetricFamily("nmtkit_worker_deaths", "Workers that died and were replaced.", pool.death_count)
+        yield CounterMetricFamily("nmtkit_reloads", "Reloads of the models.", pool.reload_count)

@@ -45,6 +45,7 @@ class ModelProcess:
     """The process that loads the models and starts the workers. `start` creates it, `close` ends it."""
 
     facts: ModelFacts
+    retired = False  # whether newer models have replaced the models of this process
 
     def __init__(self, process: asyncio.subprocess.Process, channel: SocketChannel) -> None:
         self.process, self.channel = process, channel
@@ -91,7 +92,8 @@ class ModelProcess:
         return PoolWorker(f"worker process {pid}", SocketChannel(ours, buffers=True), parent=self, pid=pid)
 
     def close(self) -> None:
-        self.channel.close()
+        with contextlib.suppress(OSError):
+            self.channel.connection.shutdown(socket.SHUT_RDWR)  # also ends a `new_worker` that waits
 
 
 async def next_message(channel: SocketChannel) -> Any:
@@ -114,7 +116,6 @@ class PoolWorker(RemoteWorker):
     parent: ModelProcess
     pid: int
     sent_at: float = 0.0  # time when the last batch was sent
-    retired: bool = False
     ended: bool = False
 
     @property
@@ -130,7 +131,7 @@ class PoolWorker(RemoteWorker):
         """
         max_tokens = self.parent.facts.max_tokens
         batches: list[QueuedLines] = list(self.tasks.values())
-        if self.retired:
+        if self.parent.retired:
             return 0, 0.0
         if self.parent.facts.streams:
             tokens = sum(line.cost for batch in batches for line in batch)
@@ -191,7 +192,7 @@ class Pool:
 
     @property
     def ready(self) -> bool:
-        return any(not worker.retired for worker in self.workers)
+        return any(not worker.parent.retired for worker in self.workers)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Pool:
     async def _add_workers(self, models: ModelProcess) -> None:
         """Starts workers until the models have all their workers."""
         async with self.adding:  # without the lock, two simultaneous deaths could start three workers
-            while sum(worker.parent is models for worker in self.workers) < models.facts.workers:
+            while not models.retired and sum(each.parent is models for each in self.workers) < models.facts.workers:
                 worker = await models.new_worker()
                 self.workers.append(worker)
                 asyncio.get_running_loop().add_reader(worker.channel, self._read, worker)
@@ -298,7 +299,7 @@ class Pool:
             self._close(worker)
             self._recover(worker)
         else:
-            if worker.retired and not worker.tasks:
+            if worker.parent.retired and not worker.tasks:
                 self._close(worker)
             self._end_abandoned_later()
         self._plan_dispatch()
@@ -311,6 +312,12 @@ class Pool:
         worker.channel.close()
         if worker in self.workers:
             self.workers.remove(worker)
+        self._close_if_unused(worker.parent)
+
+    def _close_if_unused(self, models: ModelProcess) -> None:
+        """Ends a process with old models when its last worker has ended."""
+        if models.retired and all(worker.parent is not models for worker in self.workers):
+            models.close()
 
     def _recover(self, worker: PoolWorker) -> None:
         """Queues the lines of a worker that has ended, and starts another worker."""
@@ -325,7 +332,7 @@ class Pool:
             )
         for batch in worker.tasks.values():
             self.queue.give_back(batch)
-        if not worker.retired:
+        if not worker.parent.retired:
             self._in_background(self._replace(worker.parent))
 
     async def _replace(self, models: ModelProcess) -> None:
@@ -354,20 +361,11 @@ class Pool:
                 logger.warning("could not reload the models, so the old ones stay: %s", error)
                 return False
             old, self.models = self.models, models
-            for worker in list(self.workers):
-                if worker.parent is not models:
-                    worker.retired = True
-                    if not worker.tasks:
-                        self._close(worker)
             if old is not None:
-                self._in_background(self._close_later(old))
+                old.retired = True
+                for worker in [worker for worker in self.workers if worker.parent is old and not worker.tasks]:
+                    self._close(worker)
+                self._close_if_unused(old)
             self.reload_count += 1
             logger.info("reloaded the models in %.1f s", time.monotonic() - before)
             return True
-
-    async def _close_later(self, models: ModelProcess) -> None:
-        """Closes a model process after all its workers have ended."""
-        while any(worker.parent is models for worker in self.workers):
-            await asyncio.sleep(0.1)
-        models.close()
-        await models.process.wait()
