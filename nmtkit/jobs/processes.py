@@ -15,7 +15,7 @@ import selectors
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class SocketChannel:
     """A channel over a socket.
 
     A scheduler must not wait for a busy worker: with `buffers`, `send` keeps the bytes that the socket does not take at
-    once, and `wait_for` sends them later. A worker has no `buffers`, and waits until the scheduler reads.
+    once, and `flush` sends them later. A worker has no `buffers`, and waits until the scheduler reads.
     """
 
     def __init__(self, connection: socket.socket, buffers: bool) -> None:
@@ -84,17 +84,6 @@ class SocketChannel:
         self.connection.close()
 
 
-def wait_for(channels: Iterable[SocketChannel], seconds: float | None) -> None:
-    """Waits until a message arrives, at most `seconds`. Sends the rest of messages meanwhile."""
-    with selectors.DefaultSelector() as selector:
-        for channel in channels:
-            writes = selectors.EVENT_WRITE if channel.outgoing else 0
-            selector.register(channel, selectors.EVENT_READ | writes, channel)
-        for key, events in selector.select(seconds):
-            if events & selectors.EVENT_WRITE:
-                key.data.flush()
-
-
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(RemoteWorker):
     process: Any  # of multiprocessing
@@ -123,7 +112,14 @@ class Processes:
             self.workers.append(WorkerProcess(f"worker process {number}", channel, process=process))
 
     def wait(self, seconds: float) -> None:
-        wait_for([worker.channel for worker in self.workers], seconds)
+        """Waits for a message, at most `seconds`. Meanwhile sends the bytes that `SocketChannel.send` has kept."""
+        with selectors.DefaultSelector() as selector:
+            for worker in self.workers:
+                writes = selectors.EVENT_WRITE if worker.channel.outgoing else 0
+                selector.register(worker.channel, selectors.EVENT_READ | writes, worker.channel)
+            for key, events in selector.select(seconds):
+                if events & selectors.EVENT_WRITE:
+                    key.data.flush()
 
     def stop(self, worker: WorkerProcess, seconds: float) -> str:
         worker.process.join(seconds)

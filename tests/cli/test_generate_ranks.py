@@ -62,13 +62,13 @@ def test_a_process_that_dies_ends_all_with_an_error(trained: Path, tmp_path: Pat
     plugin = tmp_path / "dying.py"
     plugin.write_text(
         "import os\n"
-        "from nmtkit.translation.translator import Translator\n"
-        "decode = Translator.decode\n"
-        "def dying(self, batch, options):\n"
-        "    if os.environ['RANK'] == '1' and batch:\n"
+        "from nmtkit.models.architectures.transformer import Transformer\n"
+        "encode = Transformer.encode\n"
+        "def dying(self, source):\n"
+        "    if os.environ['RANK'] == '1':\n"
         "        os._exit(9)\n"
-        "    return decode(self, batch, options)\n"
-        "Translator.decode = dying\n"
+        "    return encode(self, source)\n"
+        "Transformer.encode = dying\n"
     )
     done = two_processes("--path", str(trained), "--plugin", str(plugin), text=TEXT)
     assert done.returncode != 0
