@@ -64,7 +64,7 @@ MOVED = {
     "processes": "jobs",
     "registry": "config.registry",
     "scoring.off_target": "scoring.extra_metrics",
-    "layers.compiled": "translation.engines.compiled_layers",
+    "layers.compiled": "translation.engines.compiled_kernels",
     "search": "translation.search",
     **{f"search.{name}": f"translation.engines.{name}" for name in
        ("compiled_model", "compiled_search", "continuous_batching", "ctranslate2", "graph_search", "numba_engine")},

@@ -1,250 +1,311 @@
-"""A Transformer compiled by Numba, for one sentence at a time: its weights, its encoder and a step of its decoder.
+"""A Transformer in compiled code: its weights, its encoder, and a step of its decoder for the rows of many sentences.
 
-Rows are the hypotheses of the sentence. Keys and values of self-attention are never moved: `seen` has the cache
-positions that each row attends to.
+A row is a token of a source sentence, or the newest token of a hypothesis. Weights are addresses in tables, so that one
+machine code serves all models: `compiled_kernels.linear` reads a row of the table of linear layers. Keys and values are
+never moved. A hypothesis has the places of its tokens in the cache.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from nmtkit.translation.engines.compiled_layers import (
-    Array,
-    Linear,
-    Norm,
-    Space,
-    add,
+from nmtkit.translation.engines.compiled_code import inner
+from nmtkit.translation.engines.compiled_kernels import (
+    BYTES_OF_INPUT,
+    PADDED_INPUTS,
+    PADDED_OUTPUTS,
     attend,
-    compiled,
     layer_norm,
     linear,
-    relu,
-    sigmoid,
 )
 
-# L layers, S source tokens, R rows, V target vocabulary, D model width, F inner width of the feed-forward networks, P
-# positions. A size of 0 means that a model lacks a part.
+# T rows, D model width, F inner width of the feed-forward networks, V target vocabulary, P positions
 
-
-class NormOptions(NamedTuple):
-    """The place of the norms, and the number that they add to the variance.
-
-    Functions get these options instead of the whole model, because a call copies all fields of its arguments.
-    """
-
-    pre_norm: bool
-    eps: Any
-
-
-class FeedForward(NamedTuple):
-    fc1: Linear
-    fc2: Linear
-    norm: Norm
-
-
-class EncoderLayers(NamedTuple):
-    qkv: Linear  # L 3D D: queries, keys and values
-    out: Linear
-    norm: Norm
-    feed_forward: FeedForward
-
-
-class DecoderLayers(NamedTuple):
-    self_in: Linear  # L 3D D: queries, keys and values; for SSRUs L 2D D: values and forget gates
-    value_norm: Norm  # of SSRUs
-    forget_norm: Norm  # of SSRUs
-    self_out: Linear  # not in SSRUs
-    self_norm: Norm
-    query: Linear
-    memory: Linear  # L 2D D: keys and values of the memory
-    cross_out: Linear
-    cross_norm: Norm
-    feed_forward: FeedForward
+Array = npt.NDArray[Any]
+# linear layers of an encoder layer and of a decoder layer, in the order of the table
+ENCODER_LINEARS = QKV, OUT, FC1, FC2 = range(4)
+DECODER_LINEARS = SELF_IN, SELF_OUT, QUERY, MEMORY, CROSS_OUT, DECODER_FC1, DECODER_FC2 = range(7)
+# norms of a layer; the last two are norms of SSRUs
+NORMS = SELF_NORM, CROSS_NORM, FEED_FORWARD_NORM, VALUE_NORM, FORGET_NORM = range(5)
+# norms of the whole model
+OTHER_NORMS = SOURCE_NORM, TARGET_NORM, ENCODER_NORM, DECODER_NORM = range(4)
+LINEARS_OF_ENCODER_LAYER, LINEARS_OF_DECODER_LAYER = len(ENCODER_LINEARS), len(DECODER_LINEARS)
+NORMS_OF_LAYER = len(NORMS)
+RELU, GELU, SWISH = range(3)
+NO_FLOOR = np.float32(-np.inf)
+ROOT_OF_HALF = np.float32(0.7071067811865476)
 
 
 class Embedding(NamedTuple):
     tokens: Array  # V D
     positions: Array  # P D
-    norm: Norm
     scale: Any
     zero_first: bool
 
 
-class Model(NamedTuple):
-    source: Embedding
-    target: Embedding
-    encoder: EncoderLayers
-    encoder_norm: Norm
-    decoder: DecoderLayers
-    decoder_norm: Norm
-    output: Linear  # 1 V D
-    norms: NormOptions
+class Sizes(NamedTuple):
+    width: int
+    inner: int  # 0: a decoder layer without a feed-forward network
+    encoder_inner: int
     heads: int
+    encoder_layers: int
+    decoder_layers: int
+    vocabulary: int
+
+
+class Options(NamedTuple):
+    pre_norm: bool
+    eps: Any
+    activation: int
+    gated: bool
     recurrent: bool  # SSRUs instead of self-attention in the decoder
 
 
-@compiled
-def embed(tokens: Array, rows: int, first: int, stride: int, embedding: Embedding, eps: Any, x: Array) -> None:
-    """Writes the embeddings of tokens [rows] to x. The token of row r is at position first + stride x r."""
-    for row in range(rows):
-        position = first + stride * row
-        scale = np.float32(0) if embedding.zero_first and position == 0 else embedding.scale
-        token = embedding.tokens[tokens[row]]
-        for i in range(x.shape[1]):
-            x[row, i] = token[i] * scale + embedding.positions[position, i]
-    if embedding.norm.gain.shape[1]:
-        layer_norm(x, rows, embedding.norm, 0, eps, x)
+class Model(NamedTuple):
+    linears: Array  # int64: the columns of `compiled_kernels.linear`
+    norms: Array  # int64: address of the gains, address of the biases, width; a width of 0 means that there is no norm
+    source: Embedding
+    target: Embedding
+    sizes: Sizes
+    options: Options
 
 
-@compiled
-def sublayer_input(x: Array, rows: int, norm: Norm, layer: int, options: NormOptions, normalized: Array) -> Array:
-    """Returns the input of a sub-layer: x, or with pre-norm the normalised x, written to `normalized`."""
-    if not options.pre_norm:
-        return x
-    layer_norm(x, rows, norm, layer, options.eps, normalized)
-    return normalized
+class Space(NamedTuple):
+    """Memory for the numbers of rows."""
+
+    x: Array  # T D: the numbers that the residual connections carry
+    normal: Array  # T D: normalised x, with pre-norm
+    projected: Array  # T 3D: queries, keys and values
+    attended: Array  # T D
+    inner: Array  # T F
+    rounded: Array  # T, bytes: inputs of a product in 8 bits
+    scales: Array  # T: scales of these inputs
+    weights: Array  # P: attention weights of a head
 
 
-@compiled
-def add_and_norm(x: Array, change: Array, rows: int, norm: Norm, layer: int, options: NormOptions) -> None:
-    """Adds the output of a sub-layer to x, and normalises the sum unless the model has pre-norm."""
-    add(x, change, rows)
-    if not options.pre_norm:
-        layer_norm(x, rows, norm, layer, options.eps, x)
+class Rows(NamedTuple):
+    """The rows of a step: the newest token of each open hypothesis."""
+
+    tokens: Array  # T
+    lengths: Array  # T: number of earlier tokens, which is the position of the token
+    slots: Array  # T: index of the hypothesis among all hypotheses of the search
+    parents: Array  # T: the hypothesis that the row continues
+    memory_starts: Array  # T: first row of the sentence in the memory
+    memory_sizes: Array  # T
 
 
-@compiled
-def apply_feed_forward(
-    x: Array,
-    rows: int,
-    part: FeedForward,
-    layer: int,
-    norms: NormOptions,
-    normalized: Array,
-    inner: Array,
-    change: Array,
-) -> None:
-    h = sublayer_input(x, rows, part.norm, layer, norms, normalized)
-    linear(h, rows, part.fc1, layer, inner)
-    relu(inner, rows)
-    linear(inner, rows, part.fc2, layer, change)
-    add_and_norm(x, change, rows, part.norm, layer, norms)
+class Caches(NamedTuple):
+    """Keys and values of all hypotheses."""
+
+    keys_and_values: Array  # layers, places, 2D
+    places: Array  # hypotheses x positions, int64: the place of each token of a hypothesis in the cache
+    states: Array  # layers, 2, hypotheses, D: states of SSRUs after an even and an odd number of tokens
+    memory: Array  # layers, source tokens, 2D: keys and values of all memories
 
 
-@compiled
-def encode(model: Model, ids: Array, space: Space) -> Array:
-    """Returns the memory S D of the source sentence `ids` [S]."""
-    size, width = len(ids), model.source.tokens.shape[1]
-    layers = model.encoder
-    x, normalized = np.empty((size, width), np.float32), np.empty((size, width), np.float32)
-    attended, change = np.empty_like(x), np.empty_like(x)
-    qkv = np.empty((size, 3 * width), np.float32)
-    inner = np.empty((size, layers.feed_forward.fc1.weight.shape[1]), np.float32)
-    everything = np.arange(size)
-    embed(ids, size, 0, 1, model.source, model.norms.eps, x)
-    for layer in range(layers.qkv.weight.shape[0]):
-        h = sublayer_input(x, size, layers.norm, layer, model.norms, normalized)
-        linear(h, size, layers.qkv, layer, qkv)
-        for i in range(size):
-            attend(qkv[i, :width], qkv, (width, 2 * width), everything, size, model.heads, space, attended[i])
-        linear(attended, size, layers.out, layer, change)
-        add_and_norm(x, change, size, layers.norm, layer, model.norms)
-        apply_feed_forward(x, size, layers.feed_forward, layer, model.norms, normalized, inner, change)
-    if model.encoder_norm.gain.shape[1]:
-        layer_norm(x, size, model.encoder_norm, 0, model.norms.eps, x)
-    return x
+@inner
+def space_for(model: Model, rows: int, positions: int) -> Space:
+    """Returns memory for a number of rows that attend to at most `positions` positions."""
+    sizes, linears = model.sizes, model.linears
+    widest, projected = 0, 64
+    for index in range(len(linears)):
+        widest = max(widest, linears[index, PADDED_INPUTS])
+        if index < len(linears) - 1:
+            projected = max(projected, linears[index, PADDED_OUTPUTS])
+    width = (sizes.width + 63) // 64 * 64
+    return Space(
+        np.zeros((rows, width), np.float32),
+        np.zeros((rows, width), np.float32),
+        np.zeros((rows, max((3 * sizes.width + 63) // 64 * 64, 64)), np.float32),
+        np.zeros((rows, width), np.float32),
+        np.zeros((rows, projected), np.float32),
+        np.zeros((rows, widest * BYTES_OF_INPUT), np.uint8),
+        np.empty(rows, np.float32),
+        np.empty(positions + 64, np.float32),
+    )
 
 
-@compiled
-def recur(gates: Array, norms: tuple[Norm, Norm], layer: int, state: Array, eps: Any, space: Space, y: Array) -> None:
-    """Computes an SSRU for one row: c = f c + (1 - f) v, with v and f from `gates` [2, D]. Writes relu(c) to y.
-
-    Replaces c in `state` [D]. First normalises v and f with `norms`, if the model has these norms.
-    """
-    if norms[0].gain.shape[1]:
-        layer_norm(gates[:1], 1, norms[0], layer, eps, gates[:1])
-        layer_norm(gates[1:], 1, norms[1], layer, eps, gates[1:])
-    value, forget = gates[0], gates[1]
-    sigmoid(forget, space)
-    for i in range(state.shape[0]):
-        state[i] = forget[i] * state[i] + (np.float32(1) - forget[i]) * value[i]
-        y[i] = max(state[i], np.float32(0))
+@inner
+def product(linears: Array, space: Space, x: Array, rows: int, index: int, y: Array, floor: Any, adds: int) -> None:
+    """Writes the outputs of row `index` of a table of linear layers for the rows of x to y, or adds them to y."""
+    linear(
+        linears.ctypes.data, index, rows, x.ctypes.data, x.strides[0], space.rounded.ctypes.data,
+        space.rounded.strides[0], space.scales.ctypes.data, y.ctypes.data, y.strides[0] // 4, floor, adds,
+    )  # fmt: skip
 
 
-@compiled
-def step(
-    model: Model,
-    x: Array,
-    rows: int,
-    steps: int,
-    first: int,
-    seen: Array,
-    cache: Array,
-    states: Array,
-    memory: Array,
-    source: Array,
-    space: Space,
-) -> None:
-    """Replaces the embeddings x [rows, D] of the newest tokens by the features from which logits are computed.
-
-    These tokens are at the cache positions from `first` on. Row r attends to the positions seen[r, :steps]. `cache`
-    [L, positions, 3D] has the projections of self-attention, `states` [L, R, D] the states of SSRUs, and `memory`
-    [L, S, 2D] keys and values of the memory. `source` has the numbers from 0 to S - 1.
-    """
-    width, layers = x.shape[1], model.decoder
-    normalized, attended, change = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-    gates = np.empty((rows, 2 * width), np.float32)
-    inner = np.empty((rows, layers.feed_forward.fc1.weight.shape[1]), np.float32)
-    for layer in range(layers.query.weight.shape[0]):
-        h = sublayer_input(x, rows, layers.self_norm, layer, model.norms, normalized)
-        if model.recurrent:
-            linear(h, rows, layers.self_in, layer, gates)
-            for row in range(rows):
-                both = gates[row].reshape(2, width)
-                recur(
-                    both,
-                    (layers.value_norm, layers.forget_norm),
-                    layer,
-                    states[layer, row],
-                    model.norms.eps,
-                    space,
-                    change[row],
-                )
-        else:
-            new = cache[layer, first : first + rows]
-            linear(h, rows, layers.self_in, layer, new)
-            for row in range(rows):
-                query, columns = new[row, :width], (width, 2 * width)
-                attend(query, cache[layer], columns, seen[row], steps, model.heads, space, attended[row])
-            linear(attended, rows, layers.self_out, layer, change)
-        add_and_norm(x, change, rows, layers.self_norm, layer, model.norms)
-        h = sublayer_input(x, rows, layers.cross_norm, layer, model.norms, normalized)
-        linear(h, rows, layers.query, layer, change)
+@inner
+def normalize(model: Model, x: Array, rows: int, index: int, y: Array) -> None:
+    """Writes norm `index` of the rows of x to y, unless the model lacks this norm. x and y may be the same array."""
+    gains, biases, width = model.norms[index]
+    if width:
         for row in range(rows):
-            attend(change[row], memory[layer], (0, width), source, len(source), model.heads, space, attended[row])
-        linear(attended, rows, layers.cross_out, layer, change)
-        add_and_norm(x, change, rows, layers.cross_norm, layer, model.norms)
-        if inner.shape[1]:
-            apply_feed_forward(x, rows, layers.feed_forward, layer, model.norms, normalized, inner, change)
-    if model.decoder_norm.gain.shape[1]:
-        layer_norm(x, rows, model.decoder_norm, 0, model.norms.eps, x)
+            layer_norm(
+                x.ctypes.data + row * x.strides[0], width, gains, biases, model.options.eps,
+                y.ctypes.data + row * y.strides[0],
+            )  # fmt: skip
 
 
-@compiled
-def keys_and_values(model: Model, encoded: Array) -> Array:
-    """Returns the keys and values of the memory `encoded` [S, D] for each decoder layer: L S 2D."""
-    size, width = encoded.shape
-    layers = model.decoder.query.weight.shape[0]
-    memory = np.empty((layers, size, 2 * width), np.float32)
+@inner
+def sublayer_input(model: Model, space: Space, rows: int, norm: int) -> Array:
+    """Returns the input of a sub-layer: x, or with pre-norm the normalised x."""
+    if not model.options.pre_norm:
+        return space.x
+    normalize(model, space.x, rows, norm, space.normal)
+    return space.normal
+
+
+@inner
+def add_output(model: Model, space: Space, y: Array, rows: int, index: int, norm: int) -> None:
+    """Adds the last product of a sub-layer, whose input is y, to x. Then normalises x unless the model has pre-norm."""
+    product(model.linears, space, y, rows, index, space.x, NO_FLOOR, 1)
+    if not model.options.pre_norm:
+        normalize(model, space.x, rows, norm, space.x)
+
+
+@inner
+def feed_forward(model: Model, space: Space, rows: int, inner_width: int, fc1: int, norm: int) -> None:
+    """Applies a feed-forward network, whose linear layers are `fc1` and the next one, to x."""
+    options = model.options
+    h = sublayer_input(model, space, rows, norm)
+    plain = options.activation == RELU and not options.gated
+    product(model.linears, space, h, rows, fc1, space.inner, np.float32(0) if plain else NO_FLOOR, 0)
+    if not plain:
+        for row in range(rows):
+            activate(space.inner[row], inner_width, options.activation, options.gated)
+    add_output(model, space, space.inner, rows, fc1 + 1, norm)
+
+
+@inner
+def activate(x: Array, size: int, activation: int, gated: bool) -> None:
+    """Applies the activation to the first `size` numbers of x. A gated activation multiplies them by the next ones."""
+    for i in range(size):
+        if activation == RELU:
+            value = max(x[i], np.float32(0))
+        elif activation == GELU:
+            value = (
+                np.float32(0.5) * x[i] * (np.float32(1) + np.float32(math.erf(x[i] * np.float32(0.7071067811865476))))
+            )
+        else:
+            value = x[i] / (np.float32(1) + np.exp(-x[i]))
+        x[i] = value * x[size + i] if gated else value
+
+
+@inner
+def embed(embedding: Embedding, token: int, position: int, x: Array) -> None:
+    """Writes the embedding of a token at a position to x."""
+    scale = np.float32(0) if embedding.zero_first and position == 0 else embedding.scale
+    for i in range(embedding.tokens.shape[1]):
+        x[i] = embedding.tokens[token, i] * scale + embedding.positions[position, i]
+
+
+@inner
+def encode(model: Model, space: Space, ids: Array, starts: Array, everything: Array, memory: Array, first: int) -> None:
+    """Writes keys and values of the memory of several sentences to `memory` [layers, T, 2D], from row `first` on.
+
+    `ids` has the tokens of all sentences, and `starts` the index of the first token of each sentence, then the number
+    of tokens. `everything` has the numbers from 0 to the length of the longest sentence.
+    """
+    sizes = model.sizes
+    rows, width, layers = len(ids), sizes.width, sizes.encoder_layers
+    head, stride = width // sizes.heads, space.projected.shape[1]
+    scale = np.float32(1) / np.sqrt(np.float32(head))
+    other = NORMS_OF_LAYER * (layers + sizes.decoder_layers)
+    for sentence in range(len(starts) - 1):
+        for row in range(starts[sentence], starts[sentence + 1]):
+            embed(model.source, ids[row], row - starts[sentence], space.x[row])
+    normalize(model, space.x, rows, other + SOURCE_NORM, space.x)
     for layer in range(layers):
-        linear(encoded, size, model.decoder.memory, layer, memory[layer])
-    return memory
+        linears, norms = LINEARS_OF_ENCODER_LAYER * layer, NORMS_OF_LAYER * layer
+        h = sublayer_input(model, space, rows, norms + SELF_NORM)
+        product(model.linears, space, h, rows, linears + QKV, space.projected, NO_FLOOR, 0)
+        for sentence in range(len(starts) - 1):
+            start, size = starts[sentence], starts[sentence + 1] - starts[sentence]
+            keys = space.projected[start, width:].ctypes.data
+            for row in range(start, start + size):
+                attend(
+                    space.projected[row].ctypes.data, head, sizes.heads, keys, keys + 4 * width,
+                    everything.ctypes.data, size, stride, scale, space.weights.ctypes.data,
+                    space.attended[row].ctypes.data,
+                )  # fmt: skip
+        add_output(model, space, space.attended, rows, linears + OUT, norms + SELF_NORM)
+        feed_forward(model, space, rows, sizes.encoder_inner, linears + FC1, norms + FEED_FORWARD_NORM)
+    normalize(model, space.x, rows, other + ENCODER_NORM, space.x)
+    for layer in range(sizes.decoder_layers):
+        index = LINEARS_OF_ENCODER_LAYER * layers + LINEARS_OF_DECODER_LAYER * layer + MEMORY
+        product(model.linears, space, space.x, rows, index, memory[layer, first : first + rows], NO_FLOOR, 0)
 
 
-@compiled
-def selected(output: Linear, columns: Array) -> Linear:
-    """Returns the output projection of the pieces `columns`."""
-    weight, bias, scale = output.weight[0][columns], output.bias[0][columns], output.scale[0]
-    if len(scale):
-        scale = scale[columns]
-    return Linear(weight.reshape(1, weight.shape[0], weight.shape[1]), scale.reshape(1, -1), bias.reshape(1, -1))
+@inner
+def recur(model: Model, gates: Array, norms: int, before: Array, after: Array, y: Array) -> None:
+    """Computes an SSRU for a row: c = f c + (1 - f) v, with v and f from `gates` [2D]. Writes c to `after`.
+
+    Writes relu(c) to y. First normalises v and f, if the model has norms for them.
+    """
+    width = model.sizes.width
+    both = gates[: 2 * width].reshape(2, width)
+    normalize(model, both[:1], 1, norms + VALUE_NORM, both[:1])
+    normalize(model, both[1:], 1, norms + FORGET_NORM, both[1:])
+    for i in range(width):
+        forget = np.float32(1) / (np.float32(1) + np.exp(-gates[width + i]))
+        state = forget * before[i] + (np.float32(1) - forget) * gates[i]
+        after[i] = state
+        y[i] = max(state, np.float32(0))
+
+
+@inner
+def step(model: Model, space: Space, rows: Rows, count: int, caches: Caches, everything: Array) -> None:
+    """Computes the features of the newest tokens of `count` rows. Writes them to `space.x`."""
+    sizes = model.sizes
+    width, heads = sizes.width, sizes.heads
+    head = width // heads
+    scale = np.float32(1) / np.sqrt(np.float32(head))
+    first_linear, first_norm = LINEARS_OF_ENCODER_LAYER * sizes.encoder_layers, NORMS_OF_LAYER * sizes.encoder_layers
+    other = first_norm + NORMS_OF_LAYER * sizes.decoder_layers
+    weights, places = space.weights.ctypes.data, caches.places
+    for row in range(count):
+        embed(model.target, rows.tokens[row], rows.lengths[row], space.x[row])
+    normalize(model, space.x, count, other + TARGET_NORM, space.x)
+    for layer in range(sizes.decoder_layers):
+        linears = first_linear + LINEARS_OF_DECODER_LAYER * layer
+        norms = first_norm + NORMS_OF_LAYER * layer
+        h = sublayer_input(model, space, count, norms + SELF_NORM)
+        product(model.linears, space, h, count, linears + SELF_IN, space.projected, NO_FLOOR, 0)
+        if model.options.recurrent:
+            for row in range(count):
+                length, slot = rows.lengths[row], rows.slots[row]
+                states, y = caches.states[layer], space.attended[row]
+                recur(model, space.projected[row], norms, states[length % 2, rows.parents[row]],
+                      states[(length + 1) % 2, slot], y)  # fmt: skip
+                for i in range(width):
+                    space.x[row, i] += y[i]
+            if not model.options.pre_norm:
+                normalize(model, space.x, count, norms + SELF_NORM, space.x)
+        else:
+            cache = caches.keys_and_values[layer]
+            keys, stride = cache.ctypes.data, cache.shape[1]
+            for row in range(count):
+                slot, length = rows.slots[row], rows.lengths[row]
+                place = places[slot, length]
+                for i in range(2 * width):
+                    cache[place, i] = space.projected[row, width + i]
+                attend(
+                    space.projected[row].ctypes.data, head, heads, keys, keys + 4 * width, places[slot].ctypes.data,
+                    length + 1, stride, scale, weights, space.attended[row].ctypes.data,
+                )  # fmt: skip
+            add_output(model, space, space.attended, count, linears + SELF_OUT, norms + SELF_NORM)
+        h = sublayer_input(model, space, count, norms + CROSS_NORM)
+        product(model.linears, space, h, count, linears + QUERY, space.projected, NO_FLOOR, 0)
+        memory = caches.memory[layer]
+        for row in range(count):
+            keys = memory[rows.memory_starts[row]].ctypes.data
+            attend(
+                space.projected[row].ctypes.data, head, heads, keys, keys + 4 * width, everything.ctypes.data,
+                rows.memory_sizes[row], memory.shape[1], scale, weights, space.attended[row].ctypes.data,
+            )  # fmt: skip
+        add_output(model, space, space.attended, count, linears + CROSS_OUT, norms + CROSS_NORM)
+        if sizes.inner:
+            feed_forward(model, space, count, sizes.inner, linears + DECODER_FC1, norms + FEED_FORWARD_NORM)
+    normalize(model, space.x, count, other + DECODER_NORM, space.x)

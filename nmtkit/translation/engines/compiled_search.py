@@ -1,6 +1,8 @@
-"""Beam search of a compiled Transformer for one sentence, as one function compiled by Numba.
+"""Beam search of a compiled Transformer for many sentences, as one function compiled by Numba.
 
-The search finds the same hypotheses as `beam_search.BeamSearch`, with the same rules. A hypothesis is a row.
+All open hypotheses of all sentences are rows of one product. When the search of a sentence is over, the next sentence
+takes its place. The search finds the same hypotheses as torch's beam search, with the same rules, and a sentence has
+the same hypotheses alone and beside any other sentences, because each row is computed alike in any product.
 """
 
 from typing import Any, NamedTuple
@@ -8,212 +10,448 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
-from nmtkit.translation.engines.compiled_layers import Array, Space, compiled, exponentials, linear, maximum
-from nmtkit.translation.engines.compiled_model import Model, embed, encode, keys_and_values, selected, step
+from nmtkit.translation.engines.compiled_code import compiled, inner
+from nmtkit.translation.engines.compiled_kernels import (
+    BIASES,
+    COLUMNS,
+    CORRECTIONS,
+    IN_8_BITS,
+    INPUTS,
+    OUTPUTS,
+    PADDED_INPUTS,
+    PADDED_OUTPUTS,
+    SCALES,
+    WEIGHT,
+    block_maxima,
+    kernels,
+    sum_of_exponentials,
+)
+from nmtkit.translation.engines.compiled_model import (
+    NO_FLOOR,
+    Array,
+    Caches,
+    Model,
+    Rows,
+    encode,
+    product,
+    space_for,
+    step,
+)
+from nmtkit.translation.engines.compiled_vectors import LANES
 
-# L layers, S source tokens, R rows, D model width
+kernels.build()  # Numba links the functions below with the kernels
 
-BLOCK = 64  # logits whose maximum decides whether they are read one by one
-STEPS = 64  # steps for which memory is reserved at first
+ENCODED = 192  # source tokens that are encoded together; the last sentence may exceed this number
+LOGITS = 16  # rows whose logits are computed together, so that they stay in the cache of the processor
+STEPS = 32  # positions for which memory is reserved at first
 INFINITY = np.inf
 
 
-class Settings(NamedTuple):
-    """The settings of the search for one sentence. Lengths are in tokens without eos."""
+class Sentences(NamedTuple):
+    """The source sentences of a search, and what the user asks of each."""
 
+    ids: Array  # tokens of all sentences
+    starts: Array  # index of the first token of each sentence, then the number of tokens
+    max_lengths: Array  # longest output, in tokens without eos
+    prefixes: Array  # tokens of all prefixes
+    prefix_starts: Array
+    language_tokens: Array  # tokens at the start of the prefix that do not count in scores
+    columns: Array  # sorted target pieces of the shortlists of all sentences; without shortlists, empty
+    column_starts: Array
+
+
+class Output(NamedTuple):
+    """The weights of the output projection by piece, from which the weights of a shortlist are packed.
+
+    Arrays have no rows in a search without shortlists.
+    """
+
+    weight: Array  # V x groups of inputs: the numbers of a group are one integer
+    scales: Array
+    corrections: Array
+    biases: Array
+
+
+class Settings(NamedTuple):
+    slots: int  # sentences that are searched at the same time
     beam: int
     nbest: int
     lenpen: float
     min_length: int
-    max_length: int
-    language_tokens: int  # tokens at the start of the prefix that do not count in scores
+    unknown_penalty: float  # subtracted from the log probability of <unk>; infinite: <unk> is forbidden
+    no_repeat: int  # n-grams of this size occur once at most; 0: any number of times
 
 
-class Continuations(NamedTuple):
-    """Continuations of hypotheses by one token, best first."""
+class Results(NamedTuple):
+    """The best finished hypotheses of each sentence, best first. Free places have the score -inf."""
 
-    scores: Array  # float64: log probabilities of the continued hypotheses
-    parents: Array  # rows of the hypotheses that are continued
-    tokens: Array
-
-
-class Finished(NamedTuple):
-    """The best finished hypotheses, best first. Free places have the score -inf."""
-
-    scores: Array  # float64
+    scores: Array  # sentences x nbest, float64
     log_probabilities: Array  # float64
     lengths: Array
-    tokens: Array  # hypotheses x longest length
+    tokens: Array  # sentences x nbest x longest length
 
 
-@compiled
+class Shortlists(NamedTuple):
+    """Memory for the output projection of each slot."""
+
+    table: Array  # slots x columns of `compiled_kernels.linear`
+    weight: Array  # slots x outputs / 16 x groups of inputs x 16
+    scales: Array  # slots x outputs
+    corrections: Array
+    biases: Array
+
+
+@inner
 def penalty(length: int, lenpen: float) -> Any:
     """Returns the same as `candidates.length_penalty`."""
     return ((5.0 + length) / 6.0) ** lenpen
 
 
-@compiled
-def best_continuations(logits: Array, rows: int, before: Array, only: int, best: Continuations) -> int:
-    """Finds the most probable continuations of `rows` hypotheses, and writes them to `best`. Returns their number.
+@inner
+def encode_all(model: Model, sentences: Sentences, everything: Array) -> Array:
+    """Returns keys and values of the memories of all sentences, in groups of about ENCODED tokens."""
+    sizes, starts = model.sizes, sentences.starts
+    total = starts[-1]
+    longest = 0
+    for sentence in range(len(starts) - 1):
+        longest = max(longest, starts[sentence + 1] - starts[sentence])
+    space = space_for(model, min(total, ENCODED + longest), longest)
+    memory = np.empty((sizes.decoder_layers, total, (2 * sizes.width + 63) // 64 * 64), np.float32)
+    first = 0
+    while first < len(starts) - 1:
+        end = first + 1
+        while end < len(starts) - 1 and starts[end] - starts[first] < ENCODED:
+            end += 1
+        start = starts[first]
+        encode(
+            model, space, sentences.ids[start : starts[end]], starts[first : end + 1] - start, everything, memory, start
+        )
+        first = end
+    return memory
 
-    The log probability of a continuation is the logit of its new token plus `before` [R] of the hypothesis: the log
-    probability of the hypothesis minus the normaliser of its logits. If `only` is not negative, every hypothesis
-    continues with this token. Tokens with the logit -inf are left out.
+
+@inner
+def insert(
+    scores: Array, hypotheses: Array, tokens: Array, count: int, score: float, hypothesis: int, token: int
+) -> None:
+    """Inserts a continuation, so that the first `count` continuations are sorted. The last one of them is lost."""
+    rank = count - 1
+    while rank and scores[rank - 1] < score:
+        scores[rank], hypotheses[rank], tokens[rank] = scores[rank - 1], hypotheses[rank - 1], tokens[rank - 1]
+        rank -= 1
+    scores[rank], hypotheses[rank], tokens[rank] = score, hypothesis, token
+
+
+@inner
+def add_continuations(
+    logits: Array,
+    vocabulary: int,
+    maxima: Array,
+    offset: float,
+    only: int,
+    hypothesis: int,
+    count: int,
+    scores: Array,
+    hypotheses: Array,
+    tokens: Array,
+) -> int:
+    """Adds the most probable continuations of a hypothesis to the best continuations of its sentence.
+
+    The log probability of a continuation is the logit of its new token plus `offset`. If `only` is not negative, the
+    hypothesis continues with this token. Tokens with the logit -inf are left out. `maxima` are the maxima of blocks of
+    logits. Returns the number of continuations, of which there were `count` before.
     """
-    size, count = len(best.scores), 0
-    for row in range(rows):
-        offset, x = before[row], logits[row]
-        if not np.isfinite(offset):  # a hypothesis that does not exist, or whose logits overflowed
+    size = len(scores)
+    if only >= 0:
+        score = logits[only] + offset
+        if np.isfinite(score) and (count < size or score > scores[size - 1]):
+            count = min(count + 1, size)
+            insert(scores, hypotheses, tokens, count, score, hypothesis, only)
+        return count
+    limit = scores[size - 1] - offset - 1e-3 if count == size else -INFINITY  # smaller logits are not among the best
+    for block in range((vocabulary + OUTPUTS - 1) // OUTPUTS):
+        if not maxima[block] > limit:
             continue
-        limit = -INFINITY  # lower bound of the logits that may still be among the best
-        start, end = (only, only + 1) if only >= 0 else (0, len(x))
-        for block in range(start, end, BLOCK):
-            width = min(BLOCK, end - block)
-            if not maximum(x[block : block + width], width) > limit:
+        for token in range(block * OUTPUTS, min((block + 1) * OUTPUTS, vocabulary)):
+            if not logits[token] > limit:
                 continue
-            for token in range(block, block + width):
-                if not x[token] > limit:  # smaller, or NaN
-                    continue
-                if count < size or x[token] + offset > best.scores[size - 1]:
-                    count = min(count + 1, size)
-                    insert(best, count, x[token] + offset, row, token)
-                if count == size:
-                    limit = best.scores[size - 1] - offset - 1e-3  # a logit below this limit is not among the best
+            if count < size or logits[token] + offset > scores[size - 1]:
+                count = min(count + 1, size)
+                insert(scores, hypotheses, tokens, count, logits[token] + offset, hypothesis, token)
+            if count == size:
+                limit = scores[size - 1] - offset - 1e-3
     return count
 
 
-@compiled
-def insert(best: Continuations, count: int, score: float, row: int, token: int) -> None:
-    """Inserts a continuation, so that the first `count` continuations are sorted. The last one of them is lost."""
-    rank = count - 1
-    while rank and best.scores[rank - 1] < score:
-        best.scores[rank], best.parents[rank] = best.scores[rank - 1], best.parents[rank - 1]
-        best.tokens[rank] = best.tokens[rank - 1]
-        rank -= 1
-    best.scores[rank], best.parents[rank], best.tokens[rank] = score, row, token
-
-
-@compiled
-def normalizers(logits: Array, rows: int, space: Space) -> Array:
-    """Returns the logarithms of the sums of exponentials of `rows` rows of logits.
-
-    The result for a row is not finite if one of its logits is NaN or infinite.
-    """
-    result = np.empty(rows, np.float32)
-    for row in range(rows):
-        x = logits[row]
-        largest = maximum(x, len(x))
-        result[row] = largest + np.log(exponentials(x, len(x), largest, space, space.numbers))
-    return result
-
-
-@compiled
-def keep(finished: Finished, score: float, log_probability: float, parents: Array, tokens: Array, row: int) -> None:
-    """Adds a hypothesis to `finished`. `parents` and `tokens` [steps, R] have the earlier tokens, up to `row`."""
-    rank = len(finished.scores) - 1
-    while rank and finished.scores[rank - 1] < score:
-        finished.scores[rank] = finished.scores[rank - 1]
-        finished.log_probabilities[rank] = finished.log_probabilities[rank - 1]
-        finished.lengths[rank] = finished.lengths[rank - 1]
-        finished.tokens[rank] = finished.tokens[rank - 1]
-        rank -= 1
-    finished.scores[rank], finished.log_probabilities[rank] = score, log_probability
-    finished.lengths[rank] = len(tokens)
-    for index in range(len(tokens) - 1, -1, -1):
-        finished.tokens[rank, index] = tokens[index, row]
-        row = parents[index, row]
-
-
-@compiled
-def advance(
-    best: Continuations,
-    count: int,
-    settings: Settings,
-    before: Array,
-    parent: Array,
-    newest: Array,
-    finished: Finished,
-    parents: Array,
-    tokens: Array,
+@inner
+def finish(
+    results: Results, sentence: int, score: float, log_probability: float, places: Array, tokens: Array, length: int
 ) -> None:
-    """Makes the best `count` continuations open or finished hypotheses.
-
-    Open hypotheses are written to `before` (log probabilities), `parent` (rows) and `newest` (tokens), each [R]. A
-    continuation by eos is finished if it is one of the best R. `parents` and `tokens` [steps, R] have earlier tokens.
-    """
-    beam, row = settings.beam, 0
-    before[:] = -INFINITY
-    for i in range(count):
-        if best.tokens[i] != EOS:
-            if row < beam:
-                before[row], parent[row], newest[row] = best.scores[i], best.parents[i], best.tokens[i]
-                row += 1
-        elif i < beam:
-            score = best.scores[i] / penalty(len(tokens) + 1, settings.lenpen)
-            if score > finished.scores[-1]:
-                keep(finished, score, best.scores[i], parents, tokens, best.parents[i])
-    parent[row:], newest[row:] = 0, EOS
+    """Adds a hypothesis of `length` tokens to the results of a sentence."""
+    scores, outputs = results.scores[sentence], results.tokens[sentence]
+    rank = len(scores) - 1
+    while rank and scores[rank - 1] < score:
+        scores[rank] = scores[rank - 1]
+        results.log_probabilities[sentence, rank] = results.log_probabilities[sentence, rank - 1]
+        results.lengths[sentence, rank] = results.lengths[sentence, rank - 1]
+        for index in range(outputs.shape[1]):
+            outputs[rank, index] = outputs[rank - 1, index]
+        rank -= 1
+    scores[rank], results.log_probabilities[sentence, rank] = score, log_probability
+    results.lengths[sentence, rank] = length
+    for index in range(length):
+        outputs[rank, index] = tokens[places[index + 1]]
 
 
 @compiled
-def search(model: Model, ids: Array, settings: Settings, columns: Array, prefix: Array) -> Finished:
-    """Returns the best hypotheses of the source sentence `ids` [S], which begin with `prefix`.
-
-    `columns` are the sorted target pieces of a shortlist, or empty for all pieces. The tokens of `prefix` are indices
-    into `columns`, if there are any; the same holds for the tokens of the hypotheses.
-    """
-    beam, width, layers = settings.beam, model.target.tokens.shape[1], model.decoder.query.weight.shape[0]
-    output = selected(model.output, columns) if len(columns) else model.output
-    vocabulary = output.weight.shape[1]
-    numbers = max(len(ids), vocabulary, width, settings.max_length + 1)
-    space = Space(np.empty(numbers, np.float32), np.empty(numbers, np.int32))
-
-    memory, source = keys_and_values(model, encode(model, ids, space)), np.arange(len(ids))
-    steps = min(STEPS, settings.max_length + 1)
-    cache = np.empty((layers, 0 if model.recurrent else steps * beam, 3 * width), np.float32)
-    states = np.zeros((layers, beam if model.recurrent else 0, width), np.float32)
-    seen = np.empty((beam, steps), np.int64)
-    parents, tokens = np.zeros((steps, beam), np.int64), np.zeros((steps, beam), np.int64)
-    x, logits = np.empty((beam, width), np.float32), np.empty((beam, vocabulary), np.float32)
-    before = np.full(beam, -INFINITY)
-    before[0] = 0.0
-    newest, parent = np.full(beam, BOS), np.zeros(beam, np.int64)
-    best = Continuations(np.empty(2 * beam), np.empty(2 * beam, np.int64), np.empty(2 * beam, np.int64))
-    finished = Finished(
-        np.full(settings.nbest, -INFINITY),
-        np.full(settings.nbest, -INFINITY),
-        np.zeros(settings.nbest, np.int64),
-        np.zeros((settings.nbest, steps), np.int64),
+def search(model: Model, output: Output, sentences: Sentences, settings: Settings) -> Results:
+    """Returns the best hypotheses of each sentence."""
+    sizes, starts, beam = model.sizes, sentences.starts, settings.beam
+    number = len(starts) - 1
+    slots = min(settings.slots, number)
+    hypotheses = slots * beam
+    longest_source = 0
+    for sentence in range(number):
+        longest_source = max(longest_source, starts[sentence + 1] - starts[sentence])
+    longest = 0
+    for sentence in range(number):
+        longest = max(longest, sentences.max_lengths[sentence] + 1)
+    everything = np.arange(longest_source)
+    memory = encode_all(model, sentences, everything)
+    results = Results(
+        np.full((number, settings.nbest), -INFINITY),
+        np.full((number, settings.nbest), -INFINITY),
+        np.zeros((number, settings.nbest), np.int64),
+        np.zeros((number, settings.nbest, longest), np.int32),
     )
-    longest_penalty = penalty(settings.max_length + 1, settings.lenpen)
-    for length in range(settings.max_length + 1):
-        if length == len(parents):  # twice as much memory
-            parents, tokens = np.concatenate((parents, parents)), np.concatenate((tokens, tokens))
-            seen, cache = np.concatenate((seen, seen), 1), np.concatenate((cache, cache), 1)
-            outputs = np.concatenate((finished.tokens, finished.tokens), 1)
-            finished = Finished(finished.scores, finished.log_probabilities, finished.lengths, outputs)
-        rows = beam if length else 1  # at first, all rows are equal
-        pieces = columns[newest] if len(columns) else newest
-        embed(pieces, rows, length, 0, model.target, model.norms.eps, x)
-        seen[:rows, length] = np.arange(length * beam, length * beam + rows)
-        step(model, x, rows, length + 1, length * beam, seen, cache, states, memory, source, space)
-        linear(x, rows, output, 0, logits)
-        only = prefix[length] if length < len(prefix) else EOS if length >= settings.max_length else -1
-        if length < settings.language_tokens:
-            logits[:, only] = 0
-        else:
-            before[:rows] -= normalizers(logits, rows, space)
-            logits[:, BOS], logits[:, UNK] = -np.inf, -np.inf
-            if length < settings.min_length:
-                logits[:, EOS] = -np.inf
-        count = best_continuations(logits, rows, before, only, best)
-        advance(best, count, settings, before, parent, newest, finished, parents[:length], tokens[:length])
-        # no open hypothesis can become better than the finished hypotheses
-        within_reach = before.max() / max(longest_penalty, penalty(length + 2, settings.lenpen))
-        if within_reach <= finished.scores[-1] or (beam == 1 and finished.scores[-1] > -INFINITY):
-            break
-        parents[length], tokens[length] = parent, newest
-        seen[:, : length + 1] = seen[parent, : length + 1]
-        if model.recurrent:
-            states = states[:, parent]
-    return finished
+    capacity = min(STEPS, longest)
+    keys_and_values, places, cached_tokens = cache_for(model, hypotheses, capacity)
+    states = np.zeros((sizes.decoder_layers, 2, hypotheses if model.options.recurrent else 0, sizes.width), np.float32)
+    old_places = np.empty((beam, longest), np.int64)
+    space = space_for(model, hypotheses, max(longest_source, longest))
+    has_shortlists = len(sentences.columns) > 0
+    vocabulary = sizes.vocabulary
+    if has_shortlists:
+        vocabulary = 0
+        for sentence in range(number):
+            vocabulary = max(vocabulary, sentences.column_starts[sentence + 1] - sentences.column_starts[sentence])
+    shortlists = memory_of_shortlists(model, output, slots if has_shortlists else 0, vocabulary)
+    outputs = shortlists.table if has_shortlists else model.linears[len(model.linears) - 1 :]
+    logits = np.empty((LOGITS, (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS), np.float32)
+    maxima = np.empty(logits.shape[1] // OUTPUTS, np.float32)
+
+    rows = Rows(
+        np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64),
+        np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64),
+    )  # fmt: skip
+    sentence_of = np.full(slots, -1)  # the sentence of each slot; -1: none
+    lengths = np.zeros(slots, np.int64)  # tokens of the open hypotheses
+    before = np.full((slots, beam), -INFINITY)  # log probabilities of the open hypotheses
+    newest, parents = np.zeros((slots, beam), np.int64), np.zeros((slots, beam), np.int64)
+    counts = np.zeros(slots, np.int64)
+    best_scores = np.empty((slots, 2 * beam))
+    best_hypotheses, best_tokens = np.zeros((slots, 2 * beam), np.int64), np.zeros((slots, 2 * beam), np.int64)
+    following = 0  # the next sentence
+    while True:
+        count = 0
+        for slot in range(slots):
+            if sentence_of[slot] < 0 and following < number:
+                sentence_of[slot], lengths[slot] = following, 0
+                for i in range(beam):
+                    before[slot, i], newest[slot, i], parents[slot, i] = -INFINITY if i else 0.0, BOS, 0
+                for layer in range(sizes.decoder_layers if model.options.recurrent else 0):
+                    for i in range(sizes.width):
+                        states[layer, 0, slot * beam, i] = 0
+                if has_shortlists:
+                    begin, end = sentences.column_starts[following], sentences.column_starts[following + 1]
+                    pack_shortlist(output, sentences.columns[begin:end], shortlists, slot)
+                following += 1
+            sentence = sentence_of[slot]
+            if sentence < 0:
+                continue
+            length = lengths[slot]
+            if length == capacity:
+                keys_and_values, places, cached_tokens = longer_cache(keys_and_values, places, cached_tokens)
+                capacity *= 2
+            for i in range(beam):
+                if before[slot, i] > -INFINITY:
+                    hypothesis = slot * beam + i
+                    place = hypothesis * capacity + length
+                    token = newest[slot, i]
+                    places[hypothesis, length], cached_tokens[place] = place, token
+                    if has_shortlists:
+                        token = sentences.columns[sentences.column_starts[sentence] + token]
+                    rows.tokens[count], rows.lengths[count], rows.slots[count] = token, length, hypothesis
+                    rows.parents[count] = slot * beam + parents[slot, i]
+                    rows.memory_starts[count] = starts[sentence]
+                    rows.memory_sizes[count] = starts[sentence + 1] - starts[sentence]
+                    count += 1
+            counts[slot] = 0
+        if not count:
+            return results
+        step(model, space, rows, count, Caches(keys_and_values, places, states, memory), everything)
+        first = part = 0
+        while first + part < count:
+            first, part = first + part, min(LOGITS, count - first - part)
+            table = 0
+            if has_shortlists:  # the rows of a single sentence
+                table, rest = rows.slots[first] // beam, part
+                part = 1
+                while part < rest and rows.slots[first + part] // beam == table:
+                    part += 1
+                begin = sentences.column_starts[sentence_of[table]]
+                vocabulary = sentences.column_starts[sentence_of[table] + 1] - begin
+            product(outputs, space, space.x[first:], part, table, logits, NO_FLOOR, 0)
+            columns = (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+            for row in range(part):
+                hypothesis = rows.slots[first + row]
+                slot, i = hypothesis // beam, hypothesis % beam
+                sentence, length, x = sentence_of[slot], lengths[slot], logits[row]
+                start = sentences.prefix_starts[sentence]
+                prefix = sentences.prefix_starts[sentence + 1] - start
+                only = -1
+                if length < prefix:
+                    only = sentences.prefixes[start + length]
+                elif length >= sentences.max_lengths[sentence]:
+                    only = EOS
+                offset = before[slot, i]
+                if length < sentences.language_tokens[sentence]:
+                    x[only] = 0
+                else:
+                    largest = block_maxima(x.ctypes.data, columns, maxima.ctypes.data)
+                    offset -= largest + np.log(sum_of_exponentials(x.ctypes.data, columns, largest))
+                    if length >= prefix:  # a prefix is not subject to the rules below
+                        x[BOS] = -INFINITY
+                        x[UNK] -= settings.unknown_penalty
+                        if length < settings.min_length:
+                            x[EOS] = -INFINITY
+                        if settings.no_repeat and length >= settings.no_repeat:
+                            forbid_repeats(x, places[hypothesis], cached_tokens, length, settings.no_repeat)
+                if np.isfinite(offset):  # else the logits overflowed
+                    counts[slot] = add_continuations(
+                        x, vocabulary, maxima, offset, only, i, counts[slot], best_scores[slot], best_hypotheses[slot],
+                        best_tokens[slot],
+                    )  # fmt: skip
+        for slot in range(slots):
+            sentence = sentence_of[slot]
+            if sentence < 0:
+                continue
+            length, row = lengths[slot], 0
+            for i in range(beam):
+                before[slot, i] = -INFINITY
+            worst = settings.nbest - 1
+            for i in range(counts[slot]):
+                score, hypothesis, token = best_scores[slot, i], best_hypotheses[slot, i], best_tokens[slot, i]
+                if token != EOS:
+                    if row < beam:
+                        before[slot, row], parents[slot, row], newest[slot, row] = score, hypothesis, token
+                        row += 1
+                elif i < beam:
+                    final = score / penalty(length + 1, settings.lenpen)
+                    if final > results.scores[sentence, worst]:
+                        finish(results, sentence, final, score, places[slot * beam + hypothesis], cached_tokens, length)
+            threshold = results.scores[sentence, worst]
+            longest_penalty = penalty(sentences.max_lengths[sentence] + 1, settings.lenpen)
+            open_score = -INFINITY
+            for i in range(row):
+                open_score = max(open_score, before[slot, i])
+            within_reach = open_score / max(longest_penalty, penalty(length + 2, settings.lenpen))
+            if within_reach <= threshold or (beam == 1 and threshold > -INFINITY):
+                sentence_of[slot] = -1
+                continue
+            lengths[slot] = length + 1
+            moved = False
+            for i in range(row):
+                moved = moved or parents[slot, i] != i
+            if moved:
+                for i in range(beam):
+                    for position in range(length + 1):
+                        old_places[i, position] = places[slot * beam + i, position]
+                for i in range(row):
+                    for position in range(length + 1):
+                        places[slot * beam + i, position] = old_places[parents[slot, i], position]
+
+
+@inner
+def forbid_repeats(logits: Array, places: Array, tokens: Array, length: int, size: int) -> None:
+    """Forbids the tokens that would complete a second occurrence of `size` successive tokens of a hypothesis."""
+    for start in range(1, length - size + 2):  # the token at position 0 is bos
+        same = True
+        for index in range(size - 1):
+            same = same and tokens[places[start + index]] == tokens[places[length - size + 2 + index]]
+        if same:
+            logits[tokens[places[start + size - 1]]] = -INFINITY
+
+
+@inner
+def memory_of_shortlists(model: Model, output: Output, slots: int, vocabulary: int) -> Shortlists:
+    """Returns memory for shortlists of at most `vocabulary` pieces."""
+    groups, size = output.weight.shape[1], (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    lists = Shortlists(
+        np.zeros((slots, COLUMNS), np.int64),
+        np.zeros((slots, size // LANES, groups, LANES), output.weight.dtype),
+        np.zeros((slots, size), np.float32),
+        np.zeros((slots, size), np.int32),
+        np.zeros((slots, size), np.float32),
+    )
+    whole = model.linears[len(model.linears) - 1]
+    for slot in range(slots):
+        row = lists.table[slot]
+        row[WEIGHT], row[SCALES] = lists.weight[slot].ctypes.data, lists.scales[slot].ctypes.data
+        row[CORRECTIONS], row[BIASES] = lists.corrections[slot].ctypes.data, lists.biases[slot].ctypes.data
+        row[INPUTS], row[PADDED_INPUTS], row[IN_8_BITS] = whole[INPUTS], whole[PADDED_INPUTS], whole[IN_8_BITS]
+    return lists
+
+
+@inner
+def pack_shortlist(output: Output, columns: Array, lists: Shortlists, slot: int) -> None:
+    """Packs the weights of the pieces `columns` for a slot. Outputs after the last piece have the bias -inf."""
+    weight, scales, corrections, biases = (
+        lists.weight[slot],
+        lists.scales[slot],
+        lists.corrections[slot],
+        lists.biases[slot],
+    )
+    size, groups = (len(columns) + OUTPUTS - 1) // OUTPUTS * OUTPUTS, weight.shape[1]
+    lists.table[slot, PADDED_OUTPUTS] = size
+    for index in range(size):
+        block, lane = index // LANES, index % LANES
+        if index < len(columns):
+            piece = columns[index]
+            scales[index], corrections[index] = output.scales[piece], output.corrections[piece]
+            biases[index] = output.biases[piece]
+            for group in range(groups):
+                weight[block, group, lane] = output.weight[piece, group]
+        else:  # old weights are finite
+            scales[index], corrections[index], biases[index] = 0, 0, -INFINITY
+
+
+@inner
+def cache_for(model: Model, hypotheses: int, capacity: int) -> tuple[Array, Array, Array]:
+    """Returns memory for keys and values, for the places of the tokens of hypotheses, and for these tokens."""
+    sizes = model.sizes
+    size = 0 if model.options.recurrent else hypotheses * capacity
+    return (
+        np.empty((sizes.decoder_layers, size, 2 * sizes.width), np.float32),
+        np.zeros((hypotheses, capacity), np.int64),
+        np.zeros(hypotheses * capacity, np.int64),
+    )
+
+
+@inner
+def longer_cache(keys_and_values: Array, places: Array, tokens: Array) -> tuple[Array, Array, Array]:
+    """Returns copies of the memory of `cache_for` for twice as many positions."""
+    hypotheses, capacity = places.shape
+    layers, size, width = keys_and_values.shape
+    wide = np.empty((layers, 2 * size, width), np.float32)
+    wide_places, wide_tokens = np.zeros((hypotheses, 2 * capacity), np.int64), np.zeros(2 * len(tokens), np.int64)
+    for hypothesis in range(hypotheses):
+        old, new = hypothesis * capacity, 2 * hypothesis * capacity
+        for position in range(capacity):
+            place = places[hypothesis, position]
+            wide_places[hypothesis, position] = place + place // capacity * capacity
+            wide_tokens[new + position] = tokens[old + position]
+            for layer in range(layers if size else 0):
+                for i in range(width):
+                    wide[layer, new + position, i] = keys_and_values[layer, old + position, i]
+    return wide, wide_places, wide_tokens

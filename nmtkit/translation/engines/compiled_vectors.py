@@ -1,0 +1,163 @@
+"""Vector code for LLVM, as functions that compiled code of Numba can call. Needs the package numba.
+
+Numba's own loops are vectorised by LLVM only in simple cases. The functions made here say which vectors they compute.
+A vector has LANES numbers; LLVM divides it where the processor has shorter vectors, so sums have the same order on
+every processor. Addresses are integers, because the address of a part of an array is then a sum.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+BYTE, WIDE, INT, FLOAT, SIZE = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.IntType(64)
+INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
+FIRST = ir.Constant(INTS, [0] * LANES)  # a shuffle that copies the first lane to all lanes
+LOG2_E = 1.4426950408889634
+# Coefficients of a polynomial for 2 ** x on [0, 1), lowest power first, with a relative error below 2e-7. They come
+# from a Chebyshev interpolation.
+POWER = np.polynomial.Chebyshev.interpolate(np.exp2, 6, (0.0, 1.0)).convert(kind=np.polynomial.Polynomial).coef
+
+
+class Vectors:
+    """Writes vector code. All methods take and return values of LLVM."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    # --- constants and memory ---
+
+    @staticmethod
+    def constant(value: float) -> Any:
+        return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
+
+    @staticmethod
+    def size(value: int) -> Any:
+        return ir.Constant(SIZE, value)
+
+    def at(self, address: Any, index: Any, kind: Any) -> Any:
+        """Returns a pointer to number `index` of the numbers of type `kind` at an address."""
+        return self.builder.gep(self.builder.inttoptr(address, kind.as_pointer()), [index])
+
+    def load(self, address: Any, index: Any, kind: Any = FLOAT, lanes: int = LANES) -> Any:
+        pointer = self.builder.bitcast(self.at(address, index, kind), ir.VectorType(kind, lanes).as_pointer())
+        loaded = self.builder.load(pointer)
+        loaded.align = 1
+        return loaded
+
+    def store(self, vector: Any, address: Any, index: Any, kind: Any = FLOAT) -> None:
+        pointer = self.builder.bitcast(self.at(address, index, kind), vector.type.as_pointer())
+        self.builder.store(vector, pointer).align = 1
+
+    def load_number(self, address: Any, index: Any, kind: Any = FLOAT) -> Any:
+        loaded = self.builder.load(self.at(address, index, kind))
+        loaded.align = 1
+        return loaded
+
+    def mask(self, count: Any) -> Any:
+        """Returns a mask that is true for the first `count` lanes."""
+        lanes = ir.Constant(INTS, list(range(LANES)))
+        return self.builder.icmp_signed("<", lanes, self.broadcast(self.builder.trunc(count, INT)))
+
+    def load_part(self, address: Any, index: Any, mask: Any, other: Any) -> Any:
+        """Loads the lanes of `mask`. The other lanes get the numbers of the vector `other`."""
+        pointer = self.builder.bitcast(self.at(address, index, FLOAT), FLOATS.as_pointer())
+        kind = ir.FunctionType(FLOATS, [FLOATS.as_pointer(), INT, mask.type, FLOATS])
+        function = self.declared(f"llvm.masked.load.v{LANES}f32.p0", kind)
+        return self.builder.call(function, [pointer, ir.Constant(INT, 1), mask, other])
+
+    def store_part(self, vector: Any, address: Any, index: Any, mask: Any) -> None:
+        pointer = self.builder.bitcast(self.at(address, index, FLOAT), FLOATS.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [FLOATS, FLOATS.as_pointer(), INT, mask.type])
+        function = self.declared(f"llvm.masked.store.v{LANES}f32.p0", kind)
+        self.builder.call(function, [vector, pointer, ir.Constant(INT, 1), mask])
+
+    def broadcast(self, number: Any) -> Any:
+        kind = ir.VectorType(number.type, LANES)
+        vector = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(vector, ir.Constant(kind, ir.Undefined), FIRST)
+
+    # --- arithmetic ---
+
+    def declared(self, name: str, kind: ir.FunctionType) -> Any:
+        return cgutils.get_or_insert_function(self.builder.module, kind, name)
+
+    def apply(self, name: str, *vectors: Any) -> Any:
+        """Calls an intrinsic function of LLVM for vectors of fp32, such as "fma"."""
+        kind = ir.FunctionType(FLOATS, [FLOATS] * len(vectors))
+        return self.builder.call(self.declared(f"llvm.{name}.v{LANES}f32", kind), vectors)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """Returns x * y + z, rounded once."""
+        return self.apply("fma", x, y, z)
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """Returns the larger numbers of two vectors. Where y is NaN, the result is x."""
+        return self.builder.select(self.builder.fcmp_ordered(">", y, x), y, x)
+
+    def exponential(self, x: Any) -> Any:
+        """Returns exp(x) of numbers up to 0. Numbers below -87 count as -87, and NaN stays NaN.
+
+        exp(x) is 2 ** n times a polynomial of the rest, and 2 ** n is made from the bits of its exponent.
+        """
+        builder = self.builder
+        z = builder.fmul(x, self.constant(LOG2_E))
+        z = builder.select(builder.fcmp_ordered("<", z, self.constant(-126)), self.constant(-126), z)
+        whole = self.apply("floor", z)
+        rest = builder.fsub(z, whole)
+        result = self.constant(POWER[-1])
+        for coefficient in POWER[-2::-1]:
+            result = self.fma(result, rest, self.constant(coefficient))
+        exponent = builder.add(builder.fptosi(whole, INTS), ir.Constant(INTS, [127] * LANES))
+        bits = builder.shl(exponent, ir.Constant(INTS, [23] * LANES))
+        return builder.fmul(result, builder.bitcast(bits, FLOATS))
+
+    def total(self, vector: Any) -> Any:
+        """Returns the sum of all lanes: halves are added until one number is left."""
+        return self.folded(vector, self.builder.fadd)
+
+    def maximum(self, vector: Any) -> Any:
+        return self.folded(vector, lambda x, y: self.builder.select(self.builder.fcmp_ordered(">", y, x), y, x))
+
+    def folded(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        width = LANES // 2
+        while width:
+            kind = ir.VectorType(INT, width)
+            low, high = ir.Constant(kind, list(range(width))), ir.Constant(kind, list(range(width, 2 * width)))
+            vector = combine(
+                self.builder.shuffle_vector(vector, vector, low), self.builder.shuffle_vector(vector, vector, high)
+            )
+            width //= 2
+        return self.builder.extract_element(vector, ir.Constant(INT, 0))
+
+    # --- control ---
+
+    def variable(self, value: Any) -> Any:
+        """Returns a place for values of a loop, with a first value. LLVM keeps the place in a register."""
+        place = cgutils.alloca_once(self.builder, value.type)
+        self.builder.store(value, place)
+        return place
+
+    @contextmanager
+    def loop(self, stop: Any, step: int) -> Iterator[Any]:
+        """A loop whose index takes the values 0, step, … below `stop`."""
+        with cgutils.for_range_slice(self.builder, self.size(0), stop, self.size(step)) as (index, _):
+            yield index
+
+
+def for_parts(code: Vectors, size: Any, body: Callable[[Any, Any], None]) -> None:
+    """Writes `body` for each part of LANES numbers of a row, and for the shorter part at its end, if there is one.
+
+    `body` gets the index of the first number, and a mask of the lanes, which is None for a complete part.
+    """
+    builder = code.builder
+    whole = builder.and_(size, code.size(-LANES))
+    with code.loop(whole, LANES) as index:
+        body(index, None)
+    rest = builder.sub(size, whole)
+    with builder.if_then(builder.icmp_signed(">", rest, code.size(0)), likely=False):
+        body(whole, code.mask(rest))

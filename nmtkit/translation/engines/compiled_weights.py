@@ -1,0 +1,165 @@
+"""The weights of a Transformer in the form that compiled code reads: packed arrays, and tables of their addresses."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from nmtkit.models.architectures.transformer import Embedding, SelfAttention, Transformer
+from nmtkit.models.layers import int8
+from nmtkit.models.layers.feed_forward import GATED, FeedForward
+from nmtkit.models.layers.fixed_state import SSRU
+from nmtkit.models.layers.prepack import Precision
+from nmtkit.translation.engines import compiled_kernels as kernels
+from nmtkit.translation.engines import compiled_model as compiled
+from nmtkit.translation.engines import compiled_search as search
+from nmtkit.translation.engines.compiled_vectors import LANES
+
+ACTIVATIONS = {"relu": compiled.RELU, "gelu": compiled.GELU, "swish": compiled.SWISH}
+Array = npt.NDArray[Any]
+
+
+class Tables:
+    """Tables of the addresses of weights. `arrays` keeps the arrays in memory."""
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.linears: list[list[int]] = []
+        self.norms: list[list[int]] = []
+        self.arrays: list[Array] = []
+
+    def kept(self, array: Array) -> int:
+        self.arrays.append(array)
+        return array.ctypes.data
+
+    def linear(self, weight: Tensor | None, bias: Tensor | None, missing: float = 0.0) -> None:
+        """Adds a linear layer, or an empty row. The bias of outputs that fill the last block is `missing`."""
+        if weight is None:
+            self.linears.append([0] * 8)
+            return
+        outputs, inputs = weight.shape
+        size = kernels.packed_size(outputs)
+        biases = np.full(size, missing, np.float32)
+        biases[:outputs] = 0 if bias is None else array(bias)
+        scales, corrections = np.zeros(size, np.float32), np.zeros(size, np.int32)
+        if self.precision == "int8":
+            integers, scale = (array(each) for each in int8.quantize(weight))
+            scales[:outputs] = scale
+            corrections[:outputs] = kernels.INTEGERS.offset * integers.astype(np.int32).sum(1)
+            packed = kernels.packed(integers, kernels.INTEGERS.group)
+        else:
+            packed = kernels.packed(array(weight.detach().float()), 1)
+        addresses = [self.kept(each) for each in (packed, scales, corrections, biases)]
+        padded = -(-inputs // LANES) * LANES
+        self.linears.append([*addresses, inputs, padded, size, int(self.precision == "int8")])
+
+    def norm(self, module: nn.Module | None) -> None:
+        """Adds a norm, or an empty row for a module that is not a layer norm."""
+        if not isinstance(module, nn.LayerNorm):
+            self.norms.append([0, 0, 0])
+            return
+        gains = array(module.weight.detach().float())
+        biases = np.zeros_like(gains) if module.bias is None else array(module.bias.detach().float())
+        self.norms.append([self.kept(gains), self.kept(biases), len(gains)])
+
+    def feed_forward(self, module: nn.Module | None) -> None:
+        for part in (module.fc1, module.fc2) if isinstance(module, FeedForward) else (None, None):
+            self.module(part)
+
+    def module(self, module: nn.Linear | None) -> None:
+        self.linear(*(None, None) if module is None else (module.weight, module.bias))
+
+
+def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Model, Tables]:
+    """Returns the compiled form of a model, and the tables, which must live as long as the compiled form."""
+    tables, config = Tables(precision), model.config
+    recurrent = config.decoder_self_attention == "ssru"
+    for layer in model.encoder:
+        tables.module(layer.self_attention.qkv_proj)
+        tables.module(layer.self_attention.out_proj)
+        tables.feed_forward(layer.feed_forward)
+        for module in (layer.self_attention_norm, None, layer.feed_forward_norm, None, None):
+            tables.norm(module)
+    for decoder in model.decoder:
+        attention, cross = decoder.self_attention, decoder.cross_attention
+        assert cross is not None
+        norms: list[nn.Module | None] = [None, None]
+        if isinstance(attention, SSRU):
+            weight = torch.cat([attention.proj.weight, attention.forget_proj.weight])
+            bias = attention.forget_proj.bias
+            zeros = torch.zeros(len(attention.proj.weight))
+            tables.linear(weight, torch.cat([zeros, zeros if bias is None else bias.detach().float()]))
+            tables.module(None)
+            norms = [attention.norm, attention.forget_norm]
+        else:
+            assert isinstance(attention, SelfAttention)
+            tables.module(attention.qkv_proj)
+            tables.module(attention.out_proj)
+        for projection in (cross.q_proj, cross.kv_proj, cross.out_proj):
+            tables.module(projection)
+        tables.feed_forward(decoder.feed_forward)
+        last = None if decoder.feed_forward is None else decoder.feed_forward_norm
+        for part in (decoder.self_attention_norm, decoder.cross_attention_norm, last, *norms):
+            tables.norm(part)
+    for other in (model.source_embedding.norm, model.target_embedding.norm, model.encoder_norm, model.decoder_norm):
+        tables.norm(other)
+    output = model.output_projection
+    tables.linear(output.weight, output.bias, missing=-np.inf)
+    sizes = compiled.Sizes(
+        width=config.d_model,
+        inner=config.d_ff if config.decoder_ffn == "all" else 0,
+        encoder_inner=config.d_ff,
+        heads=config.heads,
+        encoder_layers=len(model.encoder),
+        decoder_layers=len(model.decoder),
+        vocabulary=len(output.weight),
+    )
+    options = compiled.Options(
+        pre_norm=config.pre_norm,
+        eps=np.float32(config.norm_eps),
+        activation=ACTIVATIONS[GATED.get(config.activation, config.activation)],
+        gated=config.activation in GATED,
+        recurrent=recurrent,
+    )
+    source, target = embedding(model.source_embedding), embedding(model.target_embedding)
+    linears, norms_table = np.array(tables.linears, np.int64), np.array(tables.norms, np.int64)
+    return compiled.Model(linears, norms_table, source, target, sizes, options), tables
+
+
+def group_type(precision: Precision) -> Any:
+    """Returns the type of integers that hold the weights of one output for a group of inputs."""
+    if precision != "int8":
+        return np.int32
+    return {4: np.int32, 2: np.int16}[kernels.INTEGERS.group]
+
+
+def output_of(model: Transformer, precision: Precision) -> search.Output:
+    """Returns the output projection of a model by piece, for shortlists."""
+    output = model.output_projection
+    weight, scale = output.weight.detach().float(), torch.zeros(len(output.weight))
+    if precision == "int8":
+        weight, scale = int8.quantize(weight)
+    inputs = weight.shape[1]
+    whole = np.zeros((len(weight), -(-inputs // LANES) * LANES), array(weight).dtype)
+    whole[:, :inputs] = array(weight)
+    corrections = np.zeros(len(weight), np.int32)
+    if precision == "int8":
+        corrections = (kernels.INTEGERS.offset * whole.astype(np.int32).sum(1)).astype(np.int32)
+    bias = np.zeros(len(weight), np.float32) if output.bias is None else array(output.bias.detach().float())
+    return search.Output(whole.view(group_type(precision)), array(scale), corrections, bias)
+
+
+def embedding(part: Embedding) -> compiled.Embedding:
+    return compiled.Embedding(
+        tokens=array(part.tokens.weight.detach().float()),
+        positions=array(part.table(1)),
+        scale=np.float32(part.scale),
+        zero_first=part.zero_first,
+    )
+
+
+def array(tensor: Tensor) -> Array:
+    """Returns a tensor as a contiguous NumPy array, which shares the memory of the tensor if possible."""
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())
