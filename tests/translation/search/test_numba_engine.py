@@ -126,7 +126,8 @@ def test_8_bits_give_the_hypotheses_of_a_plain_integer_computation(config: str, 
         for name, child in module.named_children():
             if isinstance(child, torch.nn.Linear):
                 setattr(module, name, Rounded(child))
-    compare(found, beam_search([model], Packed.from_lists(SOURCES), options), 1e-3)
+    # the last bits of a sum can decide how an input is rounded
+    compare(found, beam_search([model], Packed.from_lists(SOURCES), options), 1e-2)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
