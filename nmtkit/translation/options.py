@@ -137,8 +137,8 @@ class DeviceOptions(Config):
     engine: str = option(
         "torch",
         "torch: PyTorch, on a GPU with slots; numba: search with a function that the package numba compiles for this "
-        "CPU; several times as fast for small Transformers and a few lines at a time; ctranslate2: search with the "
-        "package CTranslate2 on the CPU; a converted model is written next to the checkpoint; or a plug-in's engine",
+        "CPU; two to four times as fast for Transformers; ctranslate2: search with the package CTranslate2 on the CPU; "
+        "a converted model is written next to the checkpoint; or a plug-in's engine",
         metavar="NAME",
     )
     device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda if a GPU is available", metavar="NAME")

@@ -1,217 +1,25 @@
-"""The kernels of the compiled engine: products, norms, softmax and attention of rows, as code for LLVM.
-
-Weights are packed once: OUTPUTS outputs form a block, and a block has the weights of its first inputs for 16 outputs,
-then of the next inputs. An accumulator holds 16 outputs of one row, so that a step of a product is one instruction for
-16 outputs and one, two or four inputs.
-
-In 8 bits, a row of inputs has one scale, and an output has one scale. Sums of products are exact integers, so that
-every processor gives the same numbers.
-"""
+"""Kernels of rows in the compiled engine: norms, softmax and attention, as code for LLVM."""
 
 import functools
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 
-from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Kernels, features, inner
+from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Kernels, inner
 from nmtkit.translation.engines.compiled_vectors import (
-    BYTE,
     FLOAT,
-    FLOATS,
-    INT,
-    INTS,
     LANES,
-    SIZE,
-    WIDE,
     Vectors,
     for_parts,
 )
 
 OUTPUTS = 64  # outputs of a block
-LIMIT = 127  # largest absolute value of an input and of a weight in 8 bits
 
 kernels = Kernels("nmtkit")
 kernel = kernels.kernel
 
 
-# --- products ---------------------------------------------------------------------------------------------------------
-
-
-class DotProducts:
-    """An instruction that adds the products of four inputs and four weights, all of 8 bits, to a 32-bit sum.
-
-    vpdpbusd of x86 (VNNI) reads unsigned inputs, so `offset` is added to inputs. The sum of the products of these
-    additions and the weights is the correction of an output. sdot of ARM reads signed inputs.
-    """
-
-    group, kind = 4, BYTE
-
-    def __init__(self, instruction: str, lanes: int, operand: Any, offset: int) -> None:
-        self.instruction, self.lanes, self.operand, self.offset = instruction, lanes, operand, offset
-
-    def inputs(self, code: Vectors, x: Any, index: Any) -> Any:
-        number = code.load_number(code.builder.add(x, index), code.size(0), INT)
-        return code.broadcast(number)
-
-    def weights(self, code: Vectors, w: Any, index: Any) -> Any:
-        return code.load(code.builder.add(w, code.builder.mul(index, code.size(LANES))), code.size(0), INT)
-
-    def add(self, code: Vectors, total: Any, x: Any, w: Any) -> Any:
-        """Applies the instruction to each part of `lanes` sums."""
-        builder, sums = code.builder, ir.VectorType(INT, self.lanes)
-        function = code.declared(self.instruction, ir.FunctionType(sums, [sums, self.operand, self.operand]))
-        parts = []
-        for first in range(0, LANES, self.lanes):
-            lanes = ir.Constant(sums, list(range(first, first + self.lanes)))
-            part = [builder.shuffle_vector(each, each, lanes) for each in (total, x, w)]
-            parts.append(builder.call(function, [part[0], *(builder.bitcast(each, self.operand) for each in part[1:])]))
-        while len(parts) > 1:
-            lanes = ir.Constant(ir.VectorType(INT, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
-            parts = [builder.shuffle_vector(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
-
-
-class Widened:
-    """Products of 16-bit integers, whose pairs are added in 32 bits (pmaddwd): exact on every processor."""
-
-    group, kind, offset = 2, WIDE, 0
-
-    def inputs(self, code: Vectors, x: Any, index: Any) -> Any:
-        number = code.load_number(code.builder.add(x, code.builder.mul(index, code.size(2))), code.size(0), INT)
-        return code.builder.bitcast(code.broadcast(number), ir.VectorType(WIDE, 2 * LANES))
-
-    def weights(self, code: Vectors, w: Any, index: Any) -> Any:
-        address = code.builder.add(w, code.builder.mul(index, code.size(LANES)))
-        loaded = code.load(address, code.size(0), BYTE, 2 * LANES)
-        return code.builder.sext(loaded, ir.VectorType(WIDE, 2 * LANES))
-
-    def add(self, code: Vectors, total: Any, x: Any, w: Any) -> Any:
-        wide = ir.VectorType(INT, 2 * LANES)
-        products = code.builder.mul(code.builder.sext(x, wide), code.builder.sext(w, wide))
-        even, odd = (ir.Constant(INTS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
-        pairs = [code.builder.shuffle_vector(products, products, lanes) for lanes in (even, odd)]
-        return code.builder.add(total, code.builder.add(*pairs))
-
-
-class Floats:
-    """Products in fp32."""
-
-    group, kind, offset = 1, FLOAT, 0
-
-    def inputs(self, code: Vectors, x: Any, index: Any) -> Any:
-        return code.broadcast(code.load_number(x, index))
-
-    def weights(self, code: Vectors, w: Any, index: Any) -> Any:
-        return code.load(w, code.builder.mul(index, code.size(LANES)))
-
-    def add(self, code: Vectors, total: Any, x: Any, w: Any) -> Any:
-        return code.fma(x, w, total)
-
-
-def instructions() -> DotProducts | Widened:
-    """Returns the fastest exact products of 8-bit integers of the processor."""
-    if "avx512vnni" in features():
-        return DotProducts("llvm.x86.avx512.vpdpbusd.512", 16, ir.VectorType(INT, 16), offset=128)
-    if "avxvnni" in features():
-        return DotProducts("llvm.x86.avx512.vpdpbusd.256", 8, ir.VectorType(INT, 8), offset=128)
-    if "dotprod" in features():
-        return DotProducts("llvm.aarch64.neon.sdot.v4i32.v16i8", 4, ir.VectorType(BYTE, 16), offset=0)
-    return Widened()
-
-
-INTEGERS, REALS = instructions(), Floats()
-VECTORS = 4 if "avx512f" in features() else 1  # vectors of outputs: all sums of a block must fit into registers
-
-
-def product_name(kind: Any, rows: int) -> str:
-    return f"product_{type(kind).__name__}_{rows}"
-
-
-def product_kernel(kind: Any, rows: int) -> Any:
-    """Returns the product of `rows` rows of inputs and VECTORS x 16 outputs, for compiled code.
-
-    The arguments are: inputs (address of the first row, and bytes of a row), scales of the rows, weights of the
-    outputs, number of inputs, the scale, the correction and the bias of each output, results (address of the first
-    output in the first row, and numbers of a row), the smallest result (0 for ReLU, or -inf), and whether the results
-    are added to the numbers in memory.
-    """
-    lane = INT if kind.kind is not FLOAT else FLOAT
-    accumulators = ir.VectorType(lane, LANES)
-    block = LANES * (4 if kind.kind is FLOAT else 1)  # bytes of the weights of one input for 16 outputs
-
-    def product(
-        code: Vectors, x: Any, x_stride: Any, x_scales: Any, w: Any, inputs: Any, scales: Any, corrections: Any,
-        biases: Any, y: Any, y_stride: Any, floor: Any, adds: Any,
-    ) -> None:  # fmt: skip
-        builder = code.builder
-        added = builder.icmp_signed("!=", adds, code.size(0))
-        starts = [builder.add(x, builder.mul(x_stride, code.size(row))) for row in range(rows)]
-        blocks = [builder.add(w, builder.mul(inputs, code.size(block * vector))) for vector in range(VECTORS)]
-        totals = [[code.variable(ir.Constant(accumulators, None)) for _ in blocks] for _ in starts]
-        with code.loop(inputs, kind.group) as index:
-            weights = [kind.weights(code, each, index) for each in blocks]
-            for start, totals_of_row in zip(starts, totals, strict=True):
-                number = kind.inputs(code, start, index)
-                for total, weight in zip(totals_of_row, weights, strict=True):
-                    builder.store(kind.add(code, builder.load(total), number, weight), total)
-        lowest = code.broadcast(floor)
-        for vector in range(VECTORS):
-            first = code.size(LANES * vector)
-            bias = code.load(biases, first)
-            if lane is INT:
-                scale, correction = code.load(scales, first), code.load(corrections, first, INT)
-            for row in range(rows):
-                result = builder.load(totals[row][vector])
-                if lane is INT:
-                    factor = builder.fmul(scale, code.broadcast(code.load_number(x_scales, code.size(row))))
-                    result = builder.sitofp(builder.sub(result, correction), FLOATS)
-                    result = code.fma(result, factor, bias)
-                else:
-                    result = builder.fadd(result, bias)
-                result = builder.select(builder.fcmp_ordered("<", result, lowest), lowest, result)
-                place = builder.add(builder.mul(y_stride, code.size(row)), first)
-                before = builder.select(added, code.load(y, place), code.constant(0))
-                code.store(builder.fadd(result, before), y, place)
-
-    product.__name__ = product_name(kind, rows)
-    return kernel(*[NUMBER] * 10, REAL, NUMBER)(product)
-
-
-MOST_ROWS = 6
-for number_of_rows in (MOST_ROWS, 4, 2, 1):
-    product_kernel(INTEGERS, number_of_rows)
-    product_kernel(REALS, number_of_rows)
-
-
-def packed_size(outputs: int) -> int:
-    """Returns the number of outputs of a packed product: the next multiple of OUTPUTS."""
-    return -(-outputs // OUTPUTS) * OUTPUTS
-
-
-def packed(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
-    """Packs weights [outputs, inputs] as [outputs / 16, inputs / group, 16, group], with zeros where they end."""
-    outputs, inputs = weight.shape
-    whole = np.zeros((packed_size(outputs), -(-inputs // LANES) * LANES), weight.dtype)
-    whole[:outputs, :inputs] = weight
-    blocks = whole.reshape(len(whole) // LANES, LANES, whole.shape[1] // group, group).transpose(0, 2, 1, 3)
-    result = aligned(blocks.shape, weight.dtype)
-    result[...] = blocks
-    return result
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """Returns an array that begins at a multiple of 64 bytes, so that no vector lies on two lines of the cache."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-# columns of a table of linear layers
-WEIGHT, SCALES, CORRECTIONS, BIASES, INPUTS, PADDED_INPUTS, PADDED_OUTPUTS, IN_8_BITS = range(8)
-COLUMNS = 8
 # --- functions of a row -----------------------------------------------------------------------------------------------
 
 
@@ -226,24 +34,6 @@ def largest_size(code: Vectors, x: Any, size: Any) -> Any:
 
     for_parts(code, size, part)
     return code.maximum(code.builder.load(largest))
-
-
-@kernel(NUMBER, NUMBER, REAL, NUMBER)
-def rounded(code: Vectors, x: Any, size: Any, factor: Any, y: Any) -> None:
-    """Writes the numbers of a row times `factor`, rounded, in the form that products of integers read.
-
-    The part of 16 numbers in which the row ends is written whole, with zeros for missing numbers.
-    """
-    builder, factors = code.builder, code.broadcast(factor)
-    offset = ir.Constant(INTS, [INTEGERS.offset] * LANES)
-
-    def part(index: Any, mask: Any) -> None:
-        values = code.load(x, index) if mask is None else code.load_part(x, index, mask, code.constant(0))
-        integers = builder.fptosi(code.apply("rint", builder.fmul(values, factors)), INTS)
-        narrow = builder.trunc(builder.add(integers, offset), ir.VectorType(INTEGERS.kind, LANES))
-        code.store(narrow, y, index, INTEGERS.kind)
-
-    for_parts(code, size, part)
 
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER, result=REAL)
@@ -341,76 +131,6 @@ def block_maxima(code: Vectors, x: Any, size: Any, y: Any) -> Any:
         before = builder.load(overall)
         builder.store(builder.select(builder.fcmp_ordered(">", value, before), value, before), overall)
     return builder.load(overall)
-
-
-BYTES_OF_INPUT = {BYTE: 1, WIDE: 2, FLOAT: 4}[INTEGERS.kind]
-STEP = LANES * VECTORS  # outputs of one call of a product kernel
-SMALLEST = 1e-30  # avoids a division by zero for a row of zeros
-
-
-@kernel(*[NUMBER] * 10, REAL, NUMBER)
-def linear(
-    code: Vectors, layers: Any, index: Any, rows: Any, x: Any, x_stride: Any, integers: Any, integers_stride: Any,
-    scales: Any, y: Any, y_stride: Any, floor: Any, adds: Any,
-) -> None:  # fmt: skip
-    """Writes the outputs of linear layer `index` for rows of inputs to y, or adds them to the numbers in y.
-
-    `layers` is the table of linear layers. Rows of x have `x_stride` bytes, rows of y `y_stride` numbers. `integers`
-    (rows of `integers_stride` bytes) and `scales` are memory for inputs in 8 bits. Results below `floor` become
-    `floor`.
-    """
-    builder = code.builder
-    row = builder.add(layers, builder.mul(index, code.size(8 * COLUMNS)))
-    layer = [code.load_number(row, code.size(column), SIZE) for column in range(COLUMNS)]
-    weight = code.variable(layer[WEIGHT])
-    details = [code.variable(layer[column]) for column in (SCALES, CORRECTIONS, BIASES)]
-
-    def products(kind: Any, x: Any, x_stride: Any) -> None:
-        block = STEP * (4 if kind.kind is FLOAT else 1)
-        with code.loop(layer[PADDED_OUTPUTS], STEP) as output:
-
-            def block_of_rows(first: Any, count: int) -> None:
-                arguments = [
-                    builder.add(x, builder.mul(first, x_stride)), x_stride,
-                    builder.add(scales, builder.mul(first, code.size(4))), builder.load(weight), layer[PADDED_INPUTS],
-                    *(builder.load(each) for each in details),
-                    builder.add(y, builder.mul(builder.add(builder.mul(first, y_stride), output), code.size(4))),
-                    y_stride, floor, adds,
-                ]  # fmt: skip
-                builder.call(kernels.function(product_name(kind, count)), arguments)
-
-            whole = builder.mul(builder.sdiv(rows, code.size(MOST_ROWS)), code.size(MOST_ROWS))
-            with code.loop(whole, MOST_ROWS) as first:
-                block_of_rows(first, MOST_ROWS)
-            done = code.variable(whole)
-            builder.store(whole, done)
-            for count in (4, 2, 1):
-                first = builder.load(done)
-                with builder.if_then(builder.icmp_signed("<=", code.size(count), builder.sub(rows, first))):
-                    block_of_rows(first, count)
-                    builder.store(builder.add(first, code.size(count)), done)
-            builder.store(
-                builder.add(builder.load(weight), builder.mul(layer[PADDED_INPUTS], code.size(block))), weight
-            )
-            for each in details:
-                builder.store(builder.add(builder.load(each), code.size(4 * STEP)), each)
-
-    in_8_bits = builder.icmp_signed("!=", layer[IN_8_BITS], code.size(0))
-    with builder.if_else(in_8_bits) as (then, otherwise):
-        with then:
-            limit = ir.Constant(FLOAT, float(LIMIT))
-            with code.loop(rows, 1) as number:
-                start = builder.add(x, builder.mul(number, x_stride))
-                largest = builder.call(kernels.function("largest_size"), [start, layer[INPUTS]])
-                smallest = ir.Constant(FLOAT, float(np.float32(SMALLEST)))
-                largest = builder.select(builder.fcmp_ordered("<", largest, smallest), smallest, largest)
-                target = builder.add(integers, builder.mul(number, integers_stride))
-                factor = builder.fdiv(limit, largest)
-                builder.call(kernels.function("rounded"), [start, layer[INPUTS], factor, target])
-                builder.store(builder.fdiv(largest, limit), code.at(scales, number, FLOAT))
-            products(INTEGERS, integers, integers_stride)
-        with otherwise:
-            products(REALS, x, x_stride)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

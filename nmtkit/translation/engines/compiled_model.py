@@ -12,14 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.translation.engines.compiled_code import inner
-from nmtkit.translation.engines.compiled_kernels import (
-    BYTES_OF_INPUT,
-    PADDED_INPUTS,
-    PADDED_OUTPUTS,
-    attend,
-    layer_norm,
-    linear,
-)
+from nmtkit.translation.engines.compiled_kernels import attend, layer_norm
+from nmtkit.translation.engines.compiled_products import BYTES_OF_INPUT, PADDED_INPUTS, PADDED_OUTPUTS, linear
 
 # T rows, D model width, F inner width of the feed-forward networks, V target vocabulary, P positions
 

@@ -11,21 +11,7 @@ import numpy as np
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
 from nmtkit.translation.engines.compiled_code import compiled, inner
-from nmtkit.translation.engines.compiled_kernels import (
-    BIASES,
-    COLUMNS,
-    CORRECTIONS,
-    IN_8_BITS,
-    INPUTS,
-    OUTPUTS,
-    PADDED_INPUTS,
-    PADDED_OUTPUTS,
-    SCALES,
-    WEIGHT,
-    block_maxima,
-    kernels,
-    sum_of_exponentials,
-)
+from nmtkit.translation.engines.compiled_kernels import OUTPUTS, block_maxima, kernels, sum_of_exponentials
 from nmtkit.translation.engines.compiled_model import (
     NO_FLOOR,
     Array,
@@ -37,7 +23,7 @@ from nmtkit.translation.engines.compiled_model import (
     space_for,
     step,
 )
-from nmtkit.translation.engines.compiled_vectors import LANES
+from nmtkit.translation.engines.compiled_shortlists import Output, memory_of_shortlists, pack_shortlist
 
 kernels.build()  # Numba links the functions below with the kernels
 
@@ -60,18 +46,6 @@ class Sentences(NamedTuple):
     column_starts: Array
 
 
-class Output(NamedTuple):
-    """The weights of the output projection by piece, from which the weights of a shortlist are packed.
-
-    Arrays have no rows in a search without shortlists.
-    """
-
-    weight: Array  # V x groups of inputs: the numbers of a group are one integer
-    scales: Array
-    corrections: Array
-    biases: Array
-
-
 class Settings(NamedTuple):
     slots: int  # sentences that are searched at the same time
     beam: int
@@ -89,16 +63,6 @@ class Results(NamedTuple):
     log_probabilities: Array  # float64
     lengths: Array
     tokens: Array  # sentences x nbest x longest length
-
-
-class Shortlists(NamedTuple):
-    """Memory for the output projection of each slot."""
-
-    table: Array  # slots x columns of `compiled_kernels.linear`
-    weight: Array  # slots x outputs / 16 x groups of inputs x 16
-    scales: Array  # slots x outputs
-    corrections: Array
-    biases: Array
 
 
 @inner
@@ -381,49 +345,6 @@ def forbid_repeats(logits: Array, places: Array, tokens: Array, length: int, siz
             same = same and tokens[places[start + index]] == tokens[places[length - size + 2 + index]]
         if same:
             logits[tokens[places[start + size - 1]]] = -INFINITY
-
-
-@inner
-def memory_of_shortlists(model: Model, output: Output, slots: int, vocabulary: int) -> Shortlists:
-    """Returns memory for shortlists of at most `vocabulary` pieces."""
-    groups, size = output.weight.shape[1], (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS
-    lists = Shortlists(
-        np.zeros((slots, COLUMNS), np.int64),
-        np.zeros((slots, size // LANES, groups, LANES), output.weight.dtype),
-        np.zeros((slots, size), np.float32),
-        np.zeros((slots, size), np.int32),
-        np.zeros((slots, size), np.float32),
-    )
-    whole = model.linears[len(model.linears) - 1]
-    for slot in range(slots):
-        row = lists.table[slot]
-        row[WEIGHT], row[SCALES] = lists.weight[slot].ctypes.data, lists.scales[slot].ctypes.data
-        row[CORRECTIONS], row[BIASES] = lists.corrections[slot].ctypes.data, lists.biases[slot].ctypes.data
-        row[INPUTS], row[PADDED_INPUTS], row[IN_8_BITS] = whole[INPUTS], whole[PADDED_INPUTS], whole[IN_8_BITS]
-    return lists
-
-
-@inner
-def pack_shortlist(output: Output, columns: Array, lists: Shortlists, slot: int) -> None:
-    """Packs the weights of the pieces `columns` for a slot. Outputs after the last piece have the bias -inf."""
-    weight, scales, corrections, biases = (
-        lists.weight[slot],
-        lists.scales[slot],
-        lists.corrections[slot],
-        lists.biases[slot],
-    )
-    size, groups = (len(columns) + OUTPUTS - 1) // OUTPUTS * OUTPUTS, weight.shape[1]
-    lists.table[slot, PADDED_OUTPUTS] = size
-    for index in range(size):
-        block, lane = index // LANES, index % LANES
-        if index < len(columns):
-            piece = columns[index]
-            scales[index], corrections[index] = output.scales[piece], output.corrections[piece]
-            biases[index] = output.biases[piece]
-            for group in range(groups):
-                weight[block, group, lane] = output.weight[piece, group]
-        else:  # old weights are finite
-            scales[index], corrections[index], biases[index] = 0, 0, -INFINITY
 
 
 @inner

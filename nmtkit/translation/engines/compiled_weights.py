@@ -12,9 +12,9 @@ from nmtkit.models.layers import int8
 from nmtkit.models.layers.feed_forward import GATED, FeedForward
 from nmtkit.models.layers.fixed_state import SSRU
 from nmtkit.models.layers.prepack import Precision
-from nmtkit.translation.engines import compiled_kernels as kernels
 from nmtkit.translation.engines import compiled_model as compiled
-from nmtkit.translation.engines import compiled_search as search
+from nmtkit.translation.engines import compiled_products as products
+from nmtkit.translation.engines import compiled_shortlists as shortlists
 from nmtkit.translation.engines.compiled_vectors import LANES
 
 ACTIVATIONS = {"relu": compiled.RELU, "gelu": compiled.GELU, "swish": compiled.SWISH}
@@ -40,17 +40,17 @@ class Tables:
             self.linears.append([0] * 8)
             return
         outputs, inputs = weight.shape
-        size = kernels.packed_size(outputs)
+        size = products.packed_size(outputs)
         biases = np.full(size, missing, np.float32)
         biases[:outputs] = 0 if bias is None else array(bias)
         scales, corrections = np.zeros(size, np.float32), np.zeros(size, np.int32)
         if self.precision == "int8":
             integers, scale = (array(each) for each in int8.quantize(weight))
             scales[:outputs] = scale
-            corrections[:outputs] = kernels.INTEGERS.offset * integers.astype(np.int32).sum(1)
-            packed = kernels.packed(integers, kernels.INTEGERS.group)
+            corrections[:outputs] = products.INTEGERS.offset * integers.astype(np.int32).sum(1)
+            packed = products.packed(integers, products.INTEGERS.group)
         else:
-            packed = kernels.packed(array(weight.detach().float()), 1)
+            packed = products.packed(array(weight.detach().float()), 1)
         addresses = [self.kept(each) for each in (packed, scales, corrections, biases)]
         padded = -(-inputs // LANES) * LANES
         self.linears.append([*addresses, inputs, padded, size, int(self.precision == "int8")])
@@ -132,10 +132,10 @@ def group_type(precision: Precision) -> Any:
     """Returns the type of integers that hold the weights of one output for a group of inputs."""
     if precision != "int8":
         return np.int32
-    return {4: np.int32, 2: np.int16}[kernels.INTEGERS.group]
+    return {4: np.int32, 2: np.int16}[products.INTEGERS.group]
 
 
-def output_of(model: Transformer, precision: Precision) -> search.Output:
+def output_of(model: Transformer, precision: Precision) -> shortlists.Output:
     """Returns the output projection of a model by piece, for shortlists."""
     output = model.output_projection
     weight, scale = output.weight.detach().float(), torch.zeros(len(output.weight))
@@ -146,9 +146,9 @@ def output_of(model: Transformer, precision: Precision) -> search.Output:
     whole[:, :inputs] = array(weight)
     corrections = np.zeros(len(weight), np.int32)
     if precision == "int8":
-        corrections = (kernels.INTEGERS.offset * whole.astype(np.int32).sum(1)).astype(np.int32)
+        corrections = (products.INTEGERS.offset * whole.astype(np.int32).sum(1)).astype(np.int32)
     bias = np.zeros(len(weight), np.float32) if output.bias is None else array(output.bias.detach().float())
-    return search.Output(whole.view(group_type(precision)), array(scale), corrections, bias)
+    return shortlists.Output(whole.view(group_type(precision)), array(scale), corrections, bias)
 
 
 def embedding(part: Embedding) -> compiled.Embedding:

@@ -31,7 +31,7 @@ from nmtkit.translation.search.rules import forbidden_tokens, max_lengths
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 if TYPE_CHECKING:  # these files import numba
-    from nmtkit.translation.engines import compiled_search
+    from nmtkit.translation.engines import compiled_shortlists
 
 # Settings of which the compiled search supports every value. ALLOWED maps other settings to the supported values.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "position_offset", "max_positions"}
@@ -170,7 +170,7 @@ class NumbaEngine(Engine):
             self.model = self.model._replace(**parts)
 
     @cached_property
-    def output(self) -> "compiled_search.Output":
+    def output(self) -> "compiled_shortlists.Output":
         """The output projection by piece, from which the projections of shortlists are packed."""
         from nmtkit.translation.engines.compiled_weights import output_of
 
@@ -178,14 +178,14 @@ class NumbaEngine(Engine):
             return output_of(self.transformer, self.precision)
 
     @cached_property
-    def no_output(self) -> "compiled_search.Output":
+    def no_output(self) -> "compiled_shortlists.Output":
         """The output projection of a search without shortlists: no rows, in the same types."""
-        from nmtkit.translation.engines import compiled_search
+        from nmtkit.translation.engines.compiled_shortlists import Output
         from nmtkit.translation.engines.compiled_weights import group_type
 
         weight = np.zeros((0, 1), group_type(self.precision))
         reals = np.zeros(0, np.float32)
-        return compiled_search.Output(weight, reals, np.zeros(0, np.int32), reals)
+        return Output(weight, reals, np.zeros(0, np.int32), reals)
 
     @property
     def threads(self) -> int:

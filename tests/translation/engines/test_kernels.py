@@ -12,8 +12,12 @@ pytest.importorskip("numba")
 
 import numba
 
+from nmtkit.translation.engines import (
+    compiled_code,
+    compiled_search,  # noqa: F401  compiles the kernels
+)
 from nmtkit.translation.engines import compiled_kernels as kernels
-from nmtkit.translation.engines import compiled_search  # noqa: F401  compiles the kernels
+from nmtkit.translation.engines import compiled_products as products
 from nmtkit.translation.engines.compiled_vectors import LANES
 
 SIZES = (1, 15, 16, 17, 64, 100, 515)
@@ -26,7 +30,7 @@ def reals(*shape: int) -> Any:
 
 @numba.njit
 def linear(layers: Any, rows: int, x: Any, integers: Any, scales: Any, y: Any, floor: Any, adds: int) -> None:
-    kernels.linear(
+    products.linear(
         layers.ctypes.data, 0, rows, x.ctypes.data, x.strides[0], integers.ctypes.data, integers.strides[0],
         scales.ctypes.data, y.ctypes.data, y.shape[1], floor, adds,
     )  # fmt: skip
@@ -42,15 +46,15 @@ def outputs(x: Any, weight: Any, scale: Any, bias: Any, floor: float = -np.inf, 
     """Returns the outputs of a linear layer: of weights in fp32, or of integers with a scale for each output."""
     (rows, inputs), number = x.shape, len(weight)
     in_8_bits = weight.dtype == np.int8
-    packed = kernels.packed(weight, kernels.INTEGERS.group if in_8_bits else 1)
-    size = kernels.packed_size(number)
+    packed = products.packed(weight, products.INTEGERS.group if in_8_bits else 1)
+    size = products.packed_size(number)
     arrays = [np.zeros(size, kind) for kind in (np.float32, np.int32, np.float32)]
     arrays[0][:number], arrays[2][:number] = scale, bias
-    arrays[1][:number] = kernels.INTEGERS.offset * weight.astype(np.int32).sum(1) if in_8_bits else 0
+    arrays[1][:number] = products.INTEGERS.offset * weight.astype(np.int32).sum(1) if in_8_bits else 0
     addresses = [array.ctypes.data for array in (packed, *arrays)]
     layers = np.array([[*addresses, inputs, padded(x).shape[1], size, int(in_8_bits)]])
     y = np.zeros((rows, size), np.float32) if before is None else padded(before, kernels.OUTPUTS)
-    integers = np.zeros((rows, padded(x).shape[1] * kernels.BYTES_OF_INPUT), np.uint8)
+    integers = np.zeros((rows, padded(x).shape[1] * products.BYTES_OF_INPUT), np.uint8)
     linear(layers, rows, padded(x), integers, np.zeros(rows, np.float32), y, np.float32(floor), before is not None)
     return y[:, :number]
 
@@ -194,7 +198,7 @@ PROCESSORS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_the_kernels_work_on_older_processors(name: str) -> None:
-    if "vnni" not in " ".join(kernels.features()):
+    if "vnni" not in " ".join(compiled_code.features()):
         pytest.skip("this processor lacks instructions that are tested")
     cpu, features = PROCESSORS[name]
     environment = os.environ | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
@@ -206,8 +210,8 @@ def test_the_kernels_work_on_older_processors(name: str) -> None:
 def test_products_on_arm_use_its_instruction() -> None:
     """Reads the assembly language only: there is no such processor here."""
     script = (
-        "from nmtkit.translation.engines.compiled_kernels import kernels; "
-        "print(kernels.assembly('aarch64-unknown-linux-gnu', 'neoverse-n1', '+neon,+dotprod').count('sdot'))"
+        "from nmtkit.translation.engines import compiled_products as p; "
+        "print(p.kernels.assembly('aarch64-unknown-linux-gnu', 'neoverse-n1', '+neon,+dotprod').count('sdot'))"
     )
     environment = os.environ | {"NUMBA_CPU_NAME": "neoverse-n1", "NUMBA_CPU_FEATURES": "+neon,+dotprod"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
