@@ -34,7 +34,7 @@ INFINITY = np.inf
 
 
 class Sentences(NamedTuple):
-    """The source sentences of a search, and what the user asks of each."""
+    """The source sentences of a search, with the limits and the prefix of each output."""
 
     ids: Array  # tokens of all sentences
     starts: Array  # index of the first token of each sentence, then the number of tokens
