@@ -41,7 +41,7 @@ def loaded() -> None:
 
 @pytest.mark.slow
 def test_the_examples_keep_to_their_contracts() -> None:
-    (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "nmtkit.contracts" in block]
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "check_architecture" in block]
     namespace: dict[str, object] = {}
     exec(block, namespace)
     namespace["test_my_components"]()  # type: ignore[operator]

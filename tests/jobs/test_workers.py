@@ -152,10 +152,10 @@ def test_a_worker_without_an_answer_is_stopped_and_reported(
 
 def test_time_in_which_the_scheduler_does_not_wait_is_no_hang(remote: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmtkit.jobs.workers.CHECK_SECONDS", 0.05)
-    with remote(timeout=1.0) as workers:
+    with remote(timeout=5.0) as workers:
         workers.broadcast((Squares.remembered,))
         for _, _ in workers.imap(squares(range(4))):
-            time.sleep(0.5)
+            time.sleep(2)
 
 
 def test_messages_of_any_size_pass_while_both_ends_send(workers_of: Start) -> None:

@@ -258,7 +258,9 @@ class Original:
             start = " ".join(line.split()[:3])
             labels = self.tokenizer(text_target=start).input_ids if marian else self.encode(start, target, None)[0]
             pairs.append((self.encode(line, source, target)[0], torch.as_tensor(labels)))
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=5e-3)
+        # The sinusoidal positions of Marian are constants, but some versions of transformers would train them.
+        weights = [weight for name, weight in self.model.named_parameters() if not (marian and "positions" in name)]
+        optimizer = torch.optim.Adam(weights, lr=5e-3)
         for update in range(updates):
             batch = [pairs[(16 * update + row) % len(pairs)] for row in range(16)]
             sources, targets = zip(*batch, strict=True)
