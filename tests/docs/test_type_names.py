@@ -12,8 +12,6 @@ ROOT = Path(nmtkit.__file__).parent
 # Names that still have several meanings. Remove a name when its duplicates are gone; add none.
 EXCEPTIONS = {
     "Attention",
-    "Embedding",
-    "FeedForward",
     "Ids",
     "Link",
     "Mask",

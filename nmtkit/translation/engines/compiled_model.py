@@ -32,14 +32,14 @@ NO_FLOOR = np.float32(-np.inf)
 ROOT_OF_HALF = np.float32(0.7071067811865476)
 
 
-class Embedding(NamedTuple):
+class CompiledEmbedding(NamedTuple):
     tokens: Array  # V D
     positions: Array  # P D
     scale: Any
     zero_first: bool
 
 
-class Sizes(NamedTuple):
+class ModelSizes(NamedTuple):
     width: int
     inner: int  # 0: a decoder layer without a feed-forward network
     encoder_inner: int
@@ -57,12 +57,12 @@ class Options(NamedTuple):
     recurrent: bool  # SSRUs instead of self-attention in the decoder
 
 
-class Model(NamedTuple):
+class CompiledTransformer(NamedTuple):
     linears: Array  # int64: the columns of `compiled_kernels.linear`
     norms: Array  # int64: address of the gains, address of the biases, width; a width of 0 means that there is no norm
-    source: Embedding
-    target: Embedding
-    sizes: Sizes
+    source: CompiledEmbedding
+    target: CompiledEmbedding
+    sizes: ModelSizes
     options: Options
 
 
@@ -79,7 +79,7 @@ class Space(NamedTuple):
     weights: Array  # P: attention weights of a head
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """The rows of a step: the newest token of each open hypothesis."""
 
     tokens: Array  # T
@@ -100,7 +100,7 @@ class Caches(NamedTuple):
 
 
 @inner
-def space_for(model: Model, rows: int, positions: int) -> Space:
+def space_for(model: CompiledTransformer, rows: int, positions: int) -> Space:
     """Returns memory for a number of rows that attend to at most `positions` positions."""
     sizes, linears = model.sizes, model.linears
     widest, projected = 0, 64
@@ -131,7 +131,7 @@ def product(linears: Array, space: Space, x: Array, rows: int, index: int, y: Ar
 
 
 @inner
-def normalize(model: Model, x: Array, rows: int, index: int, y: Array) -> None:
+def normalize(model: CompiledTransformer, x: Array, rows: int, index: int, y: Array) -> None:
     """Writes norm `index` of the rows of x to y, unless the model lacks this norm. x and y may be the same array."""
     gains, biases, width = model.norms[index]
     if width:
@@ -143,7 +143,7 @@ def normalize(model: Model, x: Array, rows: int, index: int, y: Array) -> None:
 
 
 @inner
-def sublayer_input(model: Model, space: Space, rows: int, norm: int) -> Array:
+def sublayer_input(model: CompiledTransformer, space: Space, rows: int, norm: int) -> Array:
     """Returns the input of a sub-layer: x, or with pre-norm the normalised x."""
     if not model.options.pre_norm:
         return space.x
@@ -152,7 +152,7 @@ def sublayer_input(model: Model, space: Space, rows: int, norm: int) -> Array:
 
 
 @inner
-def add_output(model: Model, space: Space, y: Array, rows: int, index: int, norm: int) -> None:
+def add_output(model: CompiledTransformer, space: Space, y: Array, rows: int, index: int, norm: int) -> None:
     """Adds the last product of a sub-layer, whose input is y, to x. Then normalises x unless the model has pre-norm."""
     product(model.linears, space, y, rows, index, space.x, NO_FLOOR, 1)
     if not model.options.pre_norm:
@@ -160,7 +160,7 @@ def add_output(model: Model, space: Space, y: Array, rows: int, index: int, norm
 
 
 @inner
-def feed_forward(model: Model, space: Space, rows: int, inner_width: int, fc1: int, norm: int) -> None:
+def feed_forward(model: CompiledTransformer, space: Space, rows: int, inner_width: int, fc1: int, norm: int) -> None:
     """Applies a feed-forward network, whose linear layers are `fc1` and the next one, to x."""
     options = model.options
     h = sublayer_input(model, space, rows, norm)
@@ -188,7 +188,7 @@ def activate(x: Array, size: int, activation: int, gated: bool) -> None:
 
 
 @inner
-def embed(embedding: Embedding, token: int, position: int, x: Array) -> None:
+def embed(embedding: CompiledEmbedding, token: int, position: int, x: Array) -> None:
     """Writes the embedding of a token at a position to x."""
     scale = np.float32(0) if embedding.zero_first and position == 0 else embedding.scale
     for i in range(embedding.tokens.shape[1]):
@@ -196,7 +196,9 @@ def embed(embedding: Embedding, token: int, position: int, x: Array) -> None:
 
 
 @inner
-def encode(model: Model, space: Space, ids: Array, starts: Array, everything: Array, memory: Array, first: int) -> None:
+def encode(
+    model: CompiledTransformer, space: Space, ids: Array, starts: Array, everything: Array, memory: Array, first: int
+) -> None:
     """Writes keys and values of the memory of several sentences to `memory` [layers, T, 2D], from row `first` on.
 
     `ids` has the tokens of all sentences, and `starts` the index of the first token of each sentence, then the number
@@ -233,7 +235,7 @@ def encode(model: Model, space: Space, ids: Array, starts: Array, everything: Ar
 
 
 @inner
-def recur(model: Model, gates: Array, norms: int, before: Array, after: Array, y: Array) -> None:
+def recur(model: CompiledTransformer, gates: Array, norms: int, before: Array, after: Array, y: Array) -> None:
     """Computes an SSRU for a row: c = f c + (1 - f) v, with v and f from `gates` [2D]. Writes c to `after`.
 
     Writes relu(c) to y. First normalises v and f, if the model has norms for them.
@@ -250,7 +252,9 @@ def recur(model: Model, gates: Array, norms: int, before: Array, after: Array, y
 
 
 @inner
-def step(model: Model, space: Space, rows: Rows, count: int, caches: Caches, everything: Array) -> None:
+def step(
+    model: CompiledTransformer, space: Space, rows: StepRows, count: int, caches: Caches, everything: Array
+) -> None:
     """Computes the features of the newest tokens of `count` rows. Writes them to `space.x`."""
     sizes = model.sizes
     width, heads = sizes.width, sizes.heads

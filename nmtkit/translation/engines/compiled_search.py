@@ -16,8 +16,8 @@ from nmtkit.translation.engines.compiled_model import (
     NO_FLOOR,
     Array,
     Caches,
-    Model,
-    Rows,
+    CompiledTransformer,
+    StepRows,
     encode,
     product,
     space_for,
@@ -33,7 +33,7 @@ STEPS = 32  # positions for which memory is reserved at first
 INFINITY = np.inf
 
 
-class Sentences(NamedTuple):
+class SourceSentences(NamedTuple):
     """The source sentences of a search, with the limits and the prefix of each output."""
 
     ids: Array  # tokens of all sentences
@@ -72,7 +72,7 @@ def penalty(length: int, lenpen: float) -> Any:
 
 
 @inner
-def encode_all(model: Model, sentences: Sentences, everything: Array) -> Array:
+def encode_all(model: CompiledTransformer, sentences: SourceSentences, everything: Array) -> Array:
     """Returns keys and values of the memories of all sentences, in groups of about ENCODED tokens."""
     sizes, starts = model.sizes, sentences.starts
     total = starts[-1]
@@ -168,7 +168,7 @@ def finish(
 
 
 @compiled
-def search(model: Model, output: Output, sentences: Sentences, settings: Settings) -> Results:
+def search(model: CompiledTransformer, output: Output, sentences: SourceSentences, settings: Settings) -> Results:
     """Returns the best hypotheses of each sentence."""
     sizes, starts, beam = model.sizes, sentences.starts, settings.beam
     number = len(starts) - 1
@@ -204,7 +204,7 @@ def search(model: Model, output: Output, sentences: Sentences, settings: Setting
     logits = np.empty((LOGITS, (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS), np.float32)
     maxima = np.empty(logits.shape[1] // OUTPUTS, np.float32)
 
-    rows = Rows(
+    rows = StepRows(
         np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64),
         np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64), np.zeros(hypotheses, np.int64),
     )  # fmt: skip
@@ -348,7 +348,7 @@ def forbid_repeats(logits: Array, places: Array, tokens: Array, length: int, siz
 
 
 @inner
-def cache_for(model: Model, hypotheses: int, capacity: int) -> tuple[Array, Array, Array]:
+def cache_for(model: CompiledTransformer, hypotheses: int, capacity: int) -> tuple[Array, Array, Array]:
     """Returns memory for keys and values, for the places of the tokens of hypotheses, and for these tokens."""
     sizes = model.sizes
     size = 0 if model.options.recurrent else hypotheses * capacity

@@ -6,7 +6,7 @@ import numpy as np
 
 from nmtkit.translation.engines.compiled_code import inner
 from nmtkit.translation.engines.compiled_kernels import OUTPUTS
-from nmtkit.translation.engines.compiled_model import Array, Model
+from nmtkit.translation.engines.compiled_model import Array, CompiledTransformer
 from nmtkit.translation.engines.compiled_products import (
     BIASES,
     COLUMNS,
@@ -44,7 +44,7 @@ class Shortlists(NamedTuple):
 
 
 @inner
-def memory_of_shortlists(model: Model, output: Output, slots: int, vocabulary: int) -> Shortlists:
+def memory_of_shortlists(model: CompiledTransformer, output: Output, slots: int, vocabulary: int) -> Shortlists:
     """Returns memory for shortlists of at most `vocabulary` pieces."""
     groups, size = output.weight.shape[1], (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS
     lists = Shortlists(

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +14,13 @@ from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.engines import compiled_model as compiled
 from nmtkit.translation.engines import compiled_products as products
 from nmtkit.translation.engines import compiled_shortlists as shortlists
+from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_vectors import LANES
 
 ACTIVATIONS = {"relu": compiled.RELU, "gelu": compiled.GELU, "swish": compiled.SWISH}
-Array = npt.NDArray[Any]
 
 
-class Tables:
+class WeightTables:
     """Tables of the addresses of weights. `arrays` keeps the arrays in memory."""
 
     def __init__(self, precision: Precision) -> None:
@@ -72,9 +71,9 @@ class Tables:
         self.linear(*(None, None) if module is None else (module.weight, module.bias))
 
 
-def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Model, Tables]:
+def model_of(model: Transformer, precision: Precision) -> tuple[compiled.CompiledTransformer, WeightTables]:
     """Returns the compiled form of a model, and the tables, which must live as long as the compiled form."""
-    tables, config = Tables(precision), model.config
+    tables, config = WeightTables(precision), model.config
     recurrent = config.decoder_self_attention == "ssru"
     for layer in model.encoder:
         tables.module(layer.self_attention.qkv_proj)
@@ -107,7 +106,7 @@ def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Model, 
         tables.norm(other)
     output = model.output_projection
     tables.linear(output.weight, output.bias, missing=-np.inf)
-    sizes = compiled.Sizes(
+    sizes = compiled.ModelSizes(
         width=config.d_model,
         inner=config.d_ff if config.decoder_ffn == "all" else 0,
         encoder_inner=config.d_ff,
@@ -125,7 +124,7 @@ def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Model, 
     )
     source, target = embedding(model.source_embedding), embedding(model.target_embedding)
     linears, norms_table = np.array(tables.linears, np.int64), np.array(tables.norms, np.int64)
-    return compiled.Model(linears, norms_table, source, target, sizes, options), tables
+    return compiled.CompiledTransformer(linears, norms_table, source, target, sizes, options), tables
 
 
 def group_type(precision: Precision) -> Any:
@@ -151,8 +150,8 @@ def output_of(model: Transformer, precision: Precision) -> shortlists.Output:
     return shortlists.Output(whole.view(group_type(precision)), array(scale), corrections, bias)
 
 
-def embedding(part: Embedding) -> compiled.Embedding:
-    return compiled.Embedding(
+def embedding(part: Embedding) -> compiled.CompiledEmbedding:
+    return compiled.CompiledEmbedding(
         tokens=array(part.tokens.weight.detach().float()),
         positions=array(part.table(1)),
         scale=np.float32(part.scale),

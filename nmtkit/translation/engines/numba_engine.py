@@ -119,7 +119,7 @@ class NumbaEngine(Engine):
         columns = self.columns(sources, prefixes) if options.shortlist else []
         if columns:
             prefixes = [np.searchsorted(ids, prefix) for ids, prefix in zip(columns, prefixes, strict=True)]
-        sentences = compiled_search.Sentences(
+        sentences = compiled_search.SourceSentences(
             *joined(sources), np.array(lengths), *joined(prefixes),
             np.array([segment.constraints.language_tokens for segment in batch]), *joined(columns),
         )  # fmt: skip
