@@ -20,6 +20,7 @@ TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
 MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
+_LONG_REFERENCE = re.compile(r"&#(?=[0-9]{8})0*+([0-9]*+)")
 # Score of a target word for an element. The word is linked to a source word inside the element, to a source word
 # outside the element, or to no source word.
 _INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25
@@ -34,6 +35,18 @@ class Tag(NamedTuple):
     start: int
     end: int
     name: str = ""
+
+
+def unescape_entities(text: str) -> str:
+    """Replaces entities and character references by characters, as a browser does.
+
+    A number that is not a character becomes U+FFFD. `html.unescape` raises ValueError for a number of 4,301 digits.
+    """
+    return html.unescape(_LONG_REFERENCE.sub(_short_reference, text))
+
+
+def _short_reference(match: re.Match[str]) -> str:
+    return f"&#{match[1] or 0}" if len(match[1]) < 8 else "&#99999999"
 
 
 def tags(line: str) -> Iterator[Tag]:
@@ -143,7 +156,7 @@ def marked(line: str) -> Marked:
     open_elements = [root]
     positions = []
     for index, tag in enumerate(line_tags):
-        text = html.unescape(line[cursor : tag.start])
+        text = unescape_entities(line[cursor : tag.start])
         parts.append(text)
         length += len(text)
         cursor = tag.end
@@ -157,7 +170,7 @@ def marked(line: str) -> Marked:
         open_elements[-1].children.append(element)
         if index in pairs:
             open_elements.append(element)
-    return Marked(line, "".join([*parts, html.unescape(line[cursor:])]), root.children, positions)
+    return Marked(line, "".join([*parts, unescape_entities(line[cursor:])]), root.children, positions)
 
 
 def _before_word(source: str, source_position: int, target: str, position: int) -> int:

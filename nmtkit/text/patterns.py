@@ -148,7 +148,9 @@ def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
 
 def _touch(text: str, index: int) -> bool:
     """Returns whether the characters before and at `index` belong to the same word or identifier."""
-    pair = text[index - 1 : index + 1] if index else ""
+    if not 0 < index < len(text):
+        return False
+    pair = text[index - 1 : index + 1]
     return is_joined(text, index) or ("_" in pair and all(char == "_" or is_letter(char) for char in pair))
 
 

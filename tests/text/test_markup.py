@@ -145,3 +145,10 @@ def test_the_work_grows_linearly_with_the_line(unit):
 def test_a_stray_end_tag_and_an_unclosed_one_are_kept():
     line = marked("a </b> dog <i> runs")
     assert sorted(TAG.findall(line.restore("ein Hund rennt", []))) == ["</b>", "<i>"]
+
+
+def test_a_character_reference_of_any_length_is_read_as_by_a_browser():
+    """A number of 5,000 digits raised ValueError, which names a setting of Python."""
+    for digits, character in {"9" * 5000: "\ufffd", "0" * 5000 + "65": "A", "0" * 9: "\ufffd", "00000065": "A"}.items():
+        assert marked(f"A <b>dog</b> &#{digits}; &amp;").text == f"A dog {character} &"
+    assert marked("&#x" + "f" * 5000 + ";&#55296;&#1114112").text == "\ufffd" * 3

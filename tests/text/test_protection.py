@@ -287,3 +287,60 @@ def test_the_work_for_a_line_grows_linearly_with_its_length(unit):
         return operations(lambda: protect(text, spans, lambda span: False).restore("ein Wort " * (length // 9), []))
 
     assert work(8_000) < 6 * work(2_000) + 10_000
+
+
+MATCHES = [
+    "http://a.b/c", "www.a.b", "joe@a.de", "a.org/b", "10.0.0.1", "@joe", "{name}", "{{ a }}", "%%", "%(a)s", "%s", "%d",
+    "%APPDATA%", "%1", "%n", "$HOME", "[X1X]", "5 km", "€5", "{n, plural, one {# a} other {# b}}", "日本", "🏽", "a\u0301",
+]  # fmt: skip
+ENDS = [
+    "",
+    "_",
+    "__",
+    "_ ",
+    "x",
+    "x_",
+    "é",
+    "\u0301",
+    "\u200d",
+    "🏽",
+    "'",
+    "-",
+    "%",
+    "$",
+    "{",
+    "[",
+    "日",
+    "\0",
+    "\n",
+    ".",
+]
+
+
+def test_every_pattern_has_an_example():
+    for pattern in PATTERNS:
+        assert any(re.search(pattern, match) for match in MATCHES), pattern
+
+
+@pytest.mark.parametrize("match", MATCHES)
+@pytest.mark.parametrize("known", [True, False], ids=["known", "cut out"])
+def test_no_start_or_end_of_a_line_raises_or_loses_a_span(match, known):
+    """A text that ended with a span and an underscore ended in an IndexError."""
+    for start in ENDS:
+        for end in ENDS:
+            for source in (f"{start}{match}{end}", f"A dog {start}{match}{end}", f"{start}{match}{end} runs {match}_"):
+                expected = strings(source)
+                for target in ("", "_", "Ein Hund", source, f"{match}{end}", f"Ein {match}_"):
+                    result = restored(source, target, known=known)
+                    for string in expected:
+                        # a number may be written in another form
+                        assert string in result or re.search("[0-9]", string), (source, target, result)
+
+
+LETTERS = st.lists(st.sampled_from([*MATCHES, *ENDS, " ", "Hund"]), max_size=8).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(LETTERS, LETTERS, st.booleans())
+def test_no_text_raises(source, target, known):
+    assert isinstance(restored(source, target, known=known), str)

@@ -22,6 +22,7 @@ from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, sp
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, line_of, line_spans, newline_of
 from nmtkit.text.documents.lines import continues, words_of, wrapped
 from nmtkit.text.documents.plural_forms import Plurals, plural_rule
+from nmtkit.text.markup import unescape_entities
 
 WIDTH = 80  # maximum width of a line of the file, the same as in the programs of gettext
 
@@ -163,7 +164,7 @@ class MessagePart:
 
 def parts_of(text: str) -> Iterator[MessagePart]:
     """Yields the parts of a text that are translated."""
-    read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
+    read, write = (unescape_entities, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
     lines = text.split("\n")
     first = 0
     while first < len(lines):

@@ -168,7 +168,7 @@ class Inline:
                     gap += piece.role == "closing" and gap == len(parts)
                     parts.append(piece)
             elif part:
-                text = _WHITE_SPACE.sub(" ", html.unescape(part))
+                text = _WHITE_SPACE.sub(" ", markup.unescape_entities(part))
                 if wants_space and _may_follow_space(text[0]):
                     parts.insert(gap, Piece("text", " "))
                 wants_space = False

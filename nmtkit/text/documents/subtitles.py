@@ -26,6 +26,7 @@ from nmtkit.text.documents.interface import (
     without_white_space,
 )
 from nmtkit.text.documents.lines import Word, continues, divided, ends_sentence, words_of, wrapped
+from nmtkit.text.markup import unescape_entities
 
 WIDTH = 42  # maximum columns of a line, from common guides for subtitles; wider lines in the source raise this limit
 MAX_CUES = 6  # maximum number of cues that are translated as one sentence
@@ -251,7 +252,7 @@ class WebVTT(Subtitles):
         return super().text_lines(lines[:end])
 
     def read_text(self, raw: str) -> str:
-        return html.unescape(raw)
+        return unescape_entities(raw)
 
     def write_text(self, text: str) -> str:
         return html.escape(text, quote=False).replace("\u00a0", "&nbsp;")

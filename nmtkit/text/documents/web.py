@@ -18,7 +18,7 @@ from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
-from nmtkit.text.markup import TAG, VOID, names
+from nmtkit.text.markup import TAG, VOID, names, unescape_entities
 
 INLINE = names(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
@@ -106,7 +106,7 @@ def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
         if group is not None:
             quotes = int(group < 4)
             span = match.start(group) - quotes, match.end(group) + quotes
-            by_name.setdefault(match[1].lower(), (*span, html.unescape(match[group])))
+            by_name.setdefault(match[1].lower(), (*span, unescape_entities(match[group])))
         else:
             by_name.setdefault(match[1].lower(), (match.end(), match.end(), ""))
     return by_name
@@ -163,7 +163,7 @@ class _PageReader:
         if not self.translates:
             self.flush()
         else:
-            text = html.unescape(self.text[token.start : token.end]) if role == "text" else ""
+            text = unescape_entities(self.text[token.start : token.end]) if role == "text" else ""
             spaced = token.name in ("br", "img")
             self.run.append(Piece(role, text, "", token.name, spaced, token.start, token.end))
 

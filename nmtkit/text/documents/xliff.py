@@ -16,13 +16,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape, unescape
+from html import escape
 from typing import Any, Literal
 from xml.parsers import expat
 
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
+from nmtkit.text.markup import unescape_entities
 
 MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
@@ -317,7 +318,7 @@ class Xliff(Document):
         for role, first, last, name in split:
             part, span = text[first:last], (start, end) if section else (offsets[first], offsets[last])
             if role == "text":
-                yield Piece("text", unescape(part) if markup else part, start=span[0], end=span[1])
+                yield Piece("text", unescape_entities(part) if markup else part, start=span[0], end=span[1])
             else:
                 raw = written(part) if section else self.text[slice(*span)]
                 yield Piece(role, "", raw, f"<{name}", role == "alone", *span)

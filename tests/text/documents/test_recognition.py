@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from nmtkit.text.documents import FORMATS, check_text, notice, read_document
+from nmtkit.text.documents import FORMATS, ReadOptions, check_text, format_of, notice, read_document
 
 
 def archive(*names):
@@ -90,3 +90,22 @@ def test_text_is_not_refused(data):
 def test_a_file_that_looks_like_another_format_gets_a_notice(name, data, expected):
     found = notice(data, name)
     assert found is None if expected is None else found.startswith(f"{name} looks like {expected}")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("a.html", "<p title='{0}'>Dog {0}</p>"),
+        ("a.vtt", "WEBVTT\n\n00:01.000 --> 00:02.000\nDog {0}\n"),
+        ("a.po", 'msgid "<b>Dog</b> {0}"\nmsgstr ""\n'),
+        (
+            "a.xlf",
+            '<xliff version="1.2"><file source-language="en" target-language="de" datatype="html" original="x"><body>'
+            '<trans-unit id="1"><source>Dog &lt;b&gt;x&lt;/b&gt; &amp;{1}</source></trans-unit></body></file></xliff>',
+        ),
+    ],
+)
+def test_a_character_reference_of_any_length_is_one_character(name, file):
+    digits = f"#{'9' * 5000};"
+    document = read_document(file.format(f"&{digits}", digits).encode(), format_of(name), name, ReadOptions("de"))
+    assert any("\ufffd" in segment for segment in document.segments)
