@@ -18,8 +18,7 @@ from nmtkit.cli.generate_config import (
     document_format,
     facts_of,
 )
-from nmtkit.cli.generate_input import check_lines, open_document, warn_of_several_sentences
-from nmtkit.cli.generate_run import generate
+from nmtkit.cli.generate_run import check_lines, generate, open_document, warn_of_several_sentences
 from nmtkit.config import COMMAND_LINE, check_no_collisions, derive, split_settings
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs.shard_options import ShardOptions

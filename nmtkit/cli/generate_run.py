@@ -1,24 +1,25 @@
-"""Runs a job of `nmtkit generate`: in shards, or in this process and its workers."""
+"""Runs a job of `nmtkit generate`: opens the input, translates in shards or in this process, and writes the output."""
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from nmtkit.cli import imports
-from nmtkit.cli.command import standard_input
-from nmtkit.cli.generate_config import GenerateJob
-from nmtkit.cli.generate_input import (
-    MANY_LINES,
-    languages_of_input,
-    noticing_sentences,
-    open_dataset,
-    warn_of_several_sentences,
-)
-from nmtkit.cli.generate_output import counted, write_output
+from nmtkit.cli.command import standard_input, stderr
+from nmtkit.cli.generate_config import GenerateConfig, GenerateJob
+from nmtkit.config.files import atomic_write
+from nmtkit.data.corpora.corpus import format_of as corpus_format
+from nmtkit.text.documents import Document, ReadOptions, check_text, notice, read_document
+from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
+from nmtkit.text.sentences import has_several
+from nmtkit.translation.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Dataset
@@ -26,6 +27,109 @@ if TYPE_CHECKING:
     from nmtkit.translation.pipeline import Pipeline
     from nmtkit.translation.search.types import BatchDecoder, Request, Translation
     from nmtkit.translation.translator import Translator
+
+logger = logging.getLogger("nmtkit")
+
+# A larger share of lines with several sentences causes a warning. Test sets of WMT have a smaller share.
+MANY_LINES = 0.2
+
+
+# --- input ------------------------------------------------------------------------------------------------------------
+
+
+def open_document(
+    format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
+) -> Document:
+    """Reads the document. Prints its format unless --input-format gives the format. Raises OSError or ValueError."""
+    name = str(files[0]) if files else "standard input"
+    if config.input_format is None and not click.get_current_context().meta.get("quiet"):
+        message = f"{name} is read as {format}; to translate its lines, add --input-format text"
+        stderr.print(message, style="dim", markup=False, soft_wrap=True)
+    data = files[0].read_bytes() if files else standard_input().read()
+    if language is None:
+        with imports():
+            from nmtkit.models.building import languages_of
+        languages = languages_of(checkpoint)
+        language = None if languages is None else languages[1]
+    return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
+
+
+def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | None, str | None]:
+    """Returns the languages of a corpus to translate: from the flags, otherwise from the checkpoint."""
+    from nmtkit.models.building import languages_of
+
+    source, target = languages_of(checkpoint) or (None, None)
+    return search.source_lang or source, search.target_lang or target
+
+
+def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
+    """Raises ValueError for a file that is not text, and if --columns does nothing.
+
+    Without --input-format, warns of files that look like documents.
+    """
+    format = config.input_format
+    for path in files:
+        if config.both_columns is not None and corpus_format(path) is None:
+            raise ValueError(f"--columns does nothing for {path}, which is not .tsv, .jsonl or .parquet")
+        if not path.is_file():  # a pipe cannot be read twice
+            continue
+        if format is None and corpus_format(path) is not None:  # a corpus is not plain text
+            continue
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        if path.suffix.lower() not in COMPRESSIONS:
+            check_text(head, str(path))
+        if format is None and (message := notice(head, str(path))) is not None:
+            logger.warning("%s", message)
+
+
+def warn_of_several_sentences(count: int, total: int, unit: str) -> None:
+    """Warns if `count` of the lines or segments look like several sentences."""
+    if count:
+        logger.warning(
+            "%s of %s %s look like several sentences. A model that was trained on single sentences may omit sentences; "
+            "add --split-sentences with the language of the source, such as en", f"{count:,}", f"{total:,}", unit,
+        )  # fmt: skip
+
+
+def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "Dataset":
+    """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the checkpoint."""
+    from nmtkit.data.dataset.binarized import Dataset
+
+    dataset = Dataset.open(folder)
+    if dataset.tokenizer.fingerprint != translator.tokenizer.fingerprint:
+        raise ValueError(
+            f"{folder} and {checkpoint} have different tokenizers; give the dataset of the training, or raw text with "
+            "--input"
+        )
+    return dataset
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def write_output(job: GenerateJob, translations: Iterator["Translation"], stack: ExitStack) -> None:
+    """Writes the translations and the reports of a job. `stack` closes the files."""
+    from nmtkit.translation.lines import GlossaryReport, QualityReport, output_line
+
+    config, report = job.config, None
+    out = stack.enter_context(atomic_write(config.output) if config.output else nullcontext(sys.stdout.buffer))
+    if job.text.glossary is not None:
+        report = stack.enter_context(GlossaryReport(config.glossary_report))
+        translations = report.observe(translations)
+    if config.quality_report is not None:
+        translations = stack.enter_context(QualityReport(config.quality_report)).observe(translations)
+    if job.document is not None:
+        out.write(job.document.encoded(job.document.render([translation.text for translation in translations])))
+    else:
+        for translation in translations:
+            out.write(output_line(translation, config.format, job.search.score_reference) + b"\n")
+            out.flush()
+    if report is not None:
+        stderr.print(report.totals, markup=False, highlight=False)
+
+
+# --- translation ------------------------------------------------------------------------------------------------------
 
 
 def generate(job: GenerateJob) -> None:
@@ -118,7 +222,7 @@ class Generation:
     def translations(self) -> Iterator["Translation"] | None:
         """Returns the translations in order. Ranks other than 0 translate for rank 0, and then return None."""
         if self.config.pivot is not None:
-            return counted(self.through_pivot(self.config.pivot))
+            return self.counted(self.through_pivot(self.config.pivot))
         if self.dataset is not None and self.dataset.directions:
             return self.of_directions(self.dataset)
         if self.prompts:
@@ -127,7 +231,22 @@ class Generation:
         if not self.decodes(pipeline):
             return None
         requests = self.requests(self.job.paths[0])
-        return counted(self.translator.run(requests, pipeline, self.decoder, self.processes))
+        return self.counted(self.translator.run(requests, pipeline, self.decoder, self.processes))
+
+    def counted(self, translations: Iterable["Translation"]) -> Iterator["Translation"]:
+        """Yields translations, and shows their count in a terminal. Warns if many lines look like several sentences."""
+        several = count = 0
+        plain = self.dataset is None and self.job.document is None and self.text.split_sentences is None
+        with ExitStack() as stack:
+            show = stderr.is_terminal and not sys.stdout.isatty()
+            status = stack.enter_context(stderr.status("Translating")) if show else None
+            for count, translation in enumerate(translations, 1):
+                yield translation
+                several += plain and has_several(translation.source)
+                if status is not None and count % 100 == 0:
+                    status.update(f"{count:,} lines translated")
+        if not self.search.score_reference and several >= MANY_LINES * count:
+            warn_of_several_sentences(several, count, "lines")
 
     def through_pivot(self, pivot: str) -> Iterator["Translation"]:
         """Translates through the language `pivot`. Raises ValueError for many directions and for several ranks."""
@@ -156,7 +275,7 @@ class Generation:
         if not self.decodes(pipeline):
             return None
         requests = self.with_line_files(many.requests(self.search.score_reference))
-        return counted(many.run(requests, self.decoder, self.processes))
+        return self.counted(many.run(requests, self.decoder, self.processes))
 
     @property
     def prompts(self) -> bool:
@@ -176,24 +295,22 @@ class Generation:
 
     def requests(self, checkpoint: Path) -> Iterator[list["Request"]]:
         """Returns the text in windows. The source language of `checkpoint` chooses the column of a corpus."""
-        from nmtkit.translation import inputs
+        from nmtkit.translation import lines
 
         job, config, scored = self.job, self.config, self.search.score_reference
         requests: Iterable[list[Request]]
         if self.dataset is not None:
-            requests = inputs.dataset_requests(self.dataset[config.gen_subset], self.window, scored)
+            requests = lines.dataset_requests(self.dataset[config.gen_subset], self.window, scored)
         elif job.document is not None:
-            requests = inputs.segment_requests(job.document.segments, self.window)
+            requests = lines.segment_requests(job.document.segments, self.window)
         else:
             stream = None if job.files else standard_input()
             languages = None if config.input_format else languages_of_input(self.search, checkpoint)
-            requests = inputs.text_requests(job.files, stream, self.window, languages, config.both_columns)
-            if self.text.split_sentences is None and not scored:
-                requests = noticing_sentences(requests)
+            requests = lines.text_requests(job.files, stream, self.window, languages, config.both_columns)
         return self.with_line_files(requests)
 
     def with_line_files(self, requests: Iterable[list["Request"]]) -> Iterator[list["Request"]]:
-        from nmtkit.translation.inputs import with_fields
+        from nmtkit.translation.lines import with_fields
 
         return with_fields(requests, self.config.line_files)
 

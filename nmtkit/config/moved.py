@@ -70,7 +70,11 @@ MOVED = {
        ("compiled_model", "compiled_search", "continuous_batching", "ctranslate2", "graph_search", "numba_engine")},
     "search.candidates": "translation.search.scorer",
     **{f"search.{name}": "translation.search.beam_search" for name in ("greedy_search", "sampling")},
+    **{f"search.{name}": "translation.search.logits_processors.second_model" for name in
+       ("contrastive", "lm_fusion", "second_model")},
     "search.segments": "translation.search.types",
+    **{f"translation.{name}": "translation.lines" for name in ("inputs", "line_reports", "output_lines")},
+    **{f"translation.{name}": "translation.pipeline" for name in ("model_input", "terms")},
     "translation.requests": "translation.search.types",
     "testing": "contracts",
     "training.adafactor": "training.optimizers.adafactor",

@@ -35,7 +35,7 @@ from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, lo
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Hypothesis, Request, SegmentBatch
-from nmtkit.translation.steps import TextSegment
+from nmtkit.translation.steps import SegmentNode
 from nmtkit.translation.translator import Translator
 
 Inbox = queue.SimpleQueue[tuple[int, LineBatch] | None]  # numbers and batches; None at the end
@@ -266,7 +266,7 @@ class _UnderWay:
     """A batch of lines whose segments are in the search, and the text pipeline of its language pair."""
 
     number: int
-    segments: list[TextSegment]
+    segments: list[SegmentNode]
     pipeline: Pipeline
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
-from nmtkit.translation.inputs import dataset_requests
+from nmtkit.translation.lines import dataset_requests
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, Request, Translation

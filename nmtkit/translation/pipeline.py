@@ -1,29 +1,42 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from functools import lru_cache
 from typing import Literal
 
 from nmtkit.config import changed_flags, check_flags
-from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.text import glossary
-from nmtkit.translation.model_input import LengthLimit, ModelInput, constraints_of, encode
+from nmtkit.text.alignment import Link, piece_spans, word_links
+from nmtkit.text.glossary import forms, without
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, RequiredPhrase
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.types import Hypothesis, Request, Translation
+from nmtkit.translation.search.types import Hypothesis, Request, Segment, Translation
 from nmtkit.translation.steps import (
     Casing,
     GlossaryTerms,
     InvisibleCharacters,
+    LengthLimit,
     Markup,
     Normalization,
     Protection,
     QualityEstimation,
+    SegmentNode,
     Sentences,
     Step,
     TextSegment,
 )
+
+WHITE_SPACE = "\t\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+# Contexts before a term: the start of a line, an opening bracket, and a space. Tokenizers may spell a term differently
+# in each context.
+CONTEXTS = ("", "(", "( ")
 
 
 class Pipeline:
@@ -77,87 +90,88 @@ class Pipeline:
 
     # --- before the model ---------------------------------------------------------------------------------------------
 
-    def segments(self, requests: Sequence[Request], first_id: int = 0) -> list[TextSegment]:
-        """Returns a segment for each request. The leaves of these segments are the input of the model.
+    def segments(self, requests: Sequence[Request], first_id: int = 0) -> list[SegmentNode]:
+        """Returns the tree of segments of each request. Its leaves are the input of the model.
 
         Raises ValueError, with the number of the line, for constraints that cannot be met.
         """
         lines = []
-        encoded: list[TextSegment] = []  # segments that the tokenizer encodes
+        encoded: list[SegmentNode] = []  # nodes whose segments the tokenizer encodes
         for id, request in enumerate(requests, first_id):
-            segment = TextSegment(id, request.source)
             try:
-                self.constrain(segment, request)
+                lines.append(SegmentNode(self.first_segment(id, request)))
             except ValueError as error:
                 raise ValueError(f"line {id + 1}: {error}") from error
-            lines.append(segment)
-            encoded += self.applied(self.text_steps, [segment])
+            encoded += self.applied(self.text_steps, lines[-1:])
         encode(encoded, self.tokenizer)
-        for segment in encoded:
+        for node in encoded:
             try:
-                self.applied(self.steps[len(self.text_steps) :], [segment])
+                self.applied(self.steps[len(self.text_steps) :], [node])
             except ValueError as error:
-                raise ValueError(f"line {segment.id + 1}: {error}") from error
+                raise ValueError(f"line {node.segment.id + 1}: {error}") from error
         if self.search.sampling:
-            for segment in lines:
-                for index, leaf in enumerate(segment.leaves()):
-                    leaf.model_input = replace(leaf.input, seed=segment.id + (index << 40))
+            for line in lines:
+                for index, leaf in enumerate(line.leaves()):
+                    leaf.model_input = replace(leaf.input, seed=line.segment.id + (index << 40))
         return lines
 
-    def source_pieces(self, segment: TextSegment) -> list[str]:
+    def source_pieces(self, line: SegmentNode) -> list[str]:
         """Returns the pieces of a line that the model reads. Hard alignments refer to these pieces by index."""
-        return [piece for leaf in segment.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
+        return [piece for leaf in line.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
 
-    def constrain(self, segment: TextSegment, request: Request) -> None:
-        """Gives a segment the constraints and ids of its request. Raises ValueError for impossible constraints."""
+    def first_segment(self, id: int, request: Request) -> TextSegment:
+        """Returns the segment of a whole line, with its constraints. Raises ValueError for impossible constraints."""
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
             raise ValueError(
                 "split_sentences cannot be combined with a prefix, or with required or avoided phrases: constraints "
                 "apply to whole lines, but each sentence is translated alone"
             )
+        ids, constraints, reference = None, NO_CONSTRAINTS, None
         if self.search.score_reference:
             if request.reference is None:
                 raise ValueError("with --score-reference, every line needs a reference")
-            segment.reference = self.tokenizer.encode_target([request.reference]).ids[:-1].tolist()
+            reference = self.tokenizer.encode_target([request.reference]).ids[:-1].tolist()
         elif request.prefix or request.required or request.avoided:
-            segment.constraints = constraints_of(request, self.tokenizer)
+            constraints = constraints_of(request, self.tokenizer)
         if request.ids is not None and not self.text.active:
             languages = self.tokenizer.languages.values()
-            segment.ids = request.ids[1:-1] if request.ids[0] in languages else request.ids[:-1]
+            ids = request.ids[1:-1] if request.ids[0] in languages else request.ids[:-1]
+        return TextSegment(id, request.source, ids, constraints, reference)
 
-    def applied(self, steps: Sequence[Step], segments: list[TextSegment]) -> list[TextSegment]:
-        """Applies all steps in order, and returns the segments that the last step makes."""
+    def applied(self, steps: Sequence[Step], nodes: list[SegmentNode]) -> list[SegmentNode]:
+        """Applies all steps in order, and returns the nodes that the last step makes."""
         for step in steps:
-            for segment in segments:
-                segment.parts = step.before(segment)
-            segments = [part for segment in segments for part in segment.parts]
-        return segments
+            for node in nodes:
+                node.parts = list(map(SegmentNode, step.before(node)))
+            nodes = [part for node in nodes for part in node.parts]
+        return nodes
 
     # --- after the model ----------------------------------------------------------------------------------------------
 
-    def translation(self, segment: TextSegment) -> Translation:
+    def translation(self, line: SegmentNode) -> Translation:
         """Returns the translation of a line. The search must have finished all leaves of the line."""
-        hypotheses = self.hypotheses(segment, 0)
+        hypotheses = self.hypotheses(line, 0)
         if self.links:
             hypotheses = [
                 replace(each, alignment=[[*astuple(link)] for link in each.links], links=[]) for each in hypotheses
             ]
-        return Translation(segment.id, segment.text, hypotheses)
+        return Translation(line.segment.id, line.segment.text, hypotheses)
 
-    def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
-        """Returns the translations of a segment. The segment is a result of the first `depth` steps.
+    def hypotheses(self, node: SegmentNode, depth: int) -> list[Hypothesis]:
+        """Returns the translations of the segment of `node`, which is a result of the first `depth` steps.
 
         Translation i joins hypothesis i of each part, or the last hypothesis of a part with fewer hypotheses.
         """
-        if segment.model_input is not None:
-            assert segment.hypotheses is not None
-            return segment.hypotheses
-        if not segment.parts:  # the segment has nothing to translate
-            return [Hypothesis([], 0.0, 0.0, token_log_probabilities=[] if self.search.quality else None)]
-        columns = [self.hypotheses(part, depth + 1) for part in segment.parts]
         step = self.steps[depth]
+        if node.model_input is not None:
+            assert node.hypotheses is not None
+            columns = [node.hypotheses]
+        elif not node.parts:  # the segment has nothing to translate
+            return [Hypothesis([], 0.0, 0.0, token_log_probabilities=[] if self.search.quality else None)]
+        else:
+            columns = [self.hypotheses(part, depth + 1) for part in node.parts]
         hypotheses = [
-            step.after(segment, [column[min(rank, len(column) - 1)] for column in columns])
+            step.after(node, [column[min(rank, len(column) - 1)] for column in columns])
             for rank in range(max(map(len, columns)))
         ]
         if self.search.mbr is not None and depth == len(self.text_steps):
@@ -195,3 +209,177 @@ def utilities(texts: Sequence[str], metric: Literal["chrf", "bleu"]) -> list[flo
         for text in counts
     }
     return [total[text] / max(1, len(texts) - 1) for text in texts]
+
+
+# --- text to ids, and ids to text ------------------------------------------------------------------------------------
+
+
+def encode(nodes: Sequence[SegmentNode], tokenizer: Tokenizer) -> None:
+    """Sets the ids of all segments with one call of the tokenizer. Segments from a dataset keep their ids.
+
+    White space that the vocabulary does not contain, such as tabs or no-break spaces, is replaced by spaces.
+    """
+    new = [node for node in nodes if node.segment.ids is None]
+    unknown = unknown_white_space(tokenizer)
+    texts = [unknown.sub(" ", node.segment.text) for node in new]
+    for node, text, ids in zip(new, texts, tokenizer.encode_source(texts).split(), strict=True):
+        node.segment = replace(node.segment, text=text, ids=ids[:-1].tolist())
+
+
+@lru_cache(maxsize=8)
+def unknown_white_space(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Returns a pattern for the white space, except spaces, that the vocabulary of a tokenizer does not contain."""
+    unknown = [char for char in WHITE_SPACE if not tokenizer.knows(char)]
+    return re.compile(f"[{''.join(unknown)}]" if unknown else r"(?!)")
+
+
+def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
+    """Returns the constraints of a request, with texts encoded as ids."""
+
+    def target_ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode_target([text]).ids[:-1].tolist())
+
+    return Constraints(
+        prefix=target_ids(request.prefix) if request.prefix else (),
+        required=tuple(RequiredPhrase((target_ids(phrase),)) for phrase in request.required),
+        avoided=tuple(map(target_ids, request.avoided)),
+    )
+
+
+class ModelInput(Step):
+    """Makes the input of the model: adds language tokens, a tag and constraints to the ids. Decodes the hypotheses.
+
+    Raises ValueError for languages and tags that the model does not have.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: SearchOptions, source_tag: str | None) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        languages, self.target_language = tokenizer.language_ids(options.source_lang, options.target_lang)
+        if source_tag is not None:
+            tokenizer.check_tag(source_tag)
+            languages = [*languages, *tokenizer.encode_source([source_tag]).ids[:-1].tolist()]
+        self.first = languages  # ids at the beginning of every source
+        self.phrases = term_phrases(tokenizer)
+
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        segment, ids = node.segment, node.segment.ids or []
+        strings = segment.protected.strings if segment.protected is not None else ()
+        # leave out targets that contain a protected text, because the translation would repeat this text
+        phrases = [self.phrases.phrase(without(each.term.targets, strings)) for each in segment.terms]
+        constraints = segment.constraints
+        if self.target_language or phrases:
+            constraints = replace(
+                constraints,
+                prefix=(*self.target_language, *constraints.prefix),
+                language_tokens=len(self.target_language),
+                required=(*constraints.required, *(phrase for phrase in phrases if phrase is not None)),
+            )
+        reference = None if segment.reference is None else [*self.target_language, *segment.reference]
+        if constraints is not NO_CONSTRAINTS:
+            constraints.check(self.options)
+        node.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
+        return []
+
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        """Returns a hypothesis with its text, pieces, and alignment or links."""
+        segment = node.segment
+        hypothesis = without_first(hypotheses[0], len(self.target_language))
+        tokens, weights = hypothesis.tokens, hypothesis.attention
+        text = self.tokenizer.decode_target(tokens)
+        alignment: list[list[int]] | list[list[float]] | None = None
+        links: list[Link] = []
+        if weights is not None:
+            best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # leaves out eos
+            if self.options.replace_unknown and UNK in tokens:
+                text = self.with_source_pieces(segment, tokens, best)
+            if self.options.alignment == "soft":
+                alignment = [[round(weight, 5) for weight in row] for row in weights]
+            elif self.options.alignment == "hard":
+                alignment = [[source, target] for target, source in enumerate(best)]
+            elif self.options.alignment == "words":
+                links = self.links(segment, tokens, text, weights)
+        return replace(
+            hypothesis,
+            text=text,
+            pieces=self.tokenizer.target_pieces(tokens),
+            alignment=alignment,
+            links=links,
+            attention=None,
+            token_log_probabilities=hypothesis.token_log_probabilities if self.options.quality else None,
+        )
+
+    def source_pieces(self, segment: TextSegment) -> Sequence[str]:
+        """Returns the pieces of the text of a segment. An unknown piece is shown as its characters."""
+        return segment.pieces or self.tokenizer.source_encoding(segment.text)
+
+    def links(
+        self, segment: TextSegment, tokens: Sequence[int], text: str, weights: Sequence[Sequence[float]]
+    ) -> list[Link]:
+        """Returns the links between the words of a segment and the words of its translation."""
+        rows = [row[len(self.first) + segment.repeated : -1] for row in weights]
+        source_spans = piece_spans(self.source_pieces(segment), segment.text)[: len(rows[0]) if rows else 0]
+        target_spans = piece_spans(self.tokenizer.target_pieces(tokens), text)
+        return word_links(segment.text, text, source_spans, target_spans, rows)
+
+    def with_source_pieces(self, segment: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> str:
+        """Returns the text with each <unk> replaced by the source piece with the highest attention weight."""
+        surfaces = [""] * (len(self.first) + segment.repeated)
+        surfaces += [piece.replace(SPACE_SYMBOL, "") for piece in self.source_pieces(segment)]
+        words: list[str] = []
+        known: list[int] = []
+        for token, source in zip(tokens, best, strict=True):
+            if token != UNK:
+                known.append(token)
+                continue
+            words += [self.tokenizer.decode_target(known), surfaces[min(source, len(surfaces) - 1)]]
+            known = []
+        words.append(self.tokenizer.decode_target(known))
+        return " ".join(word for word in words if word)
+
+
+def without_first(hypothesis: Hypothesis, count: int) -> Hypothesis:
+    """Returns a hypothesis without its first `count` tokens, such as language tokens."""
+    if not count:
+        return hypothesis
+    attention, each = hypothesis.attention, hypothesis.token_log_probabilities
+    return replace(
+        hypothesis,
+        tokens=hypothesis.tokens[count:],
+        attention=None if attention is None else attention[count:],
+        token_log_probabilities=None if each is None else each[count:],
+    )
+
+
+@lru_cache(maxsize=8)
+def term_phrases(tokenizer: Tokenizer) -> "TermPhrases":
+    """Returns the phrase cache of a tokenizer. Pipelines with the same tokenizer share the cache."""
+    return TermPhrases(tokenizer)
+
+
+class TermPhrases:
+    """Makes required phrases from target terms, and caches the phrases."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.phrases: dict[tuple[str, ...], RequiredPhrase | None] = {}
+        # the space of the last context is encoded with the term
+        self.contexts = [ids[:-1].tolist() for ids in tokenizer.encode_target(CONTEXTS).split()]
+
+    def phrase(self, targets: Sequence[str]) -> RequiredPhrase | None:
+        """Returns the phrase with the alternatives `targets`, or None if the vocabulary can spell none of them."""
+        key = tuple(targets)
+        if key not in self.phrases:
+            texts = [form for target in key for form in forms(target)]
+            spelt = dict.fromkeys(ids for text in texts for ids in self.spellings(text))
+            self.phrases[key] = RequiredPhrase(tuple(spelt), whole_words=True) if spelt else None
+        return self.phrases[key]
+
+    def spellings(self, text: str) -> list[Phrase]:
+        """Returns the pieces of a text in each of the CONTEXTS, without results that contain <unk>."""
+        encoded = self.tokenizer.encode_target([context + text for context in CONTEXTS]).split()
+        results = []
+        for ids, context in zip(encoded, self.contexts, strict=True):
+            tokens = ids[:-1].tolist()
+            if tokens[: len(context)] == context and UNK not in tokens[len(context) :]:
+                results.append(tuple(tokens[len(context) :]))
+        return results

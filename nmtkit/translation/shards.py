@@ -24,9 +24,8 @@ from nmtkit.jobs.shard_processes import Factory, ShardResults, shard_processes
 from nmtkit.jobs.workers import Shared
 from nmtkit.models.building import check_translation_models
 from nmtkit.text.sentences import has_several
-from nmtkit.translation.inputs import field_value, text_requests
+from nmtkit.translation.lines import field_value, output_line, text_requests
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
-from nmtkit.translation.output_lines import output_line
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import WINDOW, Translator

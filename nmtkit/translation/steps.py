@@ -4,15 +4,18 @@ Before the model, a step turns one segment into one or more parts, which the nex
 turns the translations of these parts into the translation of the segment.
 """
 
+import logging
 import re
 import unicodedata
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal
 
-from nmtkit.data.tokenizers.tokenizer import Tokenizer
-from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, words
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Tokenizer
+from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, piece_spans, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Glossary, Occurrence, term_results
 from nmtkit.text.markup import Marked, marked
@@ -23,46 +26,53 @@ from nmtkit.text.sentences import sentences, splitter
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.translation.search.types import Hypothesis, Segment
 
+SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
 # No space follows a sentence that ends with one of these: characters of scripts without spaces, and full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
+logger = logging.getLogger("nmtkit")
 
-@dataclass(eq=False, slots=True)
+
+@dataclass(frozen=True, slots=True)
 class TextSegment:
-    """A line, or a part of a line, on its way to the model. The steps store facts that `Step.after` needs."""
+    """A line, or a part of a line, that a step hands to the next step. Comments name the steps that set a field."""
 
     id: int  # number of the line, counted from 0
     text: str
-    capitals: bool = False  # whether the text is in capitals, not counting protected text
-    marked: Marked | None = None  # the markup of the text
-    spans: Sequence[Span] = ()  # positions of the parts in the text: sentences, or parts of a long line
-    protected: Protected | None = None  # spans that the translation must contain
-    terms: Sequence[Occurrence] = ()  # terms of the glossary in the text that the model reads
-    # set by the tokenizer and later steps
-    ids: list[int] | None = None  # ids of the text, without eos
-    pieces: list[str] = field(default_factory=list)  # pieces of the text; an unknown piece is shown as its characters
-    leading: int = 0  # number of tokens before the text: language token and tags
-    constraints: Constraints = NO_CONSTRAINTS
-    reference: list[int] | None = None
-    # results of the steps and of the search
-    parts: list["TextSegment"] = field(default_factory=list)  # segments that a step made from this segment
-    model_input: Segment | None = None  # set only for a segment that the model reads
+    ids: list[int] | None = None  # ids of the text without eos: `encode`, or the request for a line of a dataset
+    constraints: Constraints = NO_CONSTRAINTS  # the request; LengthLimit
+    reference: list[int] | None = None  # the request
+    capitals: bool = False  # Protection: whether the text is in capitals, not counting protected text
+    protected: Protected | None = None  # Protection: spans that the translation must contain
+    terms: Sequence[Occurrence] = ()  # GlossaryTerms, LengthLimit: terms of the glossary in the text
+    pieces: Sequence[str] = ()  # LengthLimit: pieces of the text; an unknown piece is shown as its characters
+    repeated: int = 0  # LengthLimit: number of ids at the beginning that repeat the tags of the line
+
+    def with_text(self, text: str) -> "TextSegment":
+        return replace(self, text=text)
+
+
+@dataclass(eq=False, slots=True)
+class SegmentNode:
+    """A segment with the parts that a step has made of it: a tree for each line. The model reads the leaves."""
+
+    segment: TextSegment
+    parts: list["SegmentNode"] = field(default_factory=list)
+    memory: Any = None  # facts that the step needs again in `Step.after`
+    model_input: Segment | None = None  # set only for a leaf
     hypotheses: list[Hypothesis] | None = None  # translations of `model_input`, best first
 
-    def part(self, text: str) -> "TextSegment":
-        """Returns a segment for the next step, with the state that later steps read."""
-        part = TextSegment(self.id, text, self.capitals)
-        part.protected, part.terms = self.protected, self.terms
-        part.ids, part.pieces, part.leading = self.ids, self.pieces, self.leading
-        part.constraints, part.reference = self.constraints, self.reference
-        return part
-
-    def leaves(self) -> Iterator["TextSegment"]:
-        """Yields the segments that the model reads, in the order of the text."""
+    def leaves(self) -> Iterator["SegmentNode"]:
+        """Yields the nodes whose segment the model reads, in the order of the text."""
         if self.model_input is not None:
             yield self
         for part in self.parts:
             yield from part.leaves()
+
+    def descendants(self) -> Iterator["SegmentNode"]:
+        for part in self.parts:
+            yield part
+            yield from part.descendants()
 
     @property
     def input(self) -> Segment:
@@ -80,19 +90,19 @@ class Step(ABC):
     """A change of the text before the model, and of the translation after the model."""
 
     @abstractmethod
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        """Returns the parts of `segment`. The next step reads these parts."""
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        """Returns the parts of the segment of `node`. The next step reads these parts."""
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
-        """Returns a translation of `segment`, from one translation of each of its parts."""
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        """Returns a translation of the segment of `node`, from one translation of each of its parts."""
         return hypotheses[0]
 
 
 class Normalization(Step):
     """Converts a line to Unicode form NFC. Alignment links refer to the converted text."""
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        return [segment.part(normalized(segment.text))]
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        return [node.segment.with_text(normalized(node.segment.text))]
 
 
 class InvisibleCharacters(Step):
@@ -104,19 +114,20 @@ class InvisibleCharacters(Step):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        segment = node.segment
         if segment.ids is not None:  # the sentence comes from a dataset
-            return [segment.part(segment.text)]
-        return [
-            segment.part(INVISIBLE.sub(lambda char: char[0] if self.tokenizer.knows(char[0]) else "", segment.text))
-        ]
+            return [segment]
+        visible = INVISIBLE.sub(lambda char: char[0] if self.tokenizer.knows(char[0]) else "", segment.text)
+        return [segment.with_text(visible)]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        if not hypothesis.links or segment.parts[0].text == segment.text:
+        text, (part,) = node.segment.text, node.parts
+        if not hypothesis.links or part.segment.text == text:
             return hypothesis
-        positions = self._positions(segment)
-        shown = [word for word in words(segment.text) if positions[word[0]] < positions[word[1]]]
+        positions = self._positions(text, part.segment.text)
+        shown = [word for word in words(text) if positions[word[0]] < positions[word[1]]]
         starts, ends = ([positions[word[side]] for word in shown] for side in (0, 1))
         links = []
         for link in hypothesis.links:
@@ -125,51 +136,42 @@ class InvisibleCharacters(Step):
         return replace(hypothesis, links=links)
 
     @staticmethod
-    def _positions(segment: TextSegment) -> list[int]:
-        """Returns, for each position in the text of the segment and for its end, the position in the part."""
-        (part,) = segment.parts
+    def _positions(text: str, visible: str) -> list[int]:
+        """Returns the position in the `visible` text, for each position in `text` and for its end."""
         positions = [0]
-        for char in segment.text:
+        for char in text:
             last = positions[-1]
-            positions.append(last + (last < len(part.text) and part.text[last] == char))
+            positions.append(last + (last < len(visible) and visible[last] == char))
         return positions
 
 
 class Markup(Step):
     """Removes HTML tags from a line. Puts the tags around the translations of the words that the tags enclosed."""
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        segment.marked = marked(segment.text)
-        return [segment.part(segment.marked.text.replace("\n", " "))]
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        node.memory = marked(node.segment.text)
+        return [node.segment.with_text(node.memory.text.replace("\n", " "))]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        assert segment.marked is not None
-        return replace(hypothesis, text=segment.marked.restore(hypothesis.text, hypothesis.links), links=[])
+        found: Marked = node.memory
+        return replace(hypothesis, text=found.restore(hypothesis.text, hypothesis.links), links=[])
 
 
 class QualityEstimation(Step):
     """Estimates the quality of the translation of a line, without its markup."""
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        return [segment.part(segment.text)]
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        return [node.segment]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
         copied = [term.found for term in hypothesis.terms or [] if term.found is not None]
-        for part in descendants(segment):
-            copied += [] if part.protected is None else part.protected.strings
-        read = sum(len(leaf.input.ids) - 1 - leaf.leading for leaf in segment.leaves())
-        each = hypothesis.token_log_probabilities or []
-        return replace(
-            hypothesis, quality=assess(segment.text, hypothesis.text, each, (read, len(hypothesis.pieces)), copied)
-        )
-
-
-def descendants(segment: TextSegment) -> Iterator[TextSegment]:
-    for part in segment.parts:
-        yield part
-        yield from descendants(part)
+        for part in node.descendants():
+            copied += [] if part.segment.protected is None else part.segment.protected.strings
+        read = sum(len(leaf.segment.ids or ()) - leaf.segment.repeated for leaf in node.leaves())
+        pieces, each = (read, len(hypothesis.pieces)), hypothesis.token_log_probabilities or []
+        return replace(hypothesis, quality=assess(node.segment.text, hypothesis.text, each, pieces, copied))
 
 
 class Sentences(Step):
@@ -182,20 +184,22 @@ class Sentences(Step):
     def __init__(self, language: str) -> None:
         self.language, self.split = language, splitter()
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        segment.spans = sentences(segment.text, self.language, self.split) or [(0, len(segment.text))]
-        return [segment.part(segment.text[start:end]) for start, end in segment.spans]
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        text = node.segment.text
+        node.memory = sentences(text, self.language, self.split) or [(0, len(text))]
+        return [node.segment.with_text(text[start:end]) for start, end in node.memory]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
-        if len(hypotheses) == 1 and segment.spans[0] == (0, len(segment.text)):
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        text, spans = node.segment.text, node.memory
+        if len(hypotheses) == 1 and spans[0] == (0, len(text)):
             return hypotheses[0]
-        ends = [0, *(end for _, end in segment.spans)]
+        ends = [0, *(end for _, end in spans)]
         gaps: list[str | None] = []
-        for end, (start, _) in zip(ends, segment.spans, strict=False):
-            unspaced = start == end and UNSPACED_SIGN.match(segment.text[end - 1 : end])
-            gaps.append(None if unspaced else segment.text[end:start])
-        hypothesis = joined(hypotheses, gaps, [start for start, _ in segment.spans])
-        return replace(hypothesis, text=hypothesis.text + segment.text[ends[-1] :])
+        for end, (start, _) in zip(ends, spans, strict=False):
+            unspaced = start == end and UNSPACED_SIGN.match(text[end - 1 : end])
+            gaps.append(None if unspaced else text[end:start])
+        hypothesis = joined(hypotheses, gaps, [start for start, _ in spans])
+        return replace(hypothesis, text=hypothesis.text + text[ends[-1] :])
 
 
 def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts: Sequence[int]) -> Hypothesis:
@@ -249,15 +253,15 @@ class Protection(Step):
         self.tokenizer, self.unknown_words, self.casing = tokenizer, unknown_words, casing
         self.patterns = compiled([*(PATTERNS if unknown_words else ()), *patterns])
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        text = segment.text
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        text = node.segment.text
         spans = protected_spans(text, self.patterns)
-        segment.capitals = self.casing and in_capitals(protect(text, spans, lambda span: False).text)
+        upper = self.casing and in_capitals(protect(text, spans, lambda span: False).text)
         if self.unknown_words:
-            unknown = self.unknown(sentence_case(text) if segment.capitals else text)
+            unknown = self.unknown(sentence_case(text) if upper else text)
             spans = protected_spans(text, self.patterns, unknown)
-        segment.protected = protect(text, spans, self.tokenizer.knows)
-        return [segment.part(segment.protected.text if segment.protected.plain else "")]
+        found = protect(text, spans, self.tokenizer.knows)
+        return [replace(node.segment, text=found.text if found.plain else "", capitals=upper, protected=found)]
 
     def unknown(self, text: str) -> list[Span]:
         """Returns the words and emoji that the model's vocabulary does not know. Punctuation is not included."""
@@ -267,13 +271,14 @@ class Protection(Step):
             if unicodedata.category(text[start])[0] in "LNS" and not self.tokenizer.knows(text[start:end])
         ]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
-        (hypothesis,), (part,) = hypotheses, segment.parts
-        assert segment.protected is not None
-        terms = [match.term for match in part.terms]
-        kept = term_results(hypothesis.text, terms, segment.capitals)[1]
-        text, links = segment.protected.restore(hypothesis.text, hypothesis.links, kept)
-        results = None if hypothesis.terms is None else term_results(text, terms, segment.capitals)[0]
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,), part = hypotheses, node.parts[0].segment
+        assert part.protected is not None
+        # the next step finds the terms, if there is a glossary
+        terms = [match.term for child in node.parts[0].parts for match in child.segment.terms]
+        kept = term_results(hypothesis.text, terms, part.capitals)[1]
+        text, links = part.protected.restore(hypothesis.text, hypothesis.links, kept)
+        results = None if hypothesis.terms is None else term_results(text, terms, part.capitals)[0]
         return replace(hypothesis, text=text, links=links, terms=results)
 
 
@@ -286,30 +291,150 @@ class GlossaryTerms(Step):
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        protected = segment.protected
-        segment.terms = [
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        segment, protected = node.segment, node.segment.protected
+        terms = [
             match
             for match in self.glossary.find(segment.text, segment.capitals)
             if protected is None or protected.is_whole(match.start, match.end)
         ]
-        return [segment.part(segment.text)]
+        return [replace(segment, terms=terms)]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        terms = [match.term for match in segment.terms]
-        return replace(hypothesis, terms=term_results(hypothesis.text, terms, segment.capitals)[0])
+        terms = [match.term for match in node.parts[0].segment.terms]
+        return replace(hypothesis, terms=term_results(hypothesis.text, terms, node.segment.capitals)[0])
 
 
 class Casing(Step):
     """Converts a segment in capitals to sentence case for the model, and converts its translation to capitals."""
 
-    def before(self, segment: TextSegment) -> list[TextSegment]:
-        return [segment.part(sentence_case(segment.text) if segment.capitals else segment.text)]
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        segment = node.segment
+        return [segment.with_text(sentence_case(segment.text)) if segment.capitals else segment]
 
-    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        if not segment.capitals:
+        if not node.segment.capitals:
             return hypothesis
         text, links = capitals(hypothesis.text, hypothesis.links)
         return replace(hypothesis, text=text, links=links)
+
+
+class LengthLimit(Step):
+    """Splits or truncates a segment that is too long for the model. Joins the translations of the parts.
+
+    A part has at most `limit` tokens, not counting eos. This limit includes `reserved` tokens that later steps add.
+    Each part begins with the tags of the segment.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limit: int,
+        reserved: int,
+        long_lines: Literal["split", "cut"],
+        alignment: str | None,
+    ) -> None:
+        self.tokenizer, self.long_lines, self.alignment = tokenizer, long_lines, alignment
+        self.limit, self.reserved = max(1, limit - reserved), reserved
+
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        segment, ids = node.segment, node.segment.ids or []
+        if len(ids) <= self.limit:
+            return [segment] if ids else []
+        pieces = self.tokenizer.source_encoding(segment.text)
+        if len(pieces) != len(ids):  # the ids come from a dataset and do not match the text
+            pieces = self.tokenizer.source_pieces(ids)
+        tags = self.tags(ids)
+        ends = [tags + end for end in part_ends(pieces[tags:], max(1, self.limit - tags))]
+        if self.long_lines == "cut":
+            logger.warning(
+                "line %d has %d pieces; all pieces after the first %d are cut off", segment.id + 1, len(ids), ends[0]
+            )
+            ends = ends[:1]
+        else:
+            logger.warning("line %d has %d pieces; it is translated in %d parts", segment.id + 1, len(ids), len(ends))
+        spans = piece_spans(pieces, segment.text)
+        node.memory = [(spans[start][0], spans[end - 1][1]) for start, end in pairwise([0, *ends])]
+        parts = []
+        terms = terms_of_parts(segment.terms, [end for _, end in spans], ends)
+        for (start, end), span, own_terms in zip(pairwise([0, *ends]), node.memory, terms, strict=True):
+            part = replace(
+                segment, text=segment.text[slice(*span)], ids=ids[start:end], pieces=pieces[start:end], terms=own_terms
+            )
+            if start:  # only the first part keeps the prefix and the required phrases
+                constraints = replace(segment.constraints, prefix=(), required=())
+                part = replace(part, ids=ids[:tags] + ids[start:end], repeated=tags, constraints=constraints)
+            parts.append(part)
+        return parts
+
+    def tags(self, ids: Sequence[int]) -> int:
+        """Returns the number of tags at the beginning of a line."""
+        return next((index for index, id in enumerate(ids) if id not in self.tokenizer.source_tags), 0)
+
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        if len(hypotheses) == 1:
+            return hypotheses[0]
+        hypothesis = joined(hypotheses, [None] * len(hypotheses), [start for start, _ in node.memory])
+        if self.alignment not in ("hard", "soft"):
+            return hypothesis
+        parts = [part.segment for part in node.parts]
+        shared = self.reserved + parts[1].repeated
+        lengths = [len(part.ids or ()) + self.reserved - (shared if index else 0) for index, part in enumerate(parts)]
+        return replace(hypothesis, alignment=joined_alignment(hypotheses, lengths, shared, self.alignment == "soft"))
+
+
+def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
+    """Divides `pieces` into parts of at most `limit` pieces, and returns the index of the end of each part.
+
+    A part ends after the last complete sentence within the limit. If no sentence is complete, the part ends after the
+    last complete word, or else at the limit.
+    """
+    ends: list[int] = []
+    start = 0
+    while len(pieces) - start > limit:
+        positions = range(start + limit, start, -1)
+        words = [i for i in positions if pieces[i].startswith(SPACE_SYMBOL)]
+        end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
+        start = end or next(iter(words), start + limit)
+        ends.append(start)
+    return [*ends, len(pieces)]
+
+
+def terms_of_parts(
+    terms: Sequence[Occurrence], piece_ends: Sequence[int], part_ends: Sequence[int]
+) -> list[list[Occurrence]]:
+    """Returns the terms of a glossary that begin in each part of a line. Terms beyond the last part are left out."""
+    terms_by_part: list[list[Occurrence]] = [[] for _ in part_ends]
+    for term in terms:
+        part = bisect_right(part_ends, sum(end <= term.start for end in piece_ends))
+        if part < len(terms_by_part):
+            terms_by_part[part].append(term)
+    return terms_by_part
+
+
+def joined_alignment(
+    hypotheses: Sequence[Hypothesis], lengths: Sequence[int], shared: int, soft: bool
+) -> list[list[int]] | list[list[float]]:
+    """Returns the hard or soft alignment of a line from the alignments of its parts.
+
+    `lengths` are the token counts of the source parts, without eos. Every part begins with the same `shared` tokens,
+    which are counted only in the first part. The columns of a soft alignment are the columns of all parts in order,
+    including the eos of each part.
+    """
+    weights: list[list[float]] = []
+    pairs: list[list[int]] = []
+    targets = 0
+    for index, hypothesis in enumerate(hypotheses):
+        again = shared if index else 0
+        before, after = sum(lengths[:index]), sum(lengths[index + 1 :])
+        for row in hypothesis.alignment or []:
+            if soft:
+                gap, rest = [0.0] * (before + index - again), [0.0] * (after + len(lengths) - index - 1)
+                weights.append([*row[:again], *gap, *row[again:], *rest])
+            else:
+                source, target = map(int, row)
+                pairs.append([source if source < again else source - again + before, target + targets])
+        targets += len(hypothesis.pieces)
+    return weights if soft else pairs

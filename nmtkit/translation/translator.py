@@ -21,7 +21,7 @@ from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Request, Segment, SegmentBatch, Translation
-from nmtkit.translation.steps import TextSegment
+from nmtkit.translation.steps import SegmentNode
 
 WINDOW = 8192  # number of lines that are sorted by length together; limits the lines of a stream in memory
 MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in a batch, by type of device
@@ -179,17 +179,17 @@ class Translator:
         process. `first` is the id of the first request, counted from 0. With `background`, the default on a GPU,
         background threads encode lines and decode tokens while this thread launches kernels.
         """
-        waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
-        under_way: dict[int, list[TextSegment]] = {}  # number of an unfinished batch -> segments of the batch
+        waiting: deque[SegmentNode] = deque()  # lines that are not yet translated, in order
+        under_way: dict[int, list[SegmentNode]] = {}  # number of an unfinished batch -> segments of the batch
 
-        def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
+        def prepared() -> Iterator[tuple[list[SegmentNode], list[list[SegmentNode]]]]:
             id = first
             for window in windows:
                 lines = pipeline.segments(window, id)
                 id += len(window)
                 yield lines, self.batches(lines, processes) or [[]]
 
-        def batches(prepared: Iterable[tuple[list[TextSegment], list[list[TextSegment]]]]) -> Iterator[SegmentBatch]:
+        def batches(prepared: Iterable[tuple[list[SegmentNode], list[list[SegmentNode]]]]) -> Iterator[SegmentBatch]:
             number = 0
             for lines, leaves_of_batches in prepared:
                 waiting.extend(lines)
@@ -198,12 +198,12 @@ class Translator:
                     number += 1
                     yield [leaf.input for leaf in leaves]
 
-        def complete_lines(number: int, decoded: BatchHypotheses) -> list[TextSegment]:
+        def complete_lines(number: int, decoded: BatchHypotheses) -> list[SegmentNode]:
             for leaf, hypotheses in zip(under_way.pop(number), decoded, strict=True):
                 leaf.hypotheses = hypotheses
             return [waiting.popleft() for _ in list(takewhile(lambda line: line.complete, waiting))]
 
-        def translations(lines: list[TextSegment]) -> list[Translation]:
+        def translations(lines: list[SegmentNode]) -> list[Translation]:
             return list(map(pipeline.translation, lines))
 
         decoder = decoder or self.batch_decoder(pipeline.search)
@@ -221,7 +221,7 @@ class Translator:
                     yield from ready
         assert not waiting
 
-    def batches(self, segments: Sequence[TextSegment], processes: int) -> list[list[TextSegment]]:
+    def batches(self, segments: Sequence[SegmentNode], processes: int) -> list[list[SegmentNode]]:
         """Returns batches of leaves, in descending order of length.
 
         A leaf is a segment or a part of a segment that the model reads as a whole. Because of this order, the slowest

@@ -32,7 +32,7 @@ from nmtkit.translation.engines import Decoder
 from nmtkit.translation.engines.continuous_batching import TOKENS_PER_SLOT
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.search.lm_fusion import LMFusionConfig
+from nmtkit.translation.search.logits_processors.second_model import LMFusionConfig
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 import nmtkit
 from nmtkit.cli import main
 from nmtkit.data.tokenizers.tokenizer import UNK, Encoded, Tokenizer
+from nmtkit.translation.pipeline import TermPhrases
 from nmtkit.translation.search.constrained_search import piece_edges
-from nmtkit.translation.terms import TermPhrases
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
 

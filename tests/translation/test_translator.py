@@ -394,7 +394,7 @@ def test_every_part_of_a_split_line_begins_with_its_language_tag():
     translator = Translator([model], tokenizer, TranslatorOptions(max_source_len=6))
     for line, ids in zip(lines, parts, strict=True):
         for settings in ({"alignment": "soft"}, {"alignment": "hard"}):
-            output = translator.translate([line.text], max_len_a=0, max_len_b=8, **settings)[0].hypotheses[0]
+            output = translator.translate([line.segment.text], max_len_a=0, max_len_b=8, **settings)[0].hypotheses[0]
             source = len(tokenizer.encode_source([line.text]).ids) - 1
             if settings["alignment"] == "soft":
                 assert {len(row) for row in output.alignment} == {source + len(ids)}

@@ -18,7 +18,7 @@ from nmtkit.data.corpora.lines import decode, line_windows, lists_of_lines
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.dataset.spm_training import sample_pairs
 from nmtkit.scoring.texts import read_lines
-from nmtkit.translation.inputs import lines_of_stream
+from nmtkit.translation.lines import lines_of_stream
 
 
 def read_all(

@@ -25,8 +25,8 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.building import from_checkpoint
-from nmtkit.translation.search.contrastive import Contrastive
 from nmtkit.translation.search.decoding import beam_search
+from nmtkit.translation.search.logits_processors.second_model import Contrastive
 from nmtkit.translation.search.options import SearchOptions
 
 SOURCES = [[3, 5, 4, EOS], [6, EOS], [5, 5, 3, 6, EOS]]

@@ -20,7 +20,7 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.translation.search.decoding import beam_search
-from nmtkit.translation.search.lm_fusion import LMFusion
+from nmtkit.translation.search.logits_processors.second_model import LMFusion
 from nmtkit.translation.search.options import SearchOptions
 
 SOURCES = [[3, 5, 4, EOS], [6, EOS], [5, 5, 3, 6, EOS]]

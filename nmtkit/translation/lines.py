@@ -1,21 +1,36 @@
-"""Reads requests in windows: from files, from a dataset, or from a stream whose writer may be slow."""
+"""Lines in and out: requests from files, datasets or a stream; translations as text, JSON and reports."""
 
 import dataclasses
+import json
+import math
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
+from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Split
-from nmtkit.translation.search.types import Request
+from nmtkit.text.glossary import ALTERNATIVES
+from nmtkit.translation.search.types import Request, Translation
 
 CHUNK = 1 << 16  # bytes that are read from a stream at a time
 TIMEOUT = 0.1  # seconds to wait for more lines of a window
+
+# Fields of a hypothesis in --format jsonl; a field without a value is left out.
+JSONL_FIELDS = (
+    *("text", "pieces", "score", "log_probability", "alignment", "utility", "token_log_probabilities"),
+    *("quality", "terms"),
+)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
@@ -129,3 +144,107 @@ def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> 
 def field_value(name: str, line: str) -> Any:
     """Returns the value of a field of a request from a line of a file: phrases, or the line itself."""
     return [phrase for phrase in line.split("\t") if phrase.strip()] if name in ("required", "avoided") else line
+
+
+# --- translations -----------------------------------------------------------------------------------------------------
+
+
+def output_line(translation: Translation, format: str, score_only: bool) -> bytes:
+    """Returns the line that `generate` writes for a translation, in UTF-8, without the line end.
+
+    `format` is "text" or "jsonl". A text line is the best translation, or the score of this translation with
+    `score_only`.
+    """
+    if format == "jsonl":
+        line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
+    else:
+        line = f"{translation.hypotheses[0].score:.6f}" if score_only else translation.text
+    return line.encode()
+
+
+def as_object(translation: Translation) -> dict[str, Any]:
+    """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
+
+    With --pivot, `pivot` is the text in the pivot language. Infinite scores become null, because JSON has no infinity.
+    """
+    hypotheses = [
+        {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
+        for hypothesis in translation.hypotheses
+    ]
+    pivot = {} if translation.pivot is None else {"pivot": translation.pivot}
+    return {"id": translation.id, "source": translation.source, **pivot, "hypotheses": hypotheses}
+
+
+def finite(value: Any) -> Any:
+    """Returns a value, or a list of values, with None for each number that is not finite."""
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Table:
+    """A tab-separated file with a row of column names. The file appears when the `with` block has succeeded."""
+
+    def __init__(self, path: Path | None, names: Sequence[str]) -> None:
+        self.path, self.names = path, names
+        self.stack = ExitStack()
+        self.file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        if self.path is not None:
+            self.file = self.stack.enter_context(atomic_write(self.path))
+            self.write(self.names)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.__exit__(kind, error, trace)
+
+    def write(self, row: Sequence[object]) -> None:
+        if self.file is not None:
+            self.file.write("\t".join(map(str, row)).encode() + b"\n")
+
+
+class GlossaryReport(Table):
+    """A report of glossary use. Each term of a source line has a row, with the target term in the translation."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path, ("line", "result", "term", "targets", "found"))
+        self.lines = self.lines_with_terms = self.hits = self.misses = 0
+
+    def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
+        for translation in translations:
+            terms = translation.hypotheses[0].terms or []
+            for term in terms:
+                result = "miss" if term.found is None else "hit"
+                self.write((translation.id + 1, result, term.source, ALTERNATIVES.join(term.targets), term.found or ""))
+            met = sum(term.found is not None for term in terms)
+            self.hits, self.misses = self.hits + met, self.misses + len(terms) - met
+            self.lines, self.lines_with_terms = self.lines + 1, self.lines_with_terms + bool(terms)
+            yield translation
+
+    @property
+    def totals(self) -> str:
+        return (
+            f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
+            f"{self.hits:,} translated with a target term, {self.misses:,} without"
+        )
+
+
+class QualityReport(Table):
+    """A table of quality estimates. Each line has a row about the best translation of the line."""
+
+    NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, self.NAMES)
+
+    def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
+        for translation in translations:
+            quality = translation.hypotheses[0].quality
+            assert quality is not None
+            numbers = (quality.mean_probability, quality.min_probability, quality.length_ratio, quality.copied)
+            flags = ",".join(quality.flags)
+            self.write((translation.id + 1, f"{quality.score:.4f}", flags, *(f"{number:.4f}" for number in numbers)))
+            yield translation

@@ -57,6 +57,3 @@ class LogitsProcessor(ABC):
 
 
 LOGITS_PROCESSORS: Registry[LogitsProcessor] = Registry("logits processor", "--logits-processors", several=True)
-
-# both modules import the names above and register a processor, so this import must come last
-from nmtkit.translation.search import contrastive, lm_fusion  # noqa: E402, F401
