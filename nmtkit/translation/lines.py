@@ -158,7 +158,8 @@ def output_line(translation: Translation, format: str, score_only: bool) -> byte
     if format == "jsonl":
         line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
     else:
-        line = f"{translation.hypotheses[0].score:.6f}" if score_only else translation.text
+        best = translation.hypotheses[0]
+        line = f"{best.score:.6f}" if score_only else best.text
     return line.encode()
 
 

@@ -395,7 +395,7 @@ def test_every_part_of_a_split_line_begins_with_its_language_tag():
     for line, ids in zip(lines, parts, strict=True):
         for settings in ({"alignment": "soft"}, {"alignment": "hard"}):
             output = translator.translate([line.segment.text], max_len_a=0, max_len_b=8, **settings)[0].hypotheses[0]
-            source = len(tokenizer.encode_source([line.text]).ids) - 1
+            source = len(tokenizer.encode_source([line.segment.text]).ids) - 1
             if settings["alignment"] == "soft":
                 assert {len(row) for row in output.alignment} == {source + len(ids)}
                 assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in output.alignment)

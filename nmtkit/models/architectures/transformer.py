@@ -59,6 +59,8 @@ class Layer(nn.Module):
         if self.pre_norm:
             return x + self.dropout(sublayer(norm(x), *context))
         change = sublayer(x, *context)
+        if not (self.dropout.training or torch.is_grad_enabled()):
+            return norm(x + change)
         if self.dropout.training and not is_unmodified(self.dropout, Dropout):
             return norm(x + self.dropout(change))
         return add_and_norm(x, change, norm, self.dropout.p if self.dropout.training else 0.0)
@@ -321,7 +323,7 @@ class Transformer(Architecture):
 
     def _pad(self, x: Tensor) -> Tensor:
         """Appends padding rows (`pad_rows`), unless the padding might change the result of experts or of a hook."""
-        padded = pad_rows(x)
+        padded = pad_rows(x) if torch.is_grad_enabled() else x
         if padded is x:
             return x
         parts = [self.encoder, self.decoder, self.encoder_norm, self.decoder_norm]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmtkit.models.layers import int8, is_unmodified, multiplies_in_bf16
+from nmtkit.models.layers.dropout import Dropout
 
 Precision = Literal["fp32", "bf16", "int8"]
 
@@ -35,7 +36,9 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def prepack(model: nn.Module, precision: Precision) -> None:
-    """Replaces the `nn.Linear` layers of `model` in place, on the CPU. Afterwards, the model cannot be trained.
+    """Replaces the `nn.Linear` layers of `model` in place, on the CPU, and removes dropout.
+
+    Afterwards, the model cannot be trained.
 
     Embeddings, norms, and the inputs and outputs of layers stay in fp32. A result for one row does not depend on the
     other rows, except for rounding in the last place of fp32.
@@ -74,6 +77,9 @@ def prepack(model: nn.Module, precision: Precision) -> None:
                 if child not in replacements:
                     replacements[child] = prepacked_linear(child, precision)
                 child = replacements[child]
+                setattr(parent, name, child)
+            elif type(child) is Dropout:
+                child = nn.Identity().eval()
                 setattr(parent, name, child)
             else:
                 visit(child, f"{path}{name}.")
