@@ -4,7 +4,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 Span = tuple[int, int]  # start and end (exclusive) in characters
@@ -77,6 +77,26 @@ def words(text: str) -> list[Span]:
     return spans
 
 
+def units(text: str, spans: Iterable[Span]) -> list[Span]:
+    """Returns the words of a text. All words within one of the `spans`, such as a protected text, are one unit."""
+    wholes = sorted(set(spans))
+    merged: list[Span] = []
+    index = 0
+    for start, end in words(text):
+        while index < len(wholes) and wholes[index][1] < end:
+            index += 1
+        if index < len(wholes) and wholes[index][0] <= start:
+            start, end = wholes[index]
+        if merged and start < merged[-1][1]:
+            start, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((start, end))
+    return merged
+
+
+def has_letter(text: str) -> bool:
+    return any(map(is_letter, text))
+
+
 def _joins(text: str, index: int, before: str) -> bool:
     """Returns whether the joiner at `index` stands between letters of scripts with spaces."""
     after = text[index + 1 : index + 2]
@@ -147,28 +167,38 @@ def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
 
 
 class PositionMap:
-    """Maps positions at the edges of source words to positions in the translation. Uses the links between words."""
+    """Maps positions at the edges of source words to positions in the translation. Uses the links between words.
+
+    All words within one link, such as a protected text, are one unit: no position is inside the unit, unless the
+    position is inside the same text in the source.
+    """
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
+        self.source, self.target = source, target
         self.source_length, self.target_length = len(source), len(target)
-        letters = [index for index, char in enumerate(source) if is_letter(char)]
-        self.first_letter, self.last_letter = (letters[0], letters[-1]) if letters else (len(source), -1)
+        source_units = [
+            span for span in units(source, ((link.source_start, link.source_end) for link in links))
+            if has_letter(source[slice(*span)])
+        ]  # fmt: skip
+        target_units = units(target, ((link.target_start, link.target_end) for link in links))
+        lettered = [span for span in target_units if has_letter(target[slice(*span)])]
+        self.first_letter = source_units[0][0] if source_units else len(source)
+        self.last_letter = source_units[-1][1] - 1 if source_units else -1
         self.content_end = len(source.rstrip())
         self.ends_in_letter = self.last_letter == self.content_end - 1
-        target_words = words(target)
-        lettered = [span for span in target_words if is_letter(target[span[0]])]
         self.start = lettered[0][0] if lettered else 0
         self.end = lettered[-1][1] if lettered else len(target)
-        self.target_ends = [0, *(end for _, end in target_words)]
-        source_words = [span for span in words(source) if is_letter(source[span[0]])]
-        self.source_ends = [end for _, end in source_words]
-        indices = {span: index for index, span in enumerate(source_words)}
-        self.linked: dict[int, Span] = {}  # index of a source word -> start and end of its translation
+        self.target_ends = [0, *(end for _, end in target_units)]
+        self.source_starts = [start for start, _ in source_units]
+        self.source_ends = [end for _, end in source_units]
+        target_starts = [start for start, _ in target_units]
+        self.linked: dict[int, Span] = {}  # index of a source unit -> start and end of its translation
         for link in links:
-            index = indices.get((link.source_start, link.source_end))
-            if index is not None and is_letter(target[link.target_start]):
-                start, end = self.linked.get(index, (link.target_start, link.target_end))
-                self.linked[index] = min(start, link.target_start), max(end, link.target_end)
+            index = bisect_right(self.source_starts, link.source_start) - 1
+            unit = target_units[bisect_right(target_starts, link.target_start) - 1] if target_units else (0, 0)
+            if index >= 0 and link.source_end <= self.source_ends[index] and has_letter(target[slice(*unit)]):
+                start, end = self.linked.get(index, unit)
+                self.linked[index] = min(start, unit[0]), max(end, unit[1])
         self.linked_indices = sorted(self.linked)
 
     def target_position(self, position: int) -> int:
@@ -185,6 +215,10 @@ class PositionMap:
         if position > self.last_letter:
             return self.target_length if position >= self.content_end and not self.ends_in_letter else self.end
         before = bisect_right(self.source_ends, position)
+        if before in self.linked and self.source_starts[before] < position:  # inside a unit
+            (first, last), (start, end) = (self.source_starts[before], self.source_ends[before]), self.linked[before]
+            if self.source[first:last] == self.target[start:end]:
+                return start + position - first
         index = bisect_left(self.linked_indices, before)
         left = self.linked_indices[index - 1] if index else None
         right = self.linked_indices[index] if index < len(self.linked_indices) else None

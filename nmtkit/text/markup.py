@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from nmtkit.text.alignment import Link, PositionMap, Span, is_letter, words
+from nmtkit.text.alignment import Link, PositionMap, Span, has_letter, units, words
+from nmtkit.text.patterns import is_message
 
 
 def names(text: str) -> frozenset[str]:
@@ -117,9 +118,10 @@ class Marked:
 
         An element surrounds the run of words that translate most of the words of the element. If the translation splits
         these words into several runs, the smaller runs stay outside the element. In a line with more than 200 tags, the
-        tags keep their order: each tag follows the translation of the previous word, or the previous tag.
+        tags keep their order: each tag follows the translation of the previous word, or the previous tag. Text without
+        letters, an unchanged text and a message of ICU with branches keep their markup as in the source.
         """
-        if not any(is_letter(char) for char in self.text):
+        if not has_letter(self.text) or target == self.text or is_message(self.text):
             return self.source
         if len(self.tags) > MAX_TAGS:
             return self._in_order(target, links)
@@ -181,28 +183,12 @@ def _before_word(source: str, source_position: int, target: str, position: int) 
     return position
 
 
-def _units(target: str, links: Sequence[Link]) -> list[Span]:
-    """Returns the words of a translation. All words within one link, such as a protected text, are one unit."""
-    linked = sorted({(link.target_start, link.target_end) for link in links})
-    units: list[Span] = []
-    index = 0
-    for start, end in words(target):
-        while index < len(linked) and linked[index][1] < end:
-            index += 1
-        if index < len(linked) and linked[index][0] <= start:
-            start, end = linked[index]
-        if units and start < units[-1][1]:
-            start, end = units[-1][0], max(end, units.pop()[1])
-        units.append((start, end))
-    return units
-
-
 class _Placement:
     """Places the elements of a line in one translation."""
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
         self.source, self.target = source, target
-        self.words = _units(target, links)
+        self.words = units(target, ((link.target_start, link.target_end) for link in links))
         source_words = words(source)
         self.first, self.last = (source_words[0][0], source_words[-1][1]) if source_words else (0, 0)
         by_start = {link.target_start: link for link in links}
@@ -273,10 +259,10 @@ class _Placement:
 
     def nearest(self, element: Element, position: int, inside: Span, taken: Sequence[Span]) -> Span | None:
         """Returns the free word nearest to `position`, for an element whose words have no links to target words."""
-        if not any(is_letter(char) for char in self.source[element.start : element.end]):
+        if not has_letter(self.source[element.start : element.end]):
             return None
         free = (index for first, last in self.free(inside, taken) for index in range(first, last))
-        lettered = [index for index in free if is_letter(self.target[self.words[index][0]])]
+        lettered = [index for index in free if has_letter(self.target[slice(*self.words[index])])]
         best = min(lettered, key=lambda index: abs(self.words[index][0] - position), default=None)
         return None if best is None else (best, best + 1)
 

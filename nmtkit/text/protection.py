@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 from unicodedata import category
 
-from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_letter, words
+from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_letter, units, words
 from nmtkit.text.edits import CLOSING, Edit, Parts, edited
 from nmtkit.text.patterns import MEASURES, PATTERNS, Edges, is_message, numbers, occurrences, strings_of
 
@@ -179,7 +179,18 @@ class Protected:
         result, moved = edited(target, restoration.edits(), [self._from_source(link) for link in links])
         if self._count(result) != self._count(self.source):
             return self._copy()  # a span and the text next to it form a different span
-        return result, moved
+        return result, [part for link in moved for part in self._parts(link, result)]
+
+    def _parts(self, link: Link, result: str) -> list[Link]:
+        """Splits the link of a copied text that holds several spans, so that tags can stand between the spans."""
+        start, end = link.source_start, link.source_end
+        first = bisect_left(self.originals, start, key=lambda span: span.start)
+        inside = self.originals[first : bisect_right(self.originals, end, key=lambda span: span.end)]
+        if len(inside) < 2 or self.source[start:end] != result[link.target_start : link.target_end]:
+            return [link]
+        shift = link.target_start - start
+        parts = units(self.source[start:end], ((span.start - start, span.end - start) for span in inside))
+        return [Link(start + first, start + last, start + first + shift, start + last + shift) for first, last in parts]
 
     @cached_property
     def exact(self) -> dict[str, Edges]:

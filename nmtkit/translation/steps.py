@@ -20,6 +20,7 @@ from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Glossary, Occurrence, term_results
 from nmtkit.text.markup import Marked, marked
 from nmtkit.text.normalization import INVISIBLE, normalized
+from nmtkit.text.patterns import is_message
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
@@ -176,7 +177,7 @@ class QualityEstimation(Step):
 
 class Sentences(Step):
     """Splits a line into sentences by the rules of a language, and joins their translations with the white space that
-    was between the sentences.
+    was between the sentences. A message of ICU with branches stays whole.
 
     Raises ImportError if the package for splitting sentences is missing.
     """
@@ -186,7 +187,8 @@ class Sentences(Step):
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         text = node.segment.text
-        node.memory = sentences(text, self.language, self.split) or [(0, len(text))]
+        found = [] if is_message(text) else sentences(text, self.language, self.split)
+        node.memory = found or [(0, len(text))]
         return [node.segment.with_text(text[start:end]) for start, end in node.memory]
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:

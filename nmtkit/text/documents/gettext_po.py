@@ -23,6 +23,7 @@ from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, lin
 from nmtkit.text.documents.lines import continues, words_of, wrapped
 from nmtkit.text.documents.plural_forms import Plurals, plural_rule
 from nmtkit.text.markup import unescape_entities
+from nmtkit.text.patterns import is_message
 
 WIDTH = 80  # maximum width of a line of the file, the same as in the programs of gettext
 
@@ -163,7 +164,11 @@ class MessagePart:
 
 
 def parts_of(text: str) -> Iterator[MessagePart]:
-    """Yields the parts of a text that are translated."""
+    """Yields the parts of a text that are translated. A message of ICU with branches is one part, tags included."""
+    if is_message(text):
+        lines = text.split("\n")
+        yield MessagePart(0, lines, "", "", max(map(len, lines)), Inline([Piece("text", text, text)]), str)
+        return
     read, write = (unescape_entities, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
     lines = text.split("\n")
     first = 0

@@ -97,3 +97,29 @@ def test_a_plural_message_stays_whole_in_every_format(format):
     document = read_document(before.encode(), format, "x", ReadOptions())
     found = document.render([translate(segment) for segment in document.segments])
     assert found.count(message) == before.count(message) + (format in ("po", "xliff"))
+
+
+ICU = "Hi {n, plural, one {<b>the pump</b>. Now} other {# pumps}} now"
+
+
+@pytest.mark.parametrize("message", [ICU, ICU.replace(" ", "\\n"), ICU.replace(". ", ".\\n")])
+def test_a_plural_message_with_tags_or_over_several_lines_stays_whole(message):
+    document = read_document(f'msgid "{message}"\nmsgstr ""\n'.encode(), "po", "x", ReadOptions())
+    found = document.render([translate(segment) for segment in document.segments])
+    assert found.count(message) in (1, 2)  # in the msgid, and perhaps copied into the msgstr
+    assert "oder" not in found and "Pumpe" not in found and "jetzt" not in found
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("{name}<br/>{street}", "{name}<br/>{street}"),
+        ("Open {name}<br/>{street}", "Öffne {name}<br/>{street}"),
+        ("<b>{name}</b><br/>{street} now", "<b>{name}</b><br/>{street} jetzt"),
+        ("%s<br/>%d the pump", "%s<br/>%d die Förderpumpe"),
+        ("stop {a}<x/>{b}, or %(n)s<img src='y'/>.", "halt {a}<x/>{b}, oder %(n)s<img src='y'/>."),
+    ],
+)
+def test_a_tag_never_stands_inside_a_placeholder(source, target, known):
+    assert translate(source, lambda span: known) == target
