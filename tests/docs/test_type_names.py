@@ -9,16 +9,6 @@ import nmtkit
 
 ROOT = Path(nmtkit.__file__).parent
 
-# Names that still have several meanings. Remove a name when its duplicates are gone; add none.
-EXCEPTIONS = {
-    "Attention",
-    "Ids",
-    "Link",
-    "Mask",
-    "Model",
-    "Precision",
-}
-
 
 def type_names(path: Path) -> Iterator[str]:
     """Yields the public classes and type aliases that a file defines at its top level."""
@@ -38,5 +28,4 @@ def test_a_type_is_defined_once() -> None:
         for name in type_names(path):
             files[name].add(str(path.relative_to(ROOT)))
     several = {name: sorted(paths) for name, paths in files.items() if len(paths) > 1}
-    new = {name: paths for name, paths in several.items() if name not in EXCEPTIONS}
-    assert not new, f"names of classes or types with several definitions: {new}"
+    assert not several, f"names of classes or types with several definitions: {several}"
