@@ -69,18 +69,22 @@ def quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def dataset(tokenizer: Tokenizer | None = None) -> Dataset:
-    """Returns the tiny dataset, segmented with `tokenizer`, or by default with a tokenizer of 320 pieces."""
-    key = "" if tokenizer is None else tokenizer.fingerprint
+def dataset(tokenizer: Tokenizer | None = None, *, target_lang: str = "yy") -> Dataset:
+    """Returns the tiny dataset, segmented with `tokenizer`, or by default with a tokenizer of 320 pieces.
+
+    The source language is xx. The target language xx makes a dataset of monolingual pairs.
+    """
+    key = ("" if tokenizer is None else tokenizer.fingerprint, target_lang)
     if key not in _datasets:
-        _datasets[key] = Dataset.open(_make_dataset(tokenizer))
+        _datasets[key] = Dataset.open(_make_dataset(tokenizer, target_lang))
     return _datasets[key]
 
 
-_datasets: dict[str, Dataset] = {}  # fingerprint of the tokenizer, or "" for the default tokenizer -> dataset
+# fingerprint of the tokenizer, or "" for the default tokenizer, and target language -> dataset
+_datasets: dict[tuple[str, str], Dataset] = {}
 
 
-def _make_dataset(tokenizer: Tokenizer | None) -> Path:
+def _make_dataset(tokenizer: Tokenizer | None, target_lang: str) -> Path:
     """Preprocesses a random corpus with word alignments. Returns the folder of the dataset, for `Dataset.open`.
 
     If `tokenizer` is None, a tokenizer of 320 pieces is trained. The files are removed when the process exits.
@@ -93,7 +97,7 @@ def _make_dataset(tokenizer: Tokenizer | None) -> Path:
         tokenizer.save(folder / "tokenizer")
     config = PreprocessConfig(
         source_lang="xx",
-        target_lang="yy",
+        target_lang=target_lang,
         train=(str(folder / "train"),),
         valid=(str(folder / "valid"),),
         alignments=(folder / "train.links",),
@@ -141,7 +145,8 @@ def check_resume(subject: Subject[Any], folder: Path) -> None:
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)
     settings |= subject.settings
-    data = dataset(subject.tokenizer).folder
+    monolingual = getattr(subject.registry[subject.name].factory, "monolingual", False)  # of a transform
+    data = dataset(subject.tokenizer, target_lang="xx" if monolingual else "yy").folder
     train(data, names, settings, folder / "whole", 4)
     train(data, names, settings, folder / "parts", 2)
     train(data, names, settings, folder / "parts", 4)

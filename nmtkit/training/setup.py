@@ -63,7 +63,7 @@ def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> Batc
         check_all_sizes(split.source.lengths, split.target.lengths, job.run.max_tokens, "--max-tokens")
     sampler = plan.sampler(split)
     max_tokens = plan.max_tokens if job.run.max_tokens else max(plan.max_tokens, *sampler.max_lengths)
-    transforms = build_transforms(job, dataset.tokenizer)
+    transforms = build_transforms(job, split)
     return BatchLoader(split, sampler, max_tokens, rank, ranks, plan.device, job.run.max_sentences, transforms)
 
 
@@ -119,13 +119,23 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
     return model
 
 
-def build_transforms(job: JobConfig, tokenizer: Tokenizer) -> TransformPipeline | None:
-    """Returns the transforms of the training pairs, or None if the job has none."""
+def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
+    """Returns the transforms of the pairs of `split`, or None if the job has none.
+
+    Raises ValueError for a transform of monolingual pairs if the split has no such pairs.
+    """
     chosen = [
-        (component.name, TRANSFORMS[component.name].factory(component.config, tokenizer))
+        (component.name, TRANSFORMS[component.name].factory(component.config, split.tokenizer))
         for component in job.chosen("transforms")
     ]
-    return TransformPipeline(chosen, tokenizer, job.run.seed) if chosen else None
+    for name, transform in chosen:
+        if transform.monolingual and not split.has_monolingual_rows:
+            raise ValueError(
+                f"--transforms {name} has no effect: it changes pairs from a language to itself, and the training set "
+                "has none; preprocess makes them of a corpus with one language in --corpora, or of equal --source-lang "
+                "and --target-lang"
+            )
+    return TransformPipeline(chosen, split.tokenizer, job.run.seed) if chosen else None
 
 
 def build_trainer(

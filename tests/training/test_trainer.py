@@ -14,7 +14,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from nmtkit.data.dataset.batching import BatchSampler
 from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.directions import Direction
 from nmtkit.data.packed import IGNORE_INDEX
+from nmtkit.data.tokenizers.tokenizer import UNK
 from nmtkit.training.config import JobConfig
 from nmtkit.training.initial_weights import start_from
 from nmtkit.training.loader import BatchLoader, Position
@@ -248,7 +250,7 @@ def test_seeds_differ_by_each_of_run_update_and_micro_batch() -> None:
 def test_transforms_keep_the_pairs_and_count_the_tokens_there_are(mirror_data: Path) -> None:
     names = {"architecture": "transformer_tiny", "transforms": "bpe_dropout"}
     job = JobConfig.read(names=names, settings=TINY | {"bpe_dropout": 0.5, "device": "cpu", "precision": "fp32"})
-    loader = loader_of(mirror_data, 60, transforms=build_transforms(job, Dataset.open(mirror_data).tokenizer))
+    loader = loader_of(mirror_data, 60, transforms=build_transforms(job, Dataset.open(mirror_data)["train"]))
     pairs = next(iter(loader.sampler.epoch(0)))
     first, again, later = (loader.update(Position(epoch, 0), pairs, ends_epoch=False) for epoch in (0, 0, 1))
     tokens = [[batch.target_output.tolist() for _, batch in update.micro_batches] for update in (first, again, later)]
@@ -256,6 +258,20 @@ def test_transforms_keep_the_pairs_and_count_the_tokens_there_are(mirror_data: P
     assert np.array_equal(first.pairs, later.pairs)
     one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
     assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
+
+
+def test_masks_need_pairs_from_a_language_to_itself_which_the_direction_says(mirror_data: Path) -> None:
+    job = JobConfig.read(names={"architecture": "transformer_tiny", "transforms": "bpe_dropout,span_masking"})
+    split = Dataset.open(mirror_data)["train"]
+    with pytest.raises(ValueError, match=r"--transforms span_masking .*--source-lang"):
+        build_transforms(job, split)
+    directions, index = (Direction("de", "de"), Direction("de", "en")), np.arange(len(split), dtype=np.uint16) % 2
+    mixed = replace(split, source=split.target, directions=directions, direction_index=index)  # all sides are equal
+    transforms = build_transforms(job, mixed)
+    assert transforms is not None
+    batch = mixed.batch(np.arange(40), partial(transforms, 0))
+    masked = [bool((ids == UNK).any()) for ids in batch.source.split()]
+    assert sum(masked[::2]) > 15 and not any(masked[1::2])
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ class Split:
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
     rows: RowNumbers | None = None  # row numbers in the subset on disk; None: all rows
     uncounted: int = 0  # number of tokens at the beginning of each target that the loss does not count
+    one_language: bool = False  # whether both sides of a dataset of one direction have the same language
 
     def counted_tokens(self, rows: RowNumbers | None = None) -> int:
         """Returns the number of target tokens of `rows` (None: all rows) that the loss counts, before transforms."""
@@ -157,6 +158,17 @@ class Split:
         """Returns a split with the first `count` rows of each direction."""
         parts = [self.rows_of(direction)[:count] for direction in range(max(1, len(self.directions)))]
         return self.select(np.sort(np.concatenate(parts)))
+
+    def monolingual(self, rows: RowNumbers) -> npt.NDArray[np.bool_]:
+        """Returns whether the source and target languages of each row are equal, [rows]."""
+        if self.direction_index is None:
+            return np.full(len(rows), self.one_language)
+        return np.array([it.source == it.target for it in self.directions])[self.direction_index[rows]]
+
+    @property
+    def has_monolingual_rows(self) -> bool:
+        counts = zip(self.directions, self.direction_counts(), strict=True)
+        return self.one_language or any(count and it.source == it.target for it, count in counts)
 
     def rows_of(self, direction: int) -> RowNumbers:
         """Returns the rows of one direction. `direction` is an index into `directions`."""
@@ -199,12 +211,12 @@ class Split:
     def batch(
         self,
         pairs: RowNumbers,
-        transform: Callable[[RowNumbers, Encoded, Encoded], tuple[Encoded, Encoded]] | None = None,
+        transform: Callable[..., tuple[Encoded, Encoded]] | None = None,
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
-        `transform` may change the ids and the lengths of both sides. The batch has the alignments of the pairs if the
-        split has alignments and `transform` is None.
+        `transform(pairs, source, target, monolingual=…)` may change the ids and the lengths of both sides. The batch
+        has the alignments of the pairs if the split has alignments and `transform` is None.
         """
         import torch
 
@@ -216,7 +228,7 @@ class Split:
             raise ValueError(f"{self.folder}: {self.name} has ids outside the vocabulary; run preprocess again")
         links = self._links(pairs, source, target) if transform is None else None
         if transform is not None:
-            source, target = transform(pairs, source, target)
+            source, target = transform(pairs, source, target, monolingual=self.monolingual(pairs))
         starts = np.cumsum(target.lengths) - target.lengths
         shifted = np.empty_like(target.ids)
         shifted[1:] = target.ids[:-1]
@@ -365,6 +377,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
     return Split(
         name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index,
         uncounted=0 if counts_language_token(manifests[0]) else 1,
+        one_language=not directions and manifests[0]["source_lang"] == manifests[0]["target_lang"],
     )  # fmt: skip
 
 

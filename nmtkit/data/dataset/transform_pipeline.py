@@ -13,18 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.data.dataset.transforms import Transform
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Ids, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Encoded, Ids, Tokenizer
 
 
 class TransformPipeline:
     """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
 
-    The random numbers of a transform depend only on (seed, epoch, pair, name of the transform). Raises ValueError for a
-    transform of text if encoding and decoding with the tokenizer can lose characters.
+    Transforms of text come before transforms of ids: to encode a changed text again would undo a random segmentation,
+    and a mask has no text. The random numbers of a transform depend only on (seed, epoch, pair, name of the transform).
+    Raises ValueError for a transform of text if encoding and decoding with the tokenizer can lose characters.
     """
 
     def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:
-        self.transforms = transforms
+        self.transforms = sorted(transforms, key=lambda named: named[1].level != "text")  # a stable sort
         self.tokenizer = tokenizer
         self.seed = seed
         languages = frozenset(tokenizer.languages.values())
@@ -34,9 +35,18 @@ class TransformPipeline:
                 tokenizer.check_lossless(f"--transforms {name}")
 
     def __call__(
-        self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
+        self,
+        epoch: int,
+        pairs: npt.NDArray[np.int64],
+        source: Encoded,
+        target: Encoded,
+        *,
+        monolingual: npt.NDArray[np.bool_],
     ) -> tuple[Encoded, Encoded]:
-        """Applies the transforms to the pairs with the indices `pairs`. All given and returned sentences end in eos."""
+        """Applies the transforms to the pairs with the indices `pairs`. All given and returned sentences end in eos.
+
+        `monolingual` [pairs] says which pairs have the same language on both sides.
+        """
         sides = []
         languages = []  # the language tokens at the beginning of each sentence, for both sides
         for side, known in zip((source, target), self.language_ids, strict=True):
@@ -51,22 +61,21 @@ class TransformPipeline:
             bits = np.random.Philox(key=0)
             generator, state = np.random.Generator(bits), bits.state
             state["state"]["key"][0] = int.from_bytes(key, "little")
-            before = sides if transform.level == "ids" else self._decoded(name, sides)
+            before = sides if transform.level == "ids" else self._decoded(sides)
             after = []
-            for pair, source_sentence, target_sentence in zip(pairs.tolist(), *before, strict=True):
+            applies = monolingual if transform.monolingual else np.ones_like(monolingual)
+            for pair, applied, *sentences in zip(pairs.tolist(), applies.tolist(), *before, strict=True):
+                if not applied:
+                    after.append((sentences[0], sentences[1]))
+                    continue
                 state["state"]["key"][1] = pair
                 bits.state = state  # restart the generator for this pair
-                after.append(transform.transform(source_sentence, target_sentence, generator))
+                after.append(transform.transform(sentences[0], sentences[1], generator))
             sides = self._checked(name, transform.level, after, before, sides)
         heads = list(map(_after, languages[0], tags)), languages[1]
         return self._joined(heads[0], sides[0]), self._joined(heads[1], sides[1])
 
-    def _decoded(self, name: str, sides: list[list[Ids]]) -> list[list[str]]:
-        if any((ids == UNK).any() for side in sides for ids in side):
-            raise ValueError(
-                f"--transforms {name} works on text, but <unk> has no text; put {name} before transforms that "
-                "make <unk>, such as word_blank"
-            )
+    def _decoded(self, sides: list[list[Ids]]) -> list[list[str]]:
         decoders = self.tokenizer.decode_source, self.tokenizer.decode_target
         return [[decode(ids.tolist()) for ids in side] for decode, side in zip(decoders, sides, strict=True)]
 

@@ -1,5 +1,7 @@
 """Transforms of training pairs: noise, casing, tags, BPE-dropout. `--transforms a,b` applies a, then b.
 
+Transforms of text come before transforms of ids, because text does not keep a segmentation or a mask.
+
 A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
 every epoch. Validation applies no transforms. Tags at the beginning of a source sentence are removed before a transform
 and put back after the transform, so that the tags do not change.
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from nmtkit.config import Config, option
 from nmtkit.config.registry import Registry
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
-from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Ids, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, UNK, Ids, Tokenizer
 
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।")
 Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`
@@ -25,6 +27,7 @@ class Transform(ABC):
     """Changes a training pair. The change may be random."""
 
     level: ClassVar[Literal["text", "ids"]] = "ids"  # type of the arguments and results of `transform`
+    monolingual: ClassVar[bool] = False  # whether only pairs whose source and target languages are equal are changed
 
     @abstractmethod
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
@@ -59,6 +62,8 @@ class WordNoise(Transform):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.pieces = tokenizer.source_pieces(range(tokenizer.source_size))
         self.begins_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in self.pieces])
+        # encoded text has no <unk> then, so <unk> is a blank or a mask: a word
+        self.begins_word[UNK] = tokenizer.source.facts.byte_fallback
 
     def id_of(self, *symbols: str, flag: str) -> int:
         """Returns the id of the first symbol that is a piece. Raises ValueError, which names `flag`, if none is."""
@@ -159,11 +164,13 @@ class SpanMaskingConfig(Config):
 
 @TRANSFORMS.register("span_masking", SpanMaskingConfig())
 class SpanMasking(WordNoise):
-    """Masks spans of source words in monolingual pairs, whose sides are equal. The model learns to restore the text.
+    """Masks spans of source words in pairs from a language to itself. The model learns to restore the text.
 
     Source: mBART (Liu et al. 2020, section 2.2), after BART (Lewis et al. 2020). One symbol replaces each span; a span
-    of zero words inserts a symbol. Pairs with different sides are translations and do not change.
+    of zero words inserts a symbol. Pairs of two languages are translations and do not change.
     """
+
+    monolingual = True
 
     def __init__(self, config: SpanMaskingConfig, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -171,9 +178,6 @@ class SpanMasking(WordNoise):
         wanted = ("<mask>", "<unk>") if config.mask_symbol is None else (config.mask_symbol,)
         self.mask = self.id_of(*wanted, flag="--mask-symbol")
         self.ends_sentence = np.array([piece.endswith(SENTENCE_ENDS) for piece in self.pieces])
-
-    def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
-        return super().transform(source, target, generator) if np.array_equal(source, target) else (source, target)
 
     def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
         starts = np.flatnonzero(words.begins)

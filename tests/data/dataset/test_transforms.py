@@ -32,14 +32,25 @@ def pipeline(tokenizer: Tokenizer, *names: str, seed: int = 1, **settings: Any) 
 
 
 def transformed(
-    transforms: TransformPipeline, epoch: int = 0, source: list[str] = SOURCE, target: list[str] = TARGET
+    transforms: TransformPipeline,
+    epoch: int = 0,
+    source: list[str] = SOURCE,
+    target: list[str] = TARGET,
+    monolingual: bool = False,
 ) -> tuple[list[str], list[str]]:
     tokenizer = transforms.tokenizer
-    sides = transforms(epoch, PAIRS[: len(source)], tokenizer.encode_source(source), tokenizer.encode_target(target))
+    encoded = tokenizer.encode_source(source), tokenizer.encode_target(target)
+    sides = applied(transforms, epoch, PAIRS[: len(source)], *encoded, monolingual=monolingual)
     for side in sides:
         assert all(ids[-1] == EOS and (ids[:-1] != EOS).all() for ids in side.split())
     sources = [tokenizer.decode_source(ids.tolist()) for ids in sides[0].split()]
     return sources, [tokenizer.decode_target(ids.tolist()) for ids in sides[1].split()]
+
+
+def applied(
+    transforms: TransformPipeline, epoch: int, pairs: Any, source: Encoded, target: Encoded, monolingual: bool = False
+) -> tuple[Encoded, Encoded]:
+    return transforms(epoch, pairs, source, target, monolingual=np.full(len(pairs), monolingual))
 
 
 def generator_of(name: str, pair: int, seed: int = 1, epoch: int = 0) -> np.random.Generator:
@@ -109,7 +120,7 @@ def test_bpe_dropout_changes_pieces_and_no_text(separate_tokenizer: Tokenizer) -
     transforms = pipeline(separate_tokenizer, "bpe_dropout", bpe_dropout=0.5)
     assert transformed(transforms) == (SOURCE, TARGET)
     source, target = separate_tokenizer.encode_source(SOURCE), separate_tokenizer.encode_target(TARGET)
-    made = transforms(0, PAIRS, source, target)
+    made = applied(transforms, 0, PAIRS, source, target)
     assert len(made[0].ids) > len(source.ids) and len(made[1].ids) > len(target.ids)
 
 
@@ -129,9 +140,10 @@ def test_casing_changes_shares_of_pairs(joint_tokenizer: Tokenizer) -> None:
 
 def test_text_that_stays_keeps_its_pieces(joint_tokenizer: Tokenizer) -> None:
     source, target = joint_tokenizer.encode_source(SOURCE), joint_tokenizer.encode_target(TARGET)
-    segmented = pipeline(joint_tokenizer, "bpe_dropout", bpe_dropout=0.5)(0, PAIRS, source, target)
+    segmented = applied(pipeline(joint_tokenizer, "bpe_dropout", bpe_dropout=0.5), 0, PAIRS, source, target)
     only_upper = {"casing_lower": 0.0, "casing_title": 0.0, "casing_upper": 0.5}
-    both = pipeline(joint_tokenizer, "bpe_dropout", "casing", bpe_dropout=0.5, **only_upper)(0, PAIRS, source, target)
+    transforms = pipeline(joint_tokenizer, "bpe_dropout", "casing", bpe_dropout=0.5, **only_upper)
+    both = applied(transforms, 0, PAIRS, source, target)
     same = [(a == b).all() for a, b in zip(segmented[0].split(), both[0].split(), strict=True) if len(a) == len(b)]
     assert 15 < sum(same) < 45
 
@@ -228,8 +240,10 @@ def test_a_share_of_pairs_gets_the_tag(joint_tokenizer: Tokenizer) -> None:
 # --- denoising --------------------------------------------------------------------------------------------------------
 
 
-def test_spans_of_words_are_masked_where_both_sides_are_equal(joint_tokenizer: Tokenizer) -> None:
-    sources, targets = transformed(pipeline(joint_tokenizer, "span_masking"), source=SOURCE, target=SOURCE)
+def test_spans_of_words_are_masked_in_monolingual_pairs(joint_tokenizer: Tokenizer) -> None:
+    sources, targets = transformed(
+        pipeline(joint_tokenizer, "span_masking"), source=SOURCE, target=SOURCE, monolingual=True
+    )
     assert targets == SOURCE
     total = masked = spans = 0
     for source, target in zip(sources, targets, strict=True):
@@ -249,19 +263,19 @@ def test_translations_and_language_tokens_are_not_masked() -> None:
     english, german = tokenizer.languages["en"], tokenizer.languages["de"]
     source = tokenizer.encode_source(SOURCE).prepend(english)
     transforms = pipeline(tokenizer, "span_masking", mask_share=0.9)
-    noised, restored = transforms(0, PAIRS, source, source)
+    noised, restored = applied(transforms, 0, PAIRS, source, source, monolingual=True)
     assert restored.ids.tolist() == source.ids.tolist()
     assert all(ids[0] == english and english not in ids[1:] and 0 in ids for ids in noised.split())
-    target = tokenizer.encode_target(TARGET).prepend(german)
-    for side, before in zip(transforms(0, PAIRS, source, target), (source, target), strict=True):
-        assert side.ids.tolist() == before.ids.tolist()
+    for target in (tokenizer.encode_target(TARGET).prepend(german), source):  # a translation may be equal by chance
+        for side, before in zip(applied(transforms, 0, PAIRS, source, target), (source, target), strict=True):
+            assert side.ids.tolist() == before.ids.tolist()
 
 
 def test_the_mask_is_a_piece_of_its_own_if_the_vocabulary_has_one() -> None:
     tokenizer = Tokenizer(train_model([*SOURCE, *TARGET], 400, tags=["<mask>"]))
     for symbol, piece in ((None, "▁<mask>"), ("<unk>", "<unk>")):
         transforms = pipeline(tokenizer, "span_masking", mask_symbol=symbol)
-        source, _ = transforms(0, PAIRS, *[tokenizer.encode_source(SOURCE)] * 2)
+        source, _ = applied(transforms, 0, PAIRS, *[tokenizer.encode_source(SOURCE)] * 2, monolingual=True)
         pieces = tokenizer.source_pieces(source.ids.tolist())
         assert pieces.count(piece) > 60 and {"▁<mask>", "<unk>"} & set(pieces) == {piece}
 
@@ -270,9 +284,79 @@ def test_sentences_of_a_line_are_permuted() -> None:
     line = "a man runs. two dogs sleep! a child plays"
     tokenizer = Tokenizer(train_model([line, *SOURCE], 400))
     transforms = pipeline(tokenizer, "span_masking", mask_permute=True, mask_share=0.001)
-    found = {transformed(transforms, epoch, [line], [line])[0][0] for epoch in range(40)}
+    found = {transformed(transforms, epoch, [line], [line], True)[0][0] for epoch in range(40)}
     orders = {" ".join(order) for order in permutations(["a man runs.", "two dogs sleep!", "a child plays"])}
     assert found <= orders and len(found) > 3
+
+
+# --- several transforms ----------------------------------------------------------------------------------------------
+
+HALF: dict[str, dict[str, Any]] = {  # settings with which each transform changes many pairs
+    "casing": {"casing_lower": 0.0, "casing_title": 0.5, "casing_upper": 0.0},
+    "typos": {"typos": 0.5},
+    "end_punctuation": {"end_punctuation": 0.5},
+    "noise_lines": {"noise_lines": 0.5},
+    "word_dropout": {"word_dropout": 0.3},
+    "word_blank": {"word_blank": 0.3},
+    "word_shuffle": {},
+    "span_masking": {"mask_share": 0.5},
+    "tag": {"tag_symbol": "<2de>", "tag_share": 0.5},
+    "bpe_dropout": {"bpe_dropout": 0.5},
+}
+TEXT_LEVEL = ("casing", "typos", "end_punctuation", "noise_lines")
+LINES = [f"{line} ." for line in SOURCE] * 4
+
+
+def changes(tokenizer: Tokenizer, *names: str, monolingual: bool = True) -> tuple[dict[str, float], list[list[int]]]:
+    """Returns the share of pairs that each transform changes, and the ids of both sides after all transforms."""
+    settings = {key: value for name in names for key, value in HALF[name].items()}
+    transforms = pipeline(tokenizer, *names, **settings)
+    counts = dict.fromkeys(names, 0)
+
+    def counting(name: str, transform: Transform) -> None:
+        inner = transform.transform
+
+        def counted(source: Any, target: Any, generator: np.random.Generator) -> tuple[Any, Any]:
+            made = inner(source, target, generator)
+            counts[name] += not all(map(np.array_equal, made, (source, target)))
+            return made
+
+        transform.transform = counted  # type: ignore[method-assign]
+
+    for name, transform in transforms.transforms:
+        counting(name, transform)
+    encoded = tokenizer.encode_source(LINES)
+    made = applied(transforms, 0, np.arange(len(LINES)), encoded, encoded, monolingual)
+    return {name: count / len(LINES) for name, count in counts.items()}, [side.ids.tolist() for side in made]
+
+
+@pytest.mark.parametrize(("first", "second"), list(permutations(HALF, 2)))
+def test_each_transform_has_its_own_rate_before_and_after_each_other(
+    first: str, second: str, joint_tokenizer: Tokenizer
+) -> None:
+    rates, ids = changes(joint_tokenizer, first, second)
+    for name in (first, second):
+        # half of the pairs are lines of noise without merges; and noise does nothing more often on fewer words
+        fewer = 0.55 if "noise_lines" in (first, second) else 0.2
+        alone = changes(joint_tokenizer, name)[0][name]
+        assert alone - fewer < rates[name] < alone + 0.1 and rates[name] > 0.15
+    if (first in TEXT_LEVEL) != (second in TEXT_LEVEL):  # text comes first, so the order on the command line is free
+        assert changes(joint_tokenizer, second, first)[1] == ids
+
+
+@pytest.mark.parametrize("other", [name for name in HALF if name != "span_masking"])
+def test_only_monolingual_pairs_are_masked_before_and_after_each_other_transform(
+    other: str, joint_tokenizer: Tokenizer
+) -> None:
+    for names in ((other, "span_masking"), ("span_masking", other)):
+        assert changes(joint_tokenizer, *names)[0]["span_masking"] > 0.95
+        assert changes(joint_tokenizer, *names, monolingual=False)[0]["span_masking"] == 0
+
+
+def test_a_blank_is_a_word_for_the_noise_after_it(joint_tokenizer: Tokenizer) -> None:
+    transforms = pipeline(joint_tokenizer, "word_blank", "word_dropout", word_blank=1.0, word_dropout=0.5)
+    sources, _ = transformed(transforms, source=["a b c d e f g h i j"] * 60)
+    assert sum(line.count("⁇") for line in sources) == pytest.approx(300, rel=0.15)
 
 
 # --- the random numbers are those of (seed, epoch, pair) --------------------------------------------------------------
@@ -283,11 +367,11 @@ ALL = ("casing", "typos", "end_punctuation", "noise_lines", "word_dropout", "wor
 def test_a_pair_is_transformed_alike_alone_in_any_batch_and_on_any_thread(joint_tokenizer: Tokenizer) -> None:
     transforms = pipeline(joint_tokenizer, *ALL)
     source, target = joint_tokenizer.encode_source(SOURCE), joint_tokenizer.encode_target(TARGET)
-    together = [list(map(np.ndarray.tolist, side.split())) for side in transforms(3, PAIRS, source, target)]
+    together = [list(map(np.ndarray.tolist, side.split())) for side in applied(transforms, 3, PAIRS, source, target)]
 
     def alone(row: int) -> list[list[int]]:
         sides = (Encoded(side.split()[row], side.lengths[row : row + 1]) for side in (source, target))
-        return [side.ids.tolist() for side in transforms(3, PAIRS[row : row + 1], *sides)]
+        return [side.ids.tolist() for side in applied(transforms, 3, PAIRS[row : row + 1], *sides)]
 
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(alone, [*range(60)] * 3))
@@ -330,11 +414,6 @@ def test_settings_that_cannot_be_are_refused(
         pipeline(joint_tokenizer, name, **settings)
 
 
-def test_a_blank_has_no_text(joint_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"--transforms casing .*<unk>"):
-        transformed(pipeline(joint_tokenizer, "word_blank", "casing"))
-
-
 def test_text_needs_a_tokenizer_that_decodes_to_what_it_encoded() -> None:
     words = Tokenizer(train_model(SOURCE + TARGET, 30, "word"))
     with pytest.raises(ValueError, match=r"--transforms casing .*no byte fallback"):
@@ -370,5 +449,5 @@ def test_a_transform_may_return_lists(joint_tokenizer: Tokenizer) -> None:
             return source[::-1].tolist(), target
 
     source, target = joint_tokenizer.encode_source(SOURCE), joint_tokenizer.encode_target(TARGET)
-    made, _ = TransformPipeline([("reversed", Reversed())], joint_tokenizer, 1)(0, PAIRS, source, target)
+    made, _ = applied(TransformPipeline([("reversed", Reversed())], joint_tokenizer, 1), 0, PAIRS, source, target)
     assert made.ids.tolist() == [token for ids in source.split() for token in [*ids[:-1][::-1].tolist(), EOS]]

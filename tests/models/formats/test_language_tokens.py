@@ -75,7 +75,13 @@ def test_noise_leaves_the_tokens_of_languages_alone(name: str, tmp_path: Path) -
     for transforms in [[transform] for transform in chosen] + [chosen]:
         pipeline = TransformPipeline(transforms, tokenizer, seed=1)
         for epoch in range(8):
-            source, target = pipeline(epoch, pairs, split.source.gather(pairs), split.target.gather(pairs))
+            source, target = pipeline(
+                epoch,
+                pairs,
+                split.source.gather(pairs),
+                split.target.gather(pairs),
+                monolingual=split.monolingual(pairs),
+            )
             for ids in source.split():
                 assert tokenizer.source_pieces(ids[: len(source_tokens)]) == source_tokens
                 assert not set(ids[len(source_tokens) :].tolist()) & set(tokenizer.languages.values())
