@@ -290,8 +290,9 @@ def test_the_work_for_a_line_grows_linearly_with_its_length(unit):
 
 
 MATCHES = [
-    "http://a.b/c", "www.a.b", "joe@a.de", "a.org/b", "10.0.0.1", "@joe", "{name}", "{{ a }}", "%%", "%(a)s", "%s", "%d",
-    "%APPDATA%", "%1", "%n", "$HOME", "[X1X]", "5 km", "€5", "{n, plural, one {# a} other {# b}}", "日本", "🏽", "a\u0301",
+    "http://a.b/c", "www.a.b", "joe@a.de", "a.org/b", "10.0.0.1", "@joe", "{name}", "{{ a }}", "%%", "%(a)s", "%s",
+    "%d", "%APPDATA%", "%1", "%n", "$HOME", "[X1X]", "5 km", "€5", "{n, plural, one {# a} other {# b}}", "日本", "🏽",
+    "a\u0301",
 ]  # fmt: skip
 ENDS = [
     "",
