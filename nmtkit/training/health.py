@@ -1,4 +1,4 @@
-"""Warns if the losses of a run are so high that the user has probably made a mistake.
+"""Warns if the losses of a run are so high that the user has probably made a mistake, and stops a run that diverges.
 
 Healthy runs stay far below the limits, or pass them within a few log lines. The first loss of a new Transformer is 0.0
 to 0.6 nats per token above the loss of uniform guesses. On the data of the demo and on Multi30k, the first validation
@@ -14,11 +14,14 @@ import numpy as np
 
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.training.config import JobConfig
+from nmtkit.training.meter import DivergedError, newest_checkpoint
 from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
 
 FIRST_EXCESS = 2.0  # nats per token by which the first loss may exceed the loss of uniform guesses
+DIVERGED_EXCESS = 2.0  # the same in a log line: a run with a higher loss diverges
+DIVERGED_UPDATES = 100  # number of updates with such a loss, one after the other, that end the run
 SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
 PLATEAU = 0.2  # nats per token below the entropy of the target pieces that a run must reach
 PROGRESS = 0.05  # nats per token by which the loss of a run that leaves the plateau falls between two log lines
@@ -32,9 +35,15 @@ class TrainingHealth:
     The loss is the negative log-likelihood. A run is `fresh` if it is not resumed. The first update is checked only in
     a fresh run without --finetune-from. The first validation is checked only in a fresh run without --overfit-batches,
     because a run that repeats a few batches has a high validation loss.
+
+    A run diverges if its loss is far above the loss of uniform guesses. If the first update can have such a loss, as in
+    a fine-tuning, the run diverges if its loss is also far above the loss in its first log line.
     """
 
     def __init__(self, job: JobConfig, train: Split, fresh: bool) -> None:
+        self.save_dir = job.run.save_dir
+        self.highest = None if job.run.finetune_from else math.log(train.tokenizer.target_size) + DIVERGED_EXCESS
+        self.good_until = 0  # update of the newest log line of a run that did not diverge
         self.uniform = math.log(train.tokenizer.target_size)
         self.entropy = target_entropy(train)
         warmup = getattr(job.components["lr-scheduler"].config, "warmup_updates", 0)
@@ -52,11 +61,36 @@ class TrainingHealth:
         if metrics.own_target_tokens and "nll" in metrics.sums:
             nll = float(metrics.sums["nll"]) / metrics.own_target_tokens
             if nll > self.uniform + FIRST_EXCESS:
+                self.highest = None
                 log.warning(
                     "the first update has a loss of %.1f per token, but uniform guesses among all pieces have %.1f: "
                     "check the initial weights of the model (the scale of embeddings and output projection)",
                     *(nll, self.uniform),
                 )
+
+    def stop_if_diverged(self, record: Mapping[str, Any]) -> None:
+        """Raises DivergedError if the losses of many updates are far too high."""
+        if "ppl" not in record:
+            return
+        nll, update = math.log(record["ppl"]), record["update"]
+        if self.highest is None:
+            self.highest = max(self.uniform, nll) + DIVERGED_EXCESS
+        if nll <= self.highest:
+            self.good_until = update
+            return
+        text = f"update {update} has a loss of {nll:.1f} per token, but uniform guesses have {self.uniform:.1f}"
+        if update - self.good_until >= DIVERGED_UPDATES:
+            raise DivergedError(
+                f"{text}: the run diverges since update {self.good_until + 1}. {newest_checkpoint(self.save_dir)} "
+                "Try a lower --lr, a longer --warmup-updates, or --clip-norm 1"
+            )
+        if self.rate_due:
+            self.rate_due = False
+            log.warning(
+                "%s: the run diverges, and ends if %d updates have such losses. Try a lower --lr, a longer "
+                "--warmup-updates, or --clip-norm 1",
+                *(text, DIVERGED_UPDATES),
+            )
 
     def after_log_line(self, record: Mapping[str, Any]) -> None:
         """Checks the mean loss since the previous log line."""

@@ -26,7 +26,13 @@ def perplexity(nll: float) -> float:
 
 
 class DivergedError(ValueError):
-    """Reports that too many updates in a row were skipped."""
+    """Reports that too many updates in a row were skipped or had a very high loss."""
+
+
+def newest_checkpoint(save_dir: Path) -> str:
+    """Returns a sentence about the newest checkpoint of a run, for the message of a DivergedError."""
+    last = save_dir / "last.pt"
+    return f"The newest checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
 
 
 class Meter:
@@ -114,11 +120,10 @@ class Meter:
             self.skipped_in_a_row += 1
             warn_of_skip(metrics)
             if self.skipped_in_a_row >= IN_A_ROW:
-                last = self.save_dir / "last.pt"
-                good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
                 raise DivergedError(
                     f"{self.skipped_in_a_row} updates in a row, the last of them update {metrics.number}, had "
-                    f"gradients that are not finite. {good} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
+                    f"gradients that are not finite. {newest_checkpoint(self.save_dir)} "
+                    "A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
                 )
 
     def _sum(self, name: str) -> Tensor:

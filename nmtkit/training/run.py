@@ -345,6 +345,7 @@ class Run:
         self.callbacks.call("log", {name: float(value) for name, value in numbers.items()})
         if distributed.is_rank_zero():
             self.log.write("train", **record)
+            self.health.stop_if_diverged(record)
             self.health.after_log_line(record)
 
     def _progress_record(self, update: Update) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from nmtkit.training import checkpoints, health, setup
 from nmtkit.training.config import JobConfig
 from nmtkit.training.due import StopReason
 from nmtkit.training.loader import BatchLoader
+from nmtkit.training.meter import DivergedError
 from nmtkit.training.run import Run
 from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
@@ -513,6 +514,35 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     (warning,) = warned(caplog)
     assert warning.startswith("update 15 has a")
     assert "the 5.8 of uniform" in warning and "learning rate too high" in warning
+
+
+def test_a_run_that_diverges_warns_once_and_then_stops(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default warm-up is longer than the run, so the end of the warm-up is not awaited."""
+    monkeypatch.setattr(health, "DIVERGED_UPDATES", 30)
+    flags = {"lr": 1e3, "warmup_updates": 4000, "save_interval_updates": 10, "save_interval": None}
+    with pytest.raises(DivergedError, match=r"--lr.*--warmup-updates.*--clip-norm") as error:
+        train(mirror_data, tmp_path / "run", max_update=300, **flags)
+    (warning,) = warned(caplog)
+    assert all(flag in warning for flag in ("--lr", "--warmup-updates", "--clip-norm"))
+    losses = {record["update"]: math.log(record["ppl"]) for record in log_records(tmp_path / "run", "train")}
+    diverged = [update for update, loss in losses.items() if loss > math.log(320) + 2]
+    assert warning.startswith(f"update {diverged[0]} ") and diverged[-1] - diverged[0] in (25, 30)
+    assert f"update {diverged[-1]} " in str(error.value) and "last.pt" not in str(error.value)
+    assert log_records(tmp_path / "run", "end")[-1]["state"] == "failed"
+
+
+def test_a_fine_tuning_that_starts_above_uniform_guesses_diverges_only_above_its_start(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Dataset.open(mirror_data)["train"]
+    watch = health.TrainingHealth(job(tmp_path, finetune_from=tmp_path / "base.pt"), data, fresh=True)
+    for update in range(1, 9):
+        watch.stop_if_diverged({"update": 100 * update, "ppl": math.exp(50 - update)})
+    assert warned(caplog) == []
+    with pytest.raises(DivergedError, match=r"update 900 .* since update 801\."):
+        watch.stop_if_diverged({"update": 900, "ppl": math.exp(60)})
 
 
 def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
