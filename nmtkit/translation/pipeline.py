@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Literal
 
 from nmtkit.config import changed_flags, check_flags
@@ -259,7 +260,7 @@ class ModelInput(Step):
             tokenizer.check_tag(source_tag)
             languages = [*languages, *tokenizer.encode_source([source_tag]).ids[:-1].tolist()]
         self.first = languages  # ids at the beginning of every source
-        self.phrases = term_phrases(tokenizer)
+        self.tags, self.phrases = tokenizer.source_tags, term_phrases(tokenizer)
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         segment, ids = node.segment, node.segment.ids or []
@@ -267,11 +268,14 @@ class ModelInput(Step):
         # leave out targets that contain a protected text, because the translation would repeat this text
         phrases = [self.phrases.phrase(without(each.term.targets, strings)) for each in segment.terms]
         constraints = segment.constraints
-        if self.target_language or phrases:
+        tags = takewhile(self.tags.__contains__, ids)  # of a dataset, or of a line with tags
+        source_tokens = len(self.first) + len(list(tags)) if ids else 0
+        if self.target_language or phrases or source_tokens:
             constraints = replace(
                 constraints,
                 prefix=(*self.target_language, *constraints.prefix),
                 language_tokens=len(self.target_language),
+                source_tokens=source_tokens,
                 required=(*constraints.required, *(phrase for phrase in phrases if phrase is not None)),
             )
         reference = None if segment.reference is None else [*self.target_language, *segment.reference]

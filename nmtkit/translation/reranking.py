@@ -67,7 +67,7 @@ class NBest:
             return sum((-math.inf if value is None else weight * value for weight, value in values), 0.0)
 
         total = weighted({"log_probability": 1.0, BACKWARD: weights.backward, LM: weights.lm})
-        penalty = length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen)
+        penalty = length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen, language_tokens=0)
         return total / penalty + weighted(weights.features)
 
     def check_features(self, names: Iterable[str], position: str) -> None:

@@ -5,6 +5,7 @@ import logging
 import re
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +359,33 @@ def test_language_tokens_are_read_but_not_counted(home: Path, uncounted: Path) -
     assert real_sentences(after).tolist() == [0, 1, 2]
     expected = [ids[1:].tolist() for ids in before.target_input.with_values(before.target_output).split()]
     assert references(after, torch.arange(3)) == expected
+
+
+@pytest.mark.parametrize("origin", ["sample", "nbest"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_candidates_of_expected_reward_are_in_the_language_of_their_target(
+    home: Path, uncounted: Path, origin: str, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = Dataset.open(home / "bin" if counted else uncounted)["valid"]
+    model = tiny_transformer(building.vocabulary_of(split.tokenizer)).train()  # knows nothing about languages
+    entry = CRITERIONS["expected_reward"]
+    settings = {"candidates": origin, "candidates_per_sentence": 4, "candidate_extra": 0}
+    criterion = entry.factory(replace(entry.preset, **settings), split.tokenizer).train()
+    drawn: list[list[list[list[int]]]] = []
+    candidates = criterion.candidates
+
+    def record(*arguments: Any) -> Any:
+        drawn.append(candidates(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(criterion, "candidates", record)
+    rows = np.array([0, 14, 29, 41, 59])
+    criterion(model, split.batch(rows)).sum.backward()
+    (groups,) = drawn
+    for row, group in zip(rows.tolist(), groups, strict=True):
+        assert {tokens[0] for tokens in group} == {split.target.sentence(row)[0]}
+        pieces = len(split.source.sentence(row)) - 2  # without the language token and eos
+        assert len(group) == 4 and all(len(tokens) - 1 <= pieces for tokens in group)
 
 
 def test_loss_perplexity_and_accuracy_leave_out_uncounted_tokens(trained: Path, uncounted: Path) -> None:

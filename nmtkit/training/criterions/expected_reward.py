@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,7 @@ from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.losses import output_cross_entropy
 from nmtkit.scoring.tokenizers import characters_apart
 from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
 
@@ -45,9 +46,11 @@ class ExpectedReward(Criterion):
 
     With sampled candidates, the gradient for a sentence is the mean over its candidates of (reward - mean reward) times
     the gradient of log p(candidate). With n-best candidates, the expectation is over the n-best list, whose
-    probabilities are renormalised to sum to 1. Candidates are generated without dropout and never contain <unk>. The
-    model scores each candidate like a target, so an update needs `candidates_per_sentence` times as much memory, and
-    --max-tokens should be lower. Validation computes only the likelihood.
+    probabilities are renormalised to sum to 1. Candidates are generated without dropout. They begin with the language
+    token of the target and never contain <unk>. The language token is the same for all candidates of a sentence, so it
+    does not change the gradient of the reward. The model scores each candidate like a target, so an update needs
+    `candidates_per_sentence` times as much memory, and --max-tokens should be lower. Validation computes only the
+    likelihood.
     """
 
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
@@ -64,16 +67,33 @@ class ExpectedReward(Criterion):
         if not batch.target_tokens:  # the batch is a dummy micro-batch
             return Loss(loss, {"nll": nll, "reward": torch.zeros_like(nll)})
         sentences = real_sentences(batch)
-        candidates = self.candidates(model, batch.source.select(sentences))
-        rewards, owner = self.rewards(candidates, references(batch, sentences))
+        targets = references(batch, sentences)
+        source = batch.source.select(sentences)
+        candidates = self.candidates(model, source, self.directions(source, batch.target_input.select(sentences)))
+        rewards, owner = self.rewards(candidates, targets)
         rewards, owner = rewards.to(loss.device), owner.to(loss.device)
         log_p = log_probabilities(model, memory.select(sentences[owner]), list(chain.from_iterable(candidates)))
         expected = self.expected_reward(log_p, rewards, owner, len(sentences))
         counts = {"nll": nll, "reward": mean_by(rewards, owner, len(sentences)).sum()}
         return Loss(self.config.likelihood_weight * loss - expected, counts)
 
-    def candidates(self, model: Architecture, source: Packed) -> list[list[list[int]]]:
-        """Returns the candidates of each sentence as target ids without eos."""
+    def directions(self, source: Packed, target_input: Packed) -> list[Constraints]:
+        """Returns the language tokens with which each source and its target begin, as constraints of the candidates."""
+        languages = self.tokenizer.languages.values()
+        tags = {*languages, *self.tokenizer.source_tags}
+        # a vocabulary of target languages only has language tokens in sources, but not in targets
+        of_targets = set() if self.tokenizer.has_target_languages_only else set(languages)
+        directions = []
+        for ids, (_, *target) in zip(_id_lists(source), _id_lists(target_input), strict=True):
+            prefix = tuple(takewhile(of_targets.__contains__, target))
+            tokens = len(list(takewhile(tags.__contains__, ids)))
+            directions.append(Constraints(prefix, language_tokens=len(prefix), source_tokens=tokens))
+        return directions
+
+    def candidates(
+        self, model: Architecture, source: Packed, directions: Sequence[Constraints]
+    ) -> list[list[list[int]]]:
+        """Returns the candidates of each sentence, in the language of its target, as target ids without eos."""
         lengths: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": self.config.candidate_extra}
         size = self.config.candidates_per_sentence
         if self.config.candidates == "sample":
@@ -83,7 +103,7 @@ class ExpectedReward(Criterion):
         else:
             options = SearchOptions(beam=size, nbest=size, lenpen=0.0, **lengths)
         with evaluating(model):
-            results = beam_search([model], source, options)
+            results = beam_search([model], source, options, directions)
         return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in results]
 
     def rewards(self, candidates: list[list[list[int]]], references: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -106,6 +126,10 @@ class ExpectedReward(Criterion):
             return (p / total[owner] * rewards).sum()
         advantage = rewards - mean_by(rewards, owner, sentences)[owner]
         return mean_by(advantage * log_p, owner, sentences).sum()
+
+
+def _id_lists(sentences: Packed) -> list[list[int]]:
+    return [ids.tolist() for ids in sentences.split()]
 
 
 def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:

@@ -41,7 +41,7 @@ class SourceSentences(NamedTuple):
     max_lengths: Array  # longest output, in tokens without eos
     prefixes: Array  # tokens of all prefixes
     prefix_starts: Array
-    language_tokens: Array  # tokens at the start of the prefix that do not count in scores
+    language_tokens: Array  # tokens at the start of the prefix that do not count in lengths and scores
     columns: Array  # sorted target pieces of the shortlists of all sentences; without shortlists, empty
     column_starts: Array
 
@@ -67,7 +67,7 @@ class Results(NamedTuple):
 
 @inner
 def penalty(length: int, lenpen: float) -> Any:
-    """Returns the same as `candidates.length_penalty`."""
+    """Returns the same as `rules.length_penalty` for an output of `length` pieces, eos included."""
     return ((5.0 + length) / 6.0) ** lenpen
 
 
@@ -287,7 +287,7 @@ def search(model: CompiledTransformer, output: Output, sentences: SourceSentence
                     if length >= prefix:  # a prefix is not subject to the rules below
                         x[BOS] = -INFINITY
                         x[UNK] -= settings.unknown_penalty
-                        if length < settings.min_length:
+                        if length - sentences.language_tokens[sentence] < settings.min_length:
                             x[EOS] = -INFINITY
                         if settings.no_repeat and length >= settings.no_repeat:
                             forbid_repeats(x, places[hypothesis], cached_tokens, length, settings.no_repeat)
@@ -301,6 +301,7 @@ def search(model: CompiledTransformer, output: Output, sentences: SourceSentence
             if sentence < 0:
                 continue
             length, row = lengths[slot], 0
+            pieces = length - sentences.language_tokens[sentence]
             for i in range(beam):
                 before[slot, i] = -INFINITY
             worst = settings.nbest - 1
@@ -311,15 +312,16 @@ def search(model: CompiledTransformer, output: Output, sentences: SourceSentence
                         before[slot, row], parents[slot, row], newest[slot, row] = score, hypothesis, token
                         row += 1
                 elif i < beam:
-                    final = score / penalty(length + 1, settings.lenpen)
+                    final = score / penalty(pieces + 1, settings.lenpen)
                     if final > results.scores[sentence, worst]:
                         finish(results, sentence, final, score, places[slot * beam + hypothesis], cached_tokens, length)
             threshold = results.scores[sentence, worst]
-            longest_penalty = penalty(sentences.max_lengths[sentence] + 1, settings.lenpen)
+            longest_pieces = sentences.max_lengths[sentence] - sentences.language_tokens[sentence]
+            longest_penalty = penalty(longest_pieces + 1, settings.lenpen)
             open_score = -INFINITY
             for i in range(row):
                 open_score = max(open_score, before[slot, i])
-            within_reach = open_score / max(longest_penalty, penalty(length + 2, settings.lenpen))
+            within_reach = open_score / max(longest_penalty, penalty(pieces + 2, settings.lenpen))
             if within_reach <= threshold or (beam == 1 and threshold > -INFINITY):
                 sentence_of[slot] = -1
                 continue

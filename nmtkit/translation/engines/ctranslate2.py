@@ -22,7 +22,6 @@ from nmtkit.models import checkpoint
 from nmtkit.models.formats import ctranslate2 as ctranslate2_format
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.engines.engine import ENGINES, Engine, EngineConfig, LoadedModels
-from nmtkit.translation.search.constraints import NO_CONSTRAINTS
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SearchOptions
 from nmtkit.translation.search.rules import length_penalty, max_lengths
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
@@ -100,7 +99,8 @@ class CTranslate2Engine(Engine):
         return None
 
     def refuses(self, segment: Segment) -> bool:
-        return segment.constraints != NO_CONSTRAINTS
+        constraints = segment.constraints
+        return bool(constraints.prefix or constraints.required or constraints.avoided)
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
@@ -150,7 +150,8 @@ class CTranslate2Engine(Engine):
         tokens, log_probability = [self.ids[piece] for piece in search.hypotheses[0]], search.scores[0]
         if len(tokens) >= max_length_of(segment, options) or not math.isfinite(log_probability):
             return []
-        return [Hypothesis(tokens, log_probability / length_penalty(len(tokens) + 1, options.lenpen), log_probability)]
+        penalty = length_penalty(len(tokens) + 1, options.lenpen, language_tokens=0)  # `refuses` prefixes
+        return [Hypothesis(tokens, log_probability / penalty, log_probability)]
 
 
 def max_length_of(segment: Segment, options: SearchOptions) -> int:

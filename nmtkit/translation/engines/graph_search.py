@@ -161,7 +161,7 @@ class GraphBeamSearch:
 
     def _finish(self, candidates: Candidates, lengths: CacheLengths) -> None:
         """Stores the candidates [B, R] that end, if they are among the `nbest` of their sentence."""
-        score = candidates.final_scores(length_penalty(self.length + 1, self.options.lenpen)[:, None])
+        score = candidates.final_scores(self._penalty(self.length + 1)[:, None])
         output = self.history[:, :, : lengths.target].gather(1, _expanded(candidates.beam_index, lengths.target))
         merged = torch.cat([self.finished_score, score], 1)
         # a stable sort puts the older of two hypotheses with the same score first
@@ -188,9 +188,12 @@ class GraphBeamSearch:
 
     def _is_done(self) -> Tensor:
         """Returns whether the search in a slot is over: B, bool."""
-        lenpen = self.options.lenpen
-        largest = torch.maximum(length_penalty(self.length + 2, lenpen), length_penalty(self.max_length + 1, lenpen))
+        largest = torch.maximum(self._penalty(self.length + 2), self._penalty(self.max_length + 1))
         return is_over(self.log_probability, largest, self.finished_score[:, -1], greedy=self.options.beam == 1)
+
+    def _penalty(self, tokens: Tensor) -> Tensor:
+        """Returns the length penalty of outputs without language tokens: the engine refuses prefixes."""
+        return length_penalty(tokens, self.options.lenpen, language_tokens=0)
 
     def _end_step(self, done: Tensor) -> None:
         """Counts the step. Slots that are done stay at length 0, without open hypotheses."""

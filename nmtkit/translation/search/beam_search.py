@@ -10,7 +10,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -138,12 +138,21 @@ class Search:
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
         self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: first row of each sentence among N
         # B: penalty of the longest allowed output of a sentence
-        self.longest_penalty = length_penalty(self.constraint_processor.max_length + 1, options.lenpen)
+        self.longest_penalty = self.penalty(self.constraint_processor.max_length + 1)
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R L: the tokens so far
         # B R, float64. At the start, only the first hypothesis of a group is open, because the others would be copies.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
         self.log_probability[:, :: self.selector.group] = 0.0
         self.normalizer: Tensor | None = None  # N: scores of a step minus `normalizer` are log probabilities
+
+    @overload
+    def penalty(self, tokens: int) -> float: ...
+    @overload
+    def penalty(self, tokens: Tensor) -> Tensor: ...
+    def penalty(self, tokens: Tensor | int) -> Tensor | float:
+        """Returns the length penalty of outputs with this number of tokens, language tokens and eos included."""
+        language_tokens = self.constraint_processor.language_tokens
+        return length_penalty(tokens, self.options.lenpen, language_tokens=language_tokens)
 
     def run(self) -> BatchHypotheses:
         tokens = torch.full((self.log_probability.numel(),), BOS)
@@ -195,7 +204,7 @@ class Search:
 
     def finish(self, candidates: Candidates) -> None:
         """Keeps the candidates that end and are among the best of their sentence."""
-        scores = candidates.final_scores(length_penalty(self.history.shape[2] + 1, self.options.lenpen))
+        scores = candidates.final_scores(self.penalty(self.history.shape[2] + 1))
         row, column = (scores > self.finished.threshold[self.sentence, None]).nonzero(as_tuple=True)
         outputs = self.history[row, candidates.beam_index[row, column]]
         columns = (self.sentence[row], outputs, scores[row, column], candidates.log_probability[row, column])
@@ -207,7 +216,7 @@ class Search:
         """Returns whether the search of each sentence is over: B, bool. None means that all searches continue."""
         if not self.finished.any_full and math.isfinite(self.log_probability[:, 0].sum().item()):
             return None
-        next_penalty = length_penalty(self.history.shape[2] + 1, self.options.lenpen)
+        next_penalty = self.penalty(self.history.shape[2] + 1)
         largest, threshold = self.longest_penalty.clamp_min(next_penalty), self.finished.threshold[self.sentence]
         return is_over(self.log_probability, largest, threshold, greedy=self.log_probability.shape[1] == 1)
 
@@ -299,7 +308,7 @@ def greedy_search(search: Search) -> BatchHypotheses:
                 outputs[sentence].append(added[row])
                 continue
             if math.isfinite(values[row]):
-                score = values[row] / length_penalty(len(outputs[sentence]) + 1, search.options.lenpen)
+                score = values[row] / search.penalty(len(outputs[sentence]) + 1)
                 results[sentence].append(Hypothesis(outputs[sentence], score, values[row]))
             del open_rows[row]
         if not open_rows:

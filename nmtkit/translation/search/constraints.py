@@ -40,9 +40,10 @@ class Constraints:
     """
 
     prefix: Phrase = ()  # the translation begins with this phrase
-    language_tokens: int = 0  # number of language tokens at the start of the prefix; scores exclude them
+    language_tokens: int = 0  # language tokens at the start of the prefix; lengths and scores exclude them
     required: tuple[RequiredPhrase, ...] = ()  # the translation contains all these phrases, without overlap
     avoided: tuple[Phrase, ...] = ()  # the translation contains none of these phrases
+    source_tokens: int = 0  # tokens before the text of the source: language tokens and a tag; lengths exclude them
 
     def check(self, options: SearchOptions) -> None:
         """Raises ValueError when the constraints contradict each other or `options`. The message names both."""

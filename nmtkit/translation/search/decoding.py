@@ -111,8 +111,9 @@ def score_references(
     results = []
     gained = token_log_probabilities(models, source, references)
     for segment, ids, each in zip(batch, references, gained, strict=True):
-        total = sum(each[segment.constraints.language_tokens :])
-        score = total / length_penalty(len(ids) + 1, lenpen)
+        language_tokens = segment.constraints.language_tokens
+        total = sum(each[language_tokens:])
+        score = total / length_penalty(len(ids) + 1, lenpen, language_tokens=language_tokens)
         results.append([Hypothesis(ids, score, total, token_log_probabilities=each)])
     return results
 

@@ -187,4 +187,5 @@ def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
             RequiredPhrase(tuple(map(convert, phrase.alternatives)), phrase.whole_words) for phrase in sentence.required
         ),
         tuple(phrase for phrase in map(convert, sentence.avoided) if -1 not in phrase),
+        sentence.source_tokens,
     )

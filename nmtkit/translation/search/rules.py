@@ -31,14 +31,17 @@ class LimitedPositions(Protocol):
 
 
 @overload
-def length_penalty(length: int, lenpen: float) -> float: ...
+def length_penalty(tokens: int, lenpen: float, *, language_tokens: int) -> float: ...
 @overload
-def length_penalty(length: Tensor, lenpen: float) -> Tensor: ...
-def length_penalty(length: Tensor | int, lenpen: float) -> Tensor | float:
-    """Returns the divisor of the log probability of an output of `length` pieces, eos included.
+def length_penalty(tokens: Tensor, lenpen: float, *, language_tokens: int) -> Tensor: ...
+def length_penalty(tokens: Tensor | int, lenpen: float, *, language_tokens: int) -> Tensor | float:
+    """Returns the divisor of the log probability of an output of `tokens` tokens, eos included.
+
+    The length of the output is its pieces with eos. Its first `language_tokens` tokens are not pieces.
 
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
+    length = tokens - language_tokens
     if isinstance(length, int):
         penalty: float = ((5.0 + length) / 6.0) ** lenpen
         return penalty
@@ -75,12 +78,15 @@ def max_lengths(
 ) -> list[int]:
     """Returns the maximum number of tokens of each output, without eos. `sources` are the source tokens with eos.
 
-    The positions of the models limit the outputs. An output that needs more tokens for its constraints may be longer.
+    The options limit pieces: language tokens of the output are added, and tokens before the text of the source do not
+    count. The positions of the models limit the outputs. An output that needs more tokens for its constraints may be
+    longer.
     """
     limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
     lengths = []
     for source, sentence in zip(sources, constraints, strict=True):
-        wanted = max(options.min_len, int(options.max_len_a * (source - 1) + options.max_len_b))
+        pieces = source - 1 - sentence.source_tokens
+        wanted = max(options.min_len, int(options.max_len_a * pieces + options.max_len_b)) + sentence.language_tokens
         needed = len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
         lengths.append(max(min([wanted, *limits]), needed))
     return lengths
@@ -126,13 +132,12 @@ class ConstraintProcessor:
             kept = log_probs.gather(1, forced.clamp_min(0))
             if length < self.language_tokens:
                 kept.zero_()
+        too_short = length - self.language_tokens < self.options.min_len
         if self.forbidden.device != log_probs.device:
             self.forbidden, self.forbidden_at_first = (
                 tokens.to(log_probs.device) for tokens in (self.forbidden, self.forbidden_at_first)
             )
-        log_probs.index_fill_(
-            1, self.forbidden_at_first if length < self.options.min_len else self.forbidden, -math.inf
-        )
+        log_probs.index_fill_(1, self.forbidden_at_first if too_short else self.forbidden, -math.inf)
         if self.options.unkpen is not None:
             log_probs[:, UNK] -= self.options.unkpen
         if self.avoided.numel():

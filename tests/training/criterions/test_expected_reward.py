@@ -1,5 +1,5 @@
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,17 @@ from nmtkit.training.criterions.expected_reward import (
     ExpectedRewardConfig,
     gleu,
 )
+from nmtkit.translation.search.constraints import Constraints
 
 SIZE = 7
 
 
 class Letters:
     """Returns ids 3, 4, … as words a, b, …"""
+
+    languages: Mapping[str, int] = {}
+    source_tags: frozenset[int] = frozenset()
+    has_target_languages_only = False
 
     def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         return [" ".join(chr(94 + token) for token in tokens if token > 2) for tokens in sentences]
@@ -76,7 +81,7 @@ def test_rewards_run_from_nothing_to_one(reward: Any) -> None:
 def test_sampled_loss_pushes_by_reward_above_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     net, loss_of = model(), criterion(candidates_per_sentence=3, likelihood_weight=0.25).train()
     drawn = [[[3, 4, 5], [3], [6, 6]], [[6], [4, 6], [6]]]
-    monkeypatch.setattr(loss_of, "candidates", lambda model, source: drawn)
+    monkeypatch.setattr(loss_of, "candidates", lambda model, source, directions: drawn)
     loss = loss_of(net, batch())
     rewards = [[1.0, 1 / 6, 0.0], [1.0, 1 / 3, 1.0]]
     expected = -0.25 * (log_p(net, [3, 5, 2], [3, 4, 5]) + log_p(net, [4, 2], [6]))
@@ -103,13 +108,13 @@ def test_nbest_loss_is_the_expectation_over_the_list() -> None:
 def test_samples_follow_the_models_distribution() -> None:
     net, loss_of = model(5).train(), criterion(candidates_per_sentence=1000, candidate_extra=0)
     torch.manual_seed(8)
-    (drawn,) = loss_of.candidates(net, Packed.from_lists([[3, 2]]))
+    (drawn,) = loss_of.candidates(net, Packed.from_lists([[3, 2]]), [Constraints()])
     assert max(len(words) for words in drawn) == 1
     logits = net.output_projection(net(Packed.from_lists([[3, 2]]), Packed.from_lists([[1]])))[0]
     p = logits[[2, 3, 4]].softmax(0)  # of eos and the words; no sample holds <unk> or bos
     for words, share in zip(([], [3], [4]), p.tolist(), strict=True):
         assert sum(tokens == words for tokens in drawn) / 1000 == pytest.approx(share, abs=0.05)
-    assert loss_of.candidates(net, Packed.from_lists([[3, 2]])) != [drawn]
+    assert loss_of.candidates(net, Packed.from_lists([[3, 2]]), [Constraints()]) != [drawn]
 
 
 def test_sampling_repeats_with_the_seed_and_leaves_the_mode_alone() -> None:
