@@ -1,6 +1,6 @@
 """Python functions for the commands `nmtkit preprocess`, `nmtkit average-checkpoints` and `nmtkit score`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ def average(
 
 
 def score(
-    hypotheses: Sequence[str],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    hypotheses: Iterable[str],
+    references: Iterable[str] | Iterable[Iterable[str]],
     metric: Sequence[str] = DEFAULT_METRICS,
     *,
     bootstrap: int = 0,
@@ -70,6 +70,7 @@ def score(
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.MetricSettings)
-    several: Any = [references] if references and isinstance(references[0], str) else references
+    listed: list[Any] = [references] if isinstance(references, str) else list(references)
+    several = [listed] if listed and isinstance(listed[0], str) else listed
     scores = metrics.score(texts(hypotheses), [texts(text) for text in several], names, chosen, bootstrap=bootstrap)
     return dict(zip(names, scores, strict=True))

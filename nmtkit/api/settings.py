@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
+from nmtkit.text.normalization import check_characters
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
@@ -93,11 +94,13 @@ def checked(title: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -
     return values
 
 
-def texts(texts: str | Sequence[str]) -> list[str]:
+def texts(texts: str | Iterable[str]) -> list[str]:
+    """Returns a list of texts. Raises ValueError, with the index, for an item that is not a text."""
     listed = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"item {index} is of type {type(text).__name__}; give a text or a list of texts")
+        check_characters(text, f"item {index}")
     return listed
 
 
@@ -122,3 +125,4 @@ def check_text(method: str, source: object) -> None:
     """Raises ValueError unless `source`, the argument of a method for a single text, is a text."""
     if not isinstance(source, str):
         raise ValueError(f"{method} takes one text, not a {type(source).__name__}; call {method} for each text")
+    check_characters(source, f"the text of {method}")

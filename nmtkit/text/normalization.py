@@ -1,4 +1,4 @@
-"""Unicode normalization form NFC in linear time, and invisible characters."""
+"""Unicode normalization form NFC in linear time, invisible characters, white space, and halves of surrogate pairs."""
 
 import re
 import unicodedata
@@ -7,9 +7,30 @@ from functools import cache
 MAX_MARKS = 30  # maximum combining marks in a row in stream-safe text (UAX #15, definition D4)
 SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
 # Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D belong to words and emoji.
-INVISIBLE = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff]")
+INVISIBLE_CHARACTERS = "".join(
+    map(chr, (*range(0x09), *range(0x0E, 0x1C), *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x200B, 0x2060, 0xFEFF))
+)
+INVISIBLE = re.compile(f"[{re.escape(INVISIBLE_CHARACTERS)}]")
+# White space except the space, and except the line feed, which separates lines
+WHITE_SPACE = "\t\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 # NFD turns a mark into at most two marks, and a letter into a letter and at most three marks
 _CHECKED_RUN = MAX_MARKS // 2 - 3
+
+
+def check_characters(text: str, title: str) -> None:
+    """Raises ValueError, with `title` and a position, if `text` has half of a surrogate pair, which is no character."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise ValueError(
+            f"{title} has {half} at position {error.start}, half of a surrogate pair, which is not a character; "
+            "decode the text as UTF-8, or remove this half"
+        ) from None
 
 
 def normalized(text: str) -> str:

@@ -1,6 +1,5 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -13,6 +12,7 @@ from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.text import glossary
 from nmtkit.text.alignment import Link, piece_spans, word_links
 from nmtkit.text.glossary import forms, without
+from nmtkit.text.normalization import check_characters
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, RequiredPhrase
 from nmtkit.translation.search.options import SearchOptions
@@ -32,9 +32,6 @@ from nmtkit.translation.steps import (
     TextSegment,
 )
 
-WHITE_SPACE = "\t\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)
 # Contexts before a term: the start of a line, an opening bracket, and a space. Tokenizers may spell a term differently
 # in each context.
 CONTEXTS = ("", "(", "( ")
@@ -122,6 +119,10 @@ class Pipeline:
 
     def first_segment(self, id: int, request: Request) -> TextSegment:
         """Returns the segment of a whole line, with its constraints. Raises ValueError for impossible constraints."""
+        for name in ("source", "prefix", "reference"):
+            check_characters(getattr(request, name) or "", f"the {name}")
+        for phrase in (*request.required, *request.avoided):
+            check_characters(phrase, "a required or avoided phrase")
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
             raise ValueError(
                 "split_sentences cannot be combined with a prefix, or with required or avoided phrases: constraints "
@@ -221,17 +222,10 @@ def encode(nodes: Sequence[SegmentNode], tokenizer: Tokenizer) -> None:
     White space that the vocabulary does not contain, such as tabs or no-break spaces, is replaced by spaces.
     """
     new = [node for node in nodes if node.segment.ids is None]
-    unknown = unknown_white_space(tokenizer)
-    texts = [unknown.sub(" ", node.segment.text) for node in new]
+    spaces = tokenizer.source.white_space
+    texts = [spaces.sub(" ", node.segment.text.replace("\n", " ")) for node in new]
     for node, text, ids in zip(new, texts, tokenizer.encode_source(texts).split(), strict=True):
         node.segment = replace(node.segment, text=text, ids=ids[:-1].tolist())
-
-
-@lru_cache(maxsize=8)
-def unknown_white_space(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Returns a pattern for the white space, except spaces, that the vocabulary of a tokenizer does not contain."""
-    unknown = [char for char in WHITE_SPACE if not tokenizer.knows(char)]
-    return re.compile(f"[{''.join(unknown)}]" if unknown else r"(?!)")
 
 
 def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:

@@ -19,7 +19,7 @@ from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, piece_spans, 
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Glossary, Occurrence, term_results
 from nmtkit.text.markup import Marked, marked
-from nmtkit.text.normalization import INVISIBLE, normalized
+from nmtkit.text.normalization import normalized
 from nmtkit.text.patterns import is_message
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 from nmtkit.text.quality import assess
@@ -116,11 +116,10 @@ class InvisibleCharacters(Step):
         self.tokenizer = tokenizer
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
-        segment = node.segment
-        if segment.ids is not None:  # the sentence comes from a dataset
+        segment, source = node.segment, self.tokenizer.source
+        if segment.ids is not None and source.preparation == 1:  # the ids of a dataset include these characters
             return [segment]
-        visible = INVISIBLE.sub(lambda char: char[0] if self.tokenizer.knows(char[0]) else "", segment.text)
-        return [segment.with_text(visible)]
+        return [segment.with_text(source.invisible.sub("", segment.text))]
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
@@ -142,7 +141,8 @@ class InvisibleCharacters(Step):
         positions = [0]
         for char in text:
             last = positions[-1]
-            positions.append(last + (last < len(visible) and visible[last] == char))
+            # later steps replace white space by spaces
+            positions.append(last + (last < len(visible) and (visible[last] == char or char.isspace())))
         return positions
 
 

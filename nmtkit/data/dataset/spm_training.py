@@ -24,6 +24,7 @@ from nmtkit.data.tokenizers.spm_model import (
     pieces_of,
     with_control_pieces,
     with_pieces,
+    with_preparation,
 )
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer, normalize
 
@@ -57,7 +58,7 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
             raise FileNotFoundError(f"--tokenizer-from {path}: no such file")
     if len(paths) == 1 and zipfile.is_zipfile(paths[0]):
         return _tokenizer_in_checkpoint(paths[0])
-    tokenizer = Tokenizer(*(path.read_bytes() for path in paths))
+    tokenizer = Tokenizer(*(with_preparation(path.read_bytes()) for path in paths))
     for path, model in zip(paths, (tokenizer.source, tokenizer.target), strict=False):
         if model.facts.rewrites:
             log.warning("%s has its own rules to normalise text: decoded text may differ from the original", path)
@@ -158,7 +159,7 @@ def train_model(
         )
     except RuntimeError as error:
         raise ValueError(_training_error(str(error), vocab_size, model_type, len(control))) from error
-    return with_control_pieces(model.getvalue(), control)
+    return with_control_pieces(with_preparation(model.getvalue()), control)
 
 
 def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> str:

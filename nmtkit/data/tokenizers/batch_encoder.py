@@ -160,8 +160,7 @@ class BatchEncoder:
         """
         assert self.can_align
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
-        to_space = str.maketrans(dict.fromkeys(self._model.missing_spaces, " "))
-        parts = [word.translate(to_space).split(" ") for words in lines for word in words]
+        parts = [word.translate(self._model.replacements).split(" ") for words in lines for word in words]
         owners = [index for index, word in enumerate(parts) for part in word if part]
         counts = self._normalized_words(_groups([part for word in parts for part in word if part]))
         normalized = np.bincount(owners, counts, len(parts)).astype(np.int64)  # number of normalised words of each word

@@ -5,6 +5,7 @@ package: a message is a sequence of (field number, wire type, value), and the wi
 fixed 4 or 8 bytes, and byte strings.
 """
 
+import re
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ FOREIGN = "\ufdd1"  # a noncharacter, so that a piece that begins with FOREIGN n
 # further fields of TrainerSpec, then fields of NormalizerSpec
 MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35
 CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
+# The mark of the rule that prepares text is an extension field of ModelProto, which other readers ignore.
+PREPARATION, PREPARATION_MARK = 200, b"nmtkit text preparation "
+NEWEST_PREPARATION = 2  # rule of new tokenizers, see `SubwordModel.prepared`
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
@@ -70,6 +74,22 @@ def _rules_contain_space(charsmap: bytes) -> bool:
         if (grown == reached).all():
             return bool((reached & (labels == ord(" "))).any())
         reached = grown
+
+
+def preparation_of(model: bytes) -> int:
+    """Returns the number of the rule that prepares text for a model. A model without a mark has rule 1.
+
+    Searches the bytes for the mark, because reading all fields of a large model takes a second.
+    """
+    marks = re.findall(re.escape(PREPARATION_MARK) + rb"(\d+)", model)
+    return int(marks[-1]) if marks else 1
+
+
+def with_preparation(model: bytes) -> bytes:
+    """Returns the model file with the mark of the newest rule for preparing text."""
+    if preparation_of(model) == NEWEST_PREPARATION:
+        return model
+    return model + _bytes_field(PREPARATION, PREPARATION_MARK + b"%d" % NEWEST_PREPARATION)
 
 
 def user_defined_symbols(model: bytes) -> list[str]:

@@ -1,12 +1,13 @@
 """Converts text to ids and back with SentencePiece.
 
-Encoding normalises a line to NFC, replaces tabs and Unicode spaces that are not in the vocabulary by U+0020, merges
-runs of U+0020, and removes U+0020 at both ends. A space symbol of SentencePiece in the text is escaped. With byte
-fallback, no character is unknown, and decoding returns the normalised line. Every vocabulary that nmtkit trains has
-byte fallback, except a vocabulary of words.
+Encoding normalises a line to NFC, removes invisible characters that are not in the vocabulary, replaces white space
+that is not in the vocabulary by U+0020, merges runs of U+0020, and removes U+0020 at both ends. A
+space symbol of SentencePiece in the text is escaped. With byte fallback, no character is unknown, and decoding returns
+the prepared line. Every vocabulary that nmtkit trains has byte fallback, except a vocabulary of words.
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,20 +20,29 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.tokenizers.spm_model import FOREIGN, SubwordFacts, model_facts, user_defined_symbols
-from nmtkit.text.normalization import normalized
+from nmtkit.data.tokenizers.spm_model import (
+    FOREIGN,
+    NEWEST_PREPARATION,
+    SubwordFacts,
+    model_facts,
+    preparation_of,
+    user_defined_symbols,
+)
+from nmtkit.text.normalization import INVISIBLE_CHARACTERS, WHITE_SPACE, normalized
 
 UNK, BOS, EOS = 0, 1, 2
 FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread at a fixed cost
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
-# Tab and the characters of the Unicode category Zs except U+0020, such as no-break and ideographic spaces.
+# Spaces of rule 1: tab, and the characters of the Unicode category Zs except U+0020, such as no-break spaces.
 SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f\u3000"
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
 
 Ids = npt.NDArray[Any]  # ids of tokens
 Lengths = npt.NDArray[np.int64]
+
+logger = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +79,11 @@ def normalize(text: str, spaces: str = "") -> str:
     for space in spaces:
         if space in text:
             text = text.replace(space, " ")
-    text = normalized(text)
+    return escaped(normalized(text))
+
+
+def escaped(text: str) -> str:
+    """Returns the text with an escape for each literal space symbol."""
     if SPACE_SYMBOL in text or ESCAPE in text:
         text = text.replace(ESCAPE, ESCAPE + ESCAPE).replace(SPACE_SYMBOL, ESCAPE + "_")
     return text
@@ -98,6 +112,12 @@ class SubwordModel:
         special = (self.processor.unk_id(), self.processor.bos_id(), self.processor.eos_id())
         if special != (UNK, BOS, EOS):
             raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
+        self.preparation = preparation_of(model)
+        if self.preparation > NEWEST_PREPARATION:
+            raise ValueError(
+                f"the {side} tokenizer prepares text by rule {self.preparation}, but this nmtkit knows the rules 1 to "
+                f"{NEWEST_PREPARATION}; install a newer nmtkit"
+            )
 
     def __len__(self) -> int:
         """The number of entries of the vocabulary."""
@@ -127,19 +147,69 @@ class SubwordModel:
 
     @cached_property
     def missing_spaces(self) -> str:
-        """The characters of SPACES that have no piece, which `prepared` replaces by U+0020.
+        """The characters of SPACES that have no piece, which rule 1 replaces by U+0020.
 
         The training data of the tokenizer did not contain these characters, or training replaced tabs by spaces.
         """
         known = self.foreign_ids
         return "".join(space for space in SPACES if self.processor.piece_to_id(space) == UNK and space not in known)
 
+    @cached_property
+    def missing(self) -> tuple[str, str]:
+        """The invisible characters and the white space that the model encodes as <unk> or as bytes.
+
+        Preparation removes these invisible characters and replaces this white space by U+0020. Other characters of
+        both kinds are in the vocabulary, or the rules of the model change them.
+        """
+
+        def is_missing(char: str) -> bool:
+            ids = self.encode_prepared([normalize(char)], add_eos=False).ids.tolist()
+            return any(token == UNK or self.processor.is_byte(token) for token in ids)
+
+        return "".join(filter(is_missing, INVISIBLE_CHARACTERS)), "".join(filter(is_missing, WHITE_SPACE))
+
+    @cached_property
+    def invisible(self) -> re.Pattern[str]:
+        """A pattern for the invisible characters in `missing`."""
+        return _any_of(self.missing[0])
+
+    @cached_property
+    def white_space(self) -> re.Pattern[str]:
+        """A pattern for the white space in `missing`, which has neither the space nor the line feed."""
+        return _any_of(self.missing[1])
+
+    @cached_property
+    def replacements(self) -> dict[int, str | None]:
+        """The table for `str.translate` of `prepared`: white space becomes U+0020, invisible characters vanish."""
+        if self.preparation == 1:
+            return dict.fromkeys(map(ord, self.missing_spaces), " ")
+        removed, replaced = self.missing
+        return dict.fromkeys(map(ord, removed)) | dict.fromkeys(map(ord, replaced), " ")
+
+    @cached_property
+    def _replaced(self) -> re.Pattern[str]:
+        return _any_of("".join(map(chr, self.replacements)))
+
     def prepared(self, text: str) -> str:
-        """Returns one or more lines as SentencePiece reads them. All text must pass through this method."""
-        return normalize(text, self.missing_spaces)
+        """Returns one or more lines as SentencePiece reads them. All text must pass through this method.
+
+        Rule 1 keeps control characters and zero-width characters, which then become bytes. Steps before the tokenizer
+        removed these characters from raw text, but not from datasets. Rule 2 prepares all text alike.
+        """
+        if self.preparation == 1:
+            return normalize(text, self.missing_spaces)
+        if text.isascii():
+            return text.translate(self.replacements)  # a table lookup for each byte; other text needs a pattern
+        text = normalized(text)
+        replaced = self._replaced.sub(lambda char: char[0].translate(self.replacements), text)
+        return escaped(text if replaced == text else normalized(replaced))  # removing a character joins its neighbours
+
+    def prepared_line(self, line: str) -> str:
+        """Returns `prepared` for one line. A line feed in the line becomes a space, as no line of a dataset has one."""
+        return self.prepared(line.replace("\n", " "))
 
     def encode(self, lines: Sequence[str]) -> Encoded:
-        return self.encode_prepared([self.prepared(line) for line in lines], add_eos=True)
+        return self.encode_prepared([self.prepared_line(line) for line in lines], add_eos=True)
 
     def encode_prepared(self, lines: Sequence[str], add_eos: bool) -> Encoded:
         """Encodes lines that `prepared` has returned."""
@@ -172,6 +242,20 @@ class SubwordModel:
         return [self.piece(int(token)) for token in ids]
 
 
+def _any_of(chars: str) -> re.Pattern[str]:
+    """Returns a pattern for each of `chars`. Without characters, the pattern matches nothing."""
+    return re.compile(f"[{re.escape(chars)}]" if chars else r"(?!)")
+
+
+@cache  # one notice for each process
+def _tell_of_rule_1() -> None:
+    logger.warning(
+        "this tokenizer was made before nmtkit prepared all text alike: control characters and zero-width characters "
+        "stay in the rows of its datasets, but not in raw text, so a test set of a dataset and the same text in a file "
+        "can have different translations; train a model on a new dataset for equal ones"
+    )
+
+
 class Tokenizer:
     """One SentencePiece model for both sides, or one for each side.
 
@@ -199,9 +283,9 @@ class Tokenizer:
     def load(folder: Path) -> "Tokenizer":
         """Reads the files that `save` wrote. Raises FileNotFoundError, or ValueError if a model is damaged."""
         if (folder / JOINT_FILE).is_file():
-            return Tokenizer((folder / JOINT_FILE).read_bytes())
+            return Tokenizer((folder / JOINT_FILE).read_bytes())._with_notice()
         if (folder / SOURCE_FILE).is_file() and (folder / TARGET_FILE).is_file():
-            return Tokenizer((folder / SOURCE_FILE).read_bytes(), (folder / TARGET_FILE).read_bytes())
+            return Tokenizer((folder / SOURCE_FILE).read_bytes(), (folder / TARGET_FILE).read_bytes())._with_notice()
         raise FileNotFoundError(f"{folder} holds no tokenizer ({JOINT_FILE}, or {SOURCE_FILE} and {TARGET_FILE})")
 
     def files(self) -> dict[str, bytes]:
@@ -228,12 +312,18 @@ class Tokenizer:
         """Returns the tokenizer of a `state`. Raises ValueError if `state` does not have the files of a tokenizer."""
         models = {name: bytes(tensor.numpy()) for name, tensor in state.items()}
         if set(models) == {JOINT_FILE}:
-            return Tokenizer(models[JOINT_FILE])
+            return Tokenizer(models[JOINT_FILE])._with_notice()
         if set(models) == {SOURCE_FILE, TARGET_FILE}:
-            return Tokenizer(models[SOURCE_FILE], models[TARGET_FILE])
+            return Tokenizer(models[SOURCE_FILE], models[TARGET_FILE])._with_notice()
         raise ValueError(
             f"a tokenizer state holds {sorted(models)}, not {JOINT_FILE} or {SOURCE_FILE} and {TARGET_FILE}"
         )
+
+    def _with_notice(self) -> "Tokenizer":
+        """Returns this tokenizer. Logs a notice if an old rule prepares its text."""
+        if self.source.preparation < NEWEST_PREPARATION:
+            _tell_of_rule_1()
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.source_model, None if self.one_model else self.target_model)
@@ -275,7 +365,7 @@ class Tokenizer:
 
     def source_encoding(self, line: str) -> list[str]:
         """Returns the pieces of a source line as text. For unknown characters, returns these characters, not <unk>."""
-        return self.source.processor.encode(self.source.prepared(line), out_type=str)
+        return self.source.processor.encode(self.source.prepared_line(line), out_type=str)
 
     def knows(self, text: str) -> bool:
         """Returns whether the source side encodes `text` without <unk> and without byte fallback."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from nmtkit.data.tokenizers.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered
+from nmtkit.data.tokenizers.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered, with_preparation
 from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models.formats.reading import read_bytes
 
@@ -29,7 +29,7 @@ class IdTable:
 
     def renumber(self, model: bytes) -> bytes:
         """Returns the SentencePiece model with the ids of this table."""
-        return renumbered(model, self.pieces, self.control)
+        return with_preparation(renumbered(model, self.pieces, self.control))
 
 
 def tokenizer_of(tables: Sequence[IdTable], models: Sequence[bytes]) -> Tokenizer:

@@ -10,6 +10,7 @@ import torch
 
 from nmtkit.config import flag_of
 from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
@@ -91,6 +92,19 @@ def write_files(folder: Path, files: Mapping[str, bytes | str | Mapping[str, Any
         (folder / name).write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
+def preparation_code(model: SubwordModel) -> str:
+    """Returns a Markdown code block with a function that prepares a line of text like `SubwordModel.prepared`."""
+
+    def pattern(chars: str) -> str:
+        return "".join(f"\\u{ord(char):04x}" for char in chars)
+
+    removed, replaced = model.missing
+    code = ["import re, unicodedata", "", "def prepare(line):", '    line = unicodedata.normalize("NFC", line)']
+    code += [f'    line = re.sub("[{pattern(removed)}]", "", line)'] if removed else []
+    code += [f'    line = re.sub("[{pattern(chr(10) + replaced)}]", " ", line)']
+    return "\n".join(["```python", *code, '    return unicodedata.normalize("NFC", line)', "```"])
+
+
 def model_card(
     contents: Checkpoint, config: TransformerConfig, usage: str, program: str = "marian", library: str | None = None
 ) -> str:
@@ -108,7 +122,9 @@ def model_card(
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
     metadata = [f"library_name: {library}"] if library else []
     lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
-    lines += ["# A translation model", "", "Trained with nmtkit. Normalise text to Unicode form NFC.", "", usage]
+    lines += ["# A translation model", ""]
+    lines += ["Trained with nmtkit. Prepare every line of text with this function before its tokenization:", ""]
+    lines += [preparation_code(Tokenizer.from_state(contents["tokenizer"]).source), "", usage]
     lines += ["## Training", "", *(f"- {name}: {value}" for name, value in facts.items())]
     if scores:
         lines += ["", "## Scores", "", "Validation at this update:", "", "| score | value |", "|---|---|"]

@@ -27,8 +27,9 @@ LINES = st.lists(
 
 
 def survives(line: str) -> str:
-    """Returns the line as the tokenizer promises to restore it: NFC, single spaces, no other horizontal space."""
-    line = re.sub("[\t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]", " ", line)  # none has a piece
+    """Returns the line as the tokenizer promises to restore it: NFC, single spaces, nothing invisible."""
+    line = re.sub("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff]", "", line)  # none has a piece
+    line = re.sub("[\t\v\f\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]", " ", line)
     return " ".join(part for part in unicodedata.normalize("NFC", line).split(" ") if part)
 
 
