@@ -1,12 +1,13 @@
 """The HTTP application: LibreTranslate's routes, the pages, /health and /metrics."""
 
 import asyncio
+import functools
 import hmac
 import logging
 import secrets
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,25 +27,27 @@ from nmtkit.serving.interface import (
     DetectFields,
     Fields,
     Language,
+    RequestFields,
     TranslateFields,
     TranslateFileFields,
     openapi_document,
     validated,
 )
-from nmtkit.serving.languages import Detector, described, detector_of, name_of
+from nmtkit.serving.languages import Detector, described, detector_of, name_of, served_code
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.protocol import UnambiguousRequests
 from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.normalization import normalized
 
-RETRY_SECONDS = 2  # value of the header Retry-After in answers with status 429
 FILE_SECONDS = 600  # lifetime of a translated file
 FILES_BYTES = 64 * 2**20  # limit for all translated files together
 NO_STORE = {"Cache-Control": "no-store"}
+SAME_LANGUAGE = 90.0  # confidence in percent from which a text in the target language is not translated
 CLIENT_CLOSED = 499  # status in the metrics if the client has disconnected; the same number as in nginx
 
 Handler = Callable[[Request], Awaitable[Response]]
+FieldsHandler = Callable[[Request, Any], Awaitable[Response]]  # the second argument: validated fields
 
 logger = logging.getLogger("nmtkit")
 
@@ -55,14 +58,22 @@ class Service:
     def __init__(self, config: ServeConfig, pool: Pool, keys: Sequence[bytes]) -> None:
         self.config, self.pool, self.keys = config, pool, list(keys)
         self.metrics = Metrics(pool)
+        self.memory = reading.BodyMemory()
         # token of a translated file -> time of expiry, extension, content
         self.files: dict[str, tuple[float, str, bytes]] = {}
 
     def application(self) -> Starlette:
-        handlers: dict[str, Handler] = {
+        with_fields: dict[str, FieldsHandler] = {
             "/translate": self.translate,
             "/translate_file": self.translate_file,
             "/detect": self.detect,
+        }
+        handlers: dict[str, Handler] = {
+            **{
+                endpoint.path: self.with_fields(endpoint.fields, with_fields[endpoint.path])
+                for endpoint in ENDPOINTS
+                if endpoint.fields is not None
+            },
             "/languages": self.languages,
             "/health": self.health,
             "/metrics": self.show_metrics,
@@ -108,7 +119,6 @@ class Service:
             start = time.monotonic()
             response = await self.answer_or_error(request, handler)
             self.metrics.observe(path, response.status_code, time.monotonic() - start)
-            response.headers["X-Content-Type-Options"] = "nosniff"
             return response
 
         return answer
@@ -126,7 +136,7 @@ class Service:
             return Response(status_code=CLIENT_CLOSED)
         except QueueFull:
             return error_response(
-                429, "too many texts are waiting; try again later", {"Retry-After": str(RETRY_SECONDS)}
+                429, "too many texts are waiting; try again later", {"Retry-After": str(reading.RETRY_SECONDS)}
             )
         except TranslationError as error:
             return error_response(500, str(error))
@@ -134,21 +144,43 @@ class Service:
             logger.error("a request failed:\n%s", traceback.format_exc())
             return error_response(500, "internal error")
 
-    async def fields(self, request: Request, model: type[Fields]) -> Fields:
-        """Returns the fields of a request. Raises Refusal for invalid fields, and for a missing or wrong API key.
+    def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
+        """Returns a handler that reads the fields of a request for `handler`.
 
-        A key in a header or in the query string is checked before the body is read.
+        A key in a header or in the query string is checked before the body is read. If the client disconnects, all work
+        for the request ends, also the work that waits for a thread.
         """
-        fields = reading.query_fields(request)
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            fields["api_key"] = token.strip()
-        if "api_key" in fields:
-            self.check_key(fields["api_key"])
-        body = await reading.body_fields(request, self.config.char_limit)
-        if "api_key" not in fields:
-            self.check_key(body.get("api_key"))
-        return validated(model, {**fields, **body})
+
+        async def handle(request: Request) -> Response:
+            fields = reading.query_fields(request)
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "bearer":
+                fields["api_key"] = token.strip()
+            if has_key := "api_key" in fields:
+                self.check_key(fields["api_key"])
+
+            async def work(body: bytes) -> Response:
+                body_fields = await asyncio.to_thread(reading.body_fields, request.headers, body)
+                if not has_key:
+                    self.check_key(body_fields.get("api_key"))
+                return await handler(request, await asyncio.to_thread(self.fields, model, {**fields, **body_fields}))
+
+            with self.memory.body() as hold:
+                body = await reading.body(request, self.config.char_limit, hold)
+                return await reading.unless_disconnected(request, work(body))
+
+        return handle
+
+    def fields(self, model: type[Fields], sent: dict[str, Any]) -> Fields:
+        """Returns validated fields. Raises Refusal for invalid fields, and for texts that exceed a limit.
+
+        The limits are checked first, because the validation of a list makes objects of all its elements.
+        """
+        texts = sent.get("q")
+        if isinstance(texts, list):
+            self.check_lines(len(texts))
+        self.check_characters(sum(len(text) for text in reading.listed(texts) if isinstance(text, str)))
+        return validated(model, sent)
 
     def check_key(self, key: Any) -> None:
         """Raises Refusal if the server needs a key and `key` is not valid."""
@@ -158,14 +190,12 @@ class Service:
 
     # --- translation --------------------------------------------------------------------------------------------------
 
-    async def translate(self, request: Request) -> Response:
-        fields = await self.fields(request, TranslateFields)
+    async def translate(self, request: Request, fields: TranslateFields) -> Response:
         is_html = fields.format == "html"
         if fields.alignment and is_html:
             raise Refusal(400, "Invalid request: alignment is not available with format html")
-        texts = fields.q if isinstance(fields.q, list) else [fields.q]
-        self.check_characters(sum(map(len, texts)))
-        pair, detected = await self.pair_of(fields.source, fields.target, texts)
+        texts = reading.listed(fields.q)
+        pairs, detected = await self.pairs_of(fields.source, fields.target, texts)
 
         def read() -> tuple[list[Content], bool]:
             """Returns the contents of a request, and whether a text has placeholders of Weblate.
@@ -173,20 +203,27 @@ class Service:
             Runs in a thread, because a long text takes time.
             """
             if is_html:
-                pages: list[Content] = [reading.web_page(text, pair[1]) for text in texts]
+                pages: list[Content] = [
+                    reading.web_page(text, target) for text, (_, target) in zip(texts, pairs, strict=True)
+                ]
                 return pages, any(map(WEBLATE_PLACEHOLDER.search, texts))
             read_texts = [normalized(text) for text in texts] if fields.alignment else texts
             return [PlainText(text) for text in read_texts], any(map(WEBLATE_PLACEHOLDER.search, texts))
 
         pieces, has_placeholders = await asyncio.to_thread(read)
-        key = BatchKey(
-            pair, fields.alternatives, is_html, fields.alignment, placeholders=has_placeholders, quality=fields.quality
+        key_of = functools.partial(
+            BatchKey,
+            alternatives=fields.alternatives,
+            html=is_html,
+            alignment=fields.alignment,
+            quality=fields.quality,
+            placeholders=has_placeholders,
         )
-        results = await self.unless_disconnected(request, self.translations(pieces, key))
+        results = await self.translations(pieces, pairs, key_of)
         best = [ranks[0] for ranks in results]
         answer: dict[str, list[Any]] = {"translatedText": [result["text"] for result in best]}
         if detected is not None:
-            answer["detectedLanguage"] = [detected] * len(texts)
+            answer["detectedLanguage"] = detected
         if fields.alternatives:
             answer["alternatives"] = [[result["text"] for result in ranks[1:]] for ranks in results]
         if fields.alignment and all("alignment" in result for ranks in results for result in ranks):
@@ -197,67 +234,60 @@ class Service:
             answer["quality"] = [result["quality"] for result in best]
         return JSONResponse(answer if isinstance(fields.q, list) else only_elements(answer))
 
-    async def translate_file(self, request: Request) -> Response:
-        fields = await self.fields(request, TranslateFileFields)
+    async def translate_file(self, request: Request, fields: TranslateFileFields) -> Response:
         extension, data = await reading.upload(fields.file, self.config.char_limit)
         content = await asyncio.to_thread(reading.content_of, extension, data, fields.target)
-        pair, _ = await self.pair_of(fields.source, fields.target, content.segments)
-        key = BatchKey(pair, html=not isinstance(content, PlainText), protect=content.protects)
-        ((result, *_),) = await self.unless_disconnected(request, self.translations([content], key))
+        pairs, _ = await self.pairs_of(fields.source, fields.target, ["\n".join(content.segments)])
+        key_of = functools.partial(BatchKey, html=not isinstance(content, PlainText), protect=content.protects)
+        ((result, *_),) = await self.translations([content], pairs, key_of)
         token = self.keep_file(extension, await asyncio.to_thread(content.encoded, result["text"]))
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
-    async def translations(self, pieces: Sequence[Content], key: BatchKey) -> list[list[LineResult]]:
+    async def translations(
+        self, pieces: Sequence[Content], pairs: Sequence[Pair], key_of: Callable[[Pair], BatchKey]
+    ) -> list[list[LineResult]]:
         """Returns a list of results for each piece: first the translation, then the alternatives.
+
+        `pairs` has the language pair of each piece. A piece with two equal languages stays as it is.
 
         Raises Refusal if the pieces together exceed --char-limit or --batch-limit.
         """
-        characters = self.check_characters(sum(len(piece.text) for piece in pieces))
-        lines = [line for piece in pieces for line in piece.segments]
-        if max(len(lines), len(pieces)) > self.config.batch_limit:
-            count, limit = max(len(lines), len(pieces)), self.config.batch_limit
-            raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({limit})")
-        translated = iter(await self.pool.translate(key, lines))
-        self.metrics.count(key.pair, len(lines), characters)
+        self.check_characters(sum(len(piece.text) for piece in pieces))
+        self.check_lines(sum(len(piece.segments) for piece in pieces))
+        translated: dict[Pair, Iterator[list[LineResult]]] = {}
+        for pair in dict.fromkeys(pairs):
+            of_pair = [piece for piece, other in zip(pieces, pairs, strict=True) if other == pair]
+            lines = [line for piece in of_pair for line in piece.segments]
+            if pair[0] == pair[1]:
+                translated[pair] = iter([[reading.unchanged(line)] for line in lines])
+                continue
+            translated[pair] = iter(await self.pool.translate(key_of(pair), lines))
+            self.metrics.count(pair, len(lines), sum(len(piece.text) for piece in of_pair))
         results = []
-        for piece in pieces:
-            of_lines = [next(translated) for _ in piece.segments]
+        for piece, pair in zip(pieces, pairs, strict=True):
+            of_lines = [next(translated[pair]) for _ in piece.segments]
             ranks = range(min(map(len, of_lines), default=1))
             by_rank = [[line[rank] for line in of_lines] for rank in ranks]
             results.append([await asyncio.to_thread(reading.rendered, piece, lines) for lines in by_rank])
-            if key.quality:
-                results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines]
+            results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines if "quality" in line[0]]
         return results
 
-    def check_characters(self, characters: int) -> int:
-        """Returns `characters`. Raises Refusal if this number exceeds --char-limit."""
+    def check_characters(self, characters: int) -> None:
+        """Raises Refusal if a number of characters exceeds --char-limit."""
         if characters > self.config.char_limit:
             limit = self.config.char_limit
             raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
-        return characters
 
-    async def unless_disconnected(self, request: Request, work: Awaitable[Any]) -> Any:
-        """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect."""
-
-        async def disconnected() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
-        tasks = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not tasks[0].done():
-                raise ClientDisconnect
-            return tasks[0].result()
-        finally:
-            for task in tasks:
-                task.cancel()
+    def check_lines(self, count: int) -> None:
+        """Raises Refusal if a number of lines or texts exceeds --batch-limit."""
+        if count > self.config.batch_limit:
+            raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({self.config.batch_limit})")
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def base_url(self, request: Request) -> str:
         """Returns the public address of this server: --public-url, or else the scheme and the Host of the request."""
-        return (self.config.public_url or f"{request.url.scheme}://{request.headers['host']}").rstrip("/")
+        return (self.config.public_url or f"{request.url.scheme}://{request.url.netloc}").rstrip("/")
 
     async def download_file(self, request: Request) -> Response:
         """Answers with a translated file. The file is an attachment, so browsers do not show it as a page."""
@@ -286,24 +316,34 @@ class Service:
 
     # --- languages ----------------------------------------------------------------------------------------------------
 
-    async def pair_of(self, source: str, target: str, texts: Sequence[str]) -> tuple[Pair, DetectedLanguage | None]:
-        """Returns the language pair of a request, and the detected language if the source is `auto`.
+    async def pairs_of(
+        self, source: str, target: str, texts: Sequence[str]
+    ) -> tuple[list[Pair], list[DetectedLanguage] | None]:
+        """Returns the language pair of each text, and if the source is `auto`, the detected language of each text.
+
+        The languages of a pair are equal if the text is in the target language with at least SAME_LANGUAGE percent.
 
         Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
         pt_BR. Raises Refusal for languages that are not served.
         """
         target = served_code(target, (target for _, target in self.pool.pairs))
-        if source != "auto":
+        if source.lower() != "auto":
             pair = served_code(source, (source for source, _ in self.pool.pairs)), target
             self.check_pair(pair)
-            return pair, None
+            return [pair] * len(texts), None
         sources = [source for source, other in self.pool.pairs if other == target]
         if self.detector is None or not sources:
             self.check_pair(("auto", target))
-        languages = await self.detected(texts)
-        listed = next((language for language in languages if language["language"] in sources), None)
-        detected = listed or DetectedLanguage(language=sources[0], confidence=0.0)
-        return (detected["language"], target), detected
+
+        def detected(text: str) -> DetectedLanguage:
+            languages = self.detected([text])
+            if languages[0]["language"] == target and languages[0]["confidence"] >= SAME_LANGUAGE:
+                return languages[0]
+            listed = next((language for language in languages if language["language"] in sources), None)
+            return listed or DetectedLanguage(language=sources[0], confidence=0.0)
+
+        languages = await asyncio.to_thread(lambda: list(map(detected, texts)))
+        return [(language["language"], target) for language in languages], languages
 
     def check_pair(self, pair: Pair) -> None:
         """Raises Refusal if no served model translates the pair."""
@@ -318,13 +358,10 @@ class Service:
                 raise Refusal(400, f"{code[:40]} is not supported; served: {known}")
         raise Refusal(400, f"{pair[1]} is not available as a target language from {pair[0]}; served: {known}")
 
-    async def detect(self, request: Request) -> Response:
-        fields = await self.fields(request, DetectFields)
-        texts = fields.q if isinstance(fields.q, list) else [fields.q]
-        self.check_characters(sum(map(len, texts)))
-        return JSONResponse(await self.detected(texts))
+    async def detect(self, request: Request, fields: DetectFields) -> Response:
+        return JSONResponse(await asyncio.to_thread(self.detected, reading.listed(fields.q)))
 
-    async def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
+    def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
         """Detects the common language of `texts`. Returns the languages that the server translates, most likely first.
 
         Each language has a confidence from 0 to 100. If no language is found, as in texts without letters, the answer
@@ -334,7 +371,7 @@ class Service:
         detector = self.detector
         if detector is None:
             raise Refusal(501, "no language detector is installed: pip install 'nmtkit[detect]'")
-        languages = await asyncio.to_thread(detector.detect, texts) or [(self.pool.pairs[0][0], 0.0)]
+        languages = detector.detect(texts) or [(self.pool.pairs[0][0], 0.0)]
         return [DetectedLanguage(confidence=confidence, language=code) for code, confidence in languages]
 
     @property
@@ -342,12 +379,11 @@ class Service:
         return detector_of(frozenset(code for pair in self.pool.pairs for code in pair))
 
     async def languages(self, request: Request) -> Response:
-        pairs = self.pool.pairs
-        languages = [
-            Language(code=code, name=name_of(code), targets=[target for source, target in pairs if source == code])
-            for code in sorted({code for pair in pairs for code in pair})
-        ]
-        return JSONResponse(languages)
+        codes = sorted({code for pair in self.pool.pairs for code in pair})
+        targets: dict[str, list[str]] = {code: [] for code in codes}
+        for source, target in self.pool.pairs:
+            targets[source].append(target)
+        return JSONResponse([Language(code=code, name=name_of(code), targets=targets[code]) for code in codes])
 
     # --- facts and pages ----------------------------------------------------------------------------------------------
 
@@ -398,16 +434,6 @@ class Service:
 def only_elements(answer: dict[str, list[Any]]) -> dict[str, Any]:
     """Replaces each one-element list of an answer by its element."""
     return {name: values[0] for name, values in answer.items()}
-
-
-def served_code(code: str, served: Iterable[str]) -> str:
-    """Returns `code` if it is served, else a served code that differs only in case, `-` or `_`, else `code`."""
-
-    def simplified(code: str) -> str:
-        return code.lower().replace("_", "-")
-
-    codes = list(served)
-    return code if code in codes else next((each for each in codes if simplified(each) == simplified(code)), code)
 
 
 def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -19,6 +19,7 @@ from nmtkit.serving.reading import EXTENSIONS, Refusal
 from nmtkit.text.quality import Quality
 
 MAX_ALTERNATIVES = 10
+MAX_CODE = 100  # maximum letters of a language code
 
 Json = dict[str, Any]
 Fields = TypeVar("Fields", bound="RequestFields")
@@ -44,8 +45,9 @@ Text = Annotated[str, AfterValidator(_encodable)]
 TextOrTexts = Annotated[
     Text | Annotated[list[Text], Field(fail_fast=True)], Field(description="a text, or a list of texts")
 ]
-Source = Annotated[Text, Field(description="language of the text; `auto` detects it if `nmtkit[detect]` is installed")]
-Target = Annotated[Text, Field(description="language of the translation")]
+Code = Annotated[Text, Field(max_length=MAX_CODE)]
+Source = Annotated[Code, Field(description="language of the text; `auto` detects it if `nmtkit[detect]` is installed")]
+Target = Annotated[Code, Field(description="language of the translation")]
 
 
 class DetectFields(RequestFields):
@@ -123,7 +125,7 @@ STATUSES = {
     403: "the API key is missing or wrong",
     413: "the request exceeds --char-limit or --batch-limit",
     415: "the body is compressed, or it is neither JSON nor a form",
-    429: "too many lines wait; try again after `Retry-After` seconds",
+    429: "too many lines wait, or too many large bodies are in memory; try again after `Retry-After` seconds",
     500: "a line of the text cannot be translated",
     501: "no language detector is installed",
     503: "no worker is running",
@@ -213,7 +215,8 @@ def validated(model: type[Fields], fields: dict[str, Any]) -> Fields:
 
     A field that is null or empty counts as missing, but `q` may be empty.
     """
-    sent = {name: value for name, value in fields.items() if value is not None and (value != "" or name == "q")}
+    known = {name: fields[name] for name in model.model_fields if name in fields}
+    sent = {name: value for name, value in known.items() if value is not None and (value != "" or name == "q")}
     try:
         return model.model_validate(sent)
     except ValidationError as error:

@@ -5,7 +5,7 @@ and German captions cut to three words, py3langid is more accurate than langdete
 four times as fast. The models of lingua take 96 MB. py3langid needs no network.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +46,16 @@ def described(pairs: Sequence[tuple[str, str]]) -> str:
         return ", ".join(f"{source} to {target}" for source, target in pairs)
     codes = sorted({code for pair in pairs for code in pair})
     return f"{len(pairs):,} pairs of {', '.join(codes)}"
+
+
+def served_code(code: str, served: Iterable[str]) -> str:
+    """Returns `code` if it is served, else a served code that differs only in case, `-` or `_`, else `code`."""
+
+    def simplified(code: str) -> str:
+        return code.lower().replace("_", "-")
+
+    codes = list(served)
+    return code if code in codes else next((each for each in codes if simplified(each) == simplified(code)), code)
 
 
 class Detector:

@@ -9,7 +9,7 @@ from typing import Any
 
 import h11
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10  # maximum seconds for the head of a request
@@ -21,6 +21,7 @@ ERRORS = {
     501: "Invalid request: this Transfer-Encoding is not supported",
 }
 
+_ABSOLUTE = re.compile(r"https?://([^/]*)", re.IGNORECASE)
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
@@ -99,7 +100,10 @@ class HttpProtocol(H11Protocol):
 
 
 class UnambiguousRequests:
-    """Middleware that rejects requests whose length or host is ambiguous.
+    """Middleware that rejects requests whose length or host is ambiguous, and adds `nosniff` to every answer.
+
+    A target with an address, such as `GET http://example.org/health`, is read as RFC 9112, section 3.2.2, demands: the
+    host of the target replaces the header Host.
 
     A proxy in front of the server might interpret such a request differently. For example, h11 ignores Content-Length
     if there is a Transfer-Encoding. A proxy that ignores Transfer-Encoding would treat the rest of the body as the next
@@ -110,9 +114,23 @@ class UnambiguousRequests:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = ambiguity(scope["headers"]) if scope["type"] == "http" else None
+        reason = None
+        if scope["type"] == "http":
+            # A proxy of WebSockets may send X-Forwarded-Proto: wss, which uvicorn takes as the scheme.
+            scope["scheme"] = "https" if scope["scheme"] in ("https", "wss") else "http"
+            if (match := _ABSOLUTE.match(scope["path"])) is not None:
+                others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+                scope["headers"] = [(b"host", match[1].encode()), *others]
+                scope["path"] = scope["path"][match.end() :] or "/"
+            reason = ambiguity(scope["headers"])
+
+        async def send_nosniff(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
         respond = self.app if reason is None else JSONResponse({"error": reason}, 400, {"Connection": "close"})
-        await respond(scope, receive, send)
+        await respond(scope, receive, send_nosniff)
 
 
 def ambiguity(headers: list[tuple[bytes, bytes]]) -> str | None:

@@ -4,28 +4,35 @@ A text, a web page or an uploaded document is split into lines. The translated l
 """
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from nmtkit.serving.fair_queue import LineResult
+from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
 from nmtkit.text.documents import Document, ReadOptions, WebPage, format_of, read_document
 from nmtkit.text.documents.encoding import Encoding
 
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
+BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests together, apart from short bodies
+RETRY_SECONDS = 2  # value of the header Retry-After in answers with status 429
 MAX_FIELDS = 5000
+MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 
+_BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # of a multipart form
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
 _SIGNATURES = {  # first bytes of an uploaded file that cannot be translated -> name of the format, for messages
     b"PK\x03\x04": "a zip archive (.zip, .docx, .odt, .epub, …)",
@@ -60,26 +67,60 @@ def query_fields(request: Request) -> dict[str, Any]:
     return _decoded_form(request.url.query.encode(), "query string")
 
 
-async def body_fields(request: Request, char_limit: int) -> dict[str, Any]:
-    """Returns the fields of the body, a JSON object or a form. A repeated field of a form has a list of values.
+def body_fields(headers: Headers, body: bytes) -> dict[str, Any]:
+    """Returns the fields of a body, a JSON object or a form. A repeated field of a form has a list of values.
 
-    Raises Refusal for an invalid or unsupported body.
+    Raises Refusal for an invalid body. Takes time for a long body, so it is called in a thread.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = await _body(request, char_limit)
+    media_type = _media_type(headers)
     if media_type == "multipart/form-data":
-        return await asyncio.to_thread(lambda: asyncio.run(_multipart(request, body)))
+        return asyncio.run(_multipart(headers, body))
     if media_type == "application/json" or (not media_type and body.lstrip()[:1] == b"{"):
-        return await asyncio.to_thread(_json_object, body)
-    if media_type in ("application/x-www-form-urlencoded", ""):
-        return await asyncio.to_thread(_decoded_form, body, "form")
-    raise Refusal(415, "Invalid request: send JSON (application/json) or a form")
+        return _json_object(body)
+    return _decoded_form(body, "form")
 
 
-async def _body(request: Request, char_limit: int) -> bytes:
-    """Returns the body. Raises Refusal 415 for a compressed body, and 413 as soon as the body is too large."""
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+class BodyMemory:
+    """Bounds the memory of the bodies of all requests.
+
+    Beyond BODIES_BYTES, only a body of at most OTHER_BYTES is accepted, so slow clients with large bodies do not keep
+    out short requests.
+    """
+
+    bytes = 0  # size of the bodies in memory
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that counts bytes of a body, or raises Refusal 429. The bytes are free after the block."""
+        size = 0
+
+        def hold(count: int) -> None:
+            nonlocal size
+            if size + count > OTHER_BYTES and self.bytes + count > BODIES_BYTES:
+                message = "the server receives too many large requests; try again later"
+                raise Refusal(429, message, {"Retry-After": str(RETRY_SECONDS), "Connection": "close"})
+            size += count
+            self.bytes += count
+
+        try:
+            yield hold
+        finally:
+            self.bytes -= size
+
+
+async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -> bytes:
+    """Returns the body. `hold` counts its bytes.
+
+    Raises Refusal 415 for an unsupported body, and 413 as soon as the body is too large.
+    """
     limit = BYTES_PER_CHARACTER * char_limit + OTHER_BYTES
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if _media_type(request.headers) not in MEDIA_TYPES:
+        raise Refusal(415, "Invalid request: send JSON (application/json) or a form", {"Connection": "close"})
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
         raise Refusal(415, "Invalid request: the body is compressed; send it without Content-Encoding")
     too_large = Refusal(413, f"Invalid request: the body is larger than {limit} bytes", {"Connection": "close"})
     declared = request.headers.get("content-length", "")
@@ -90,8 +131,27 @@ async def _body(request: Request, char_limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise too_large
+        hold(len(part))
         parts.append(part)
     return b"".join(parts)
+
+
+async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
+    """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -112,13 +172,26 @@ def _decoded_form(data: bytes, name: str) -> dict[str, Any]:
     return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
-async def _multipart(request: Request, body: bytes) -> dict[str, Any]:
+class _Utf8Parser(MultiPartParser):
+    """A parser of forms in UTF-8. Starlette's parser reads a text that is not UTF-8 as Latin-1."""
+
+    def on_part_end(self) -> None:
+        if self._current_part.file is None:
+            self._current_part.data.decode()
+        super().on_part_end()
+
+
+async def _multipart(headers: Headers, body: bytes) -> dict[str, Any]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    parser = MultiPartParser(
-        request.headers, stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=max(1, len(body))
-    )
+    # The `charset` of the client is not used: some codecs take quadratic time, and Python keeps all unknown names.
+    _, options = parse_options_header(headers["content-type"])
+    boundary = options.get(b"boundary", b"")
+    if not _BOUNDARY.fullmatch(boundary):
+        raise Refusal(400, "Invalid request: the form has no valid boundary")
+    utf8_headers = Headers({"content-type": f'multipart/form-data; boundary="{boundary.decode()}"'})
+    parser = _Utf8Parser(utf8_headers, stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=max(1, len(body)))
     parser.spool_max_size = len(body) + 1  # keeps the parts of the form in memory, not on disk
     try:
         form = await parser.parse()
@@ -191,8 +264,18 @@ def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
     return {"text": content.render([line["text"] for line in lines])}
 
 
+def unchanged(line: str) -> LineResult:
+    """Returns a line as its own translation: every word is linked to itself."""
+    return {"text": line, "alignment": [[*span, *span] for span in words(line)]}
+
+
 def web_page(text: str, target: str) -> Document:
     return WebPage(text, Encoding(), ReadOptions(target))
+
+
+def listed(texts: Any) -> list[Any]:
+    """Returns the field `q` as a list."""
+    return texts if isinstance(texts, list) else [texts]
 
 
 async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:

@@ -17,7 +17,7 @@ pytest.importorskip("pydantic")
 from builders import REAL_LINES, save_transformer
 from serving_process import serving
 
-from nmtkit.serving.app import served_code
+from nmtkit.serving.languages import served_code
 from nmtkit.translation.translator import Translator
 
 pytestmark = pytest.mark.slow  # clients of other projects, and a server

@@ -1,9 +1,11 @@
 """Requests of hostile clients are refused, bounded or harmless. docs/serving.md lists the answers."""
 
+import asyncio
 import gzip
 import io
 import json
 import socket
+import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,9 @@ pytest.importorskip("python_multipart")
 
 from builders import save_transformer
 from serving_process import serving
+from starlette.requests import ClientDisconnect, Request
+
+from nmtkit.serving import reading
 
 JSON = "Content-Type: application/json\r\n"
 EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model
@@ -130,8 +135,14 @@ def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server
         ("/translate", {"q": "a" + "\u0345\u0301\u0316\u0334" * 24_000, "alignment": True}),
         ("/translate", {"q": "<p>" + "\u0301\u0316" * 49_000, "format": "html"}),
         ("/translate", {"q": [[]] * 300_000}),
+        ("/translate", {"q": [""] * 420_000}),
+        ("/detect", {"q": [""] * 420_000}),
+        ("/translate", {"q": "", "source": "a" * 300_000, "target": "A" * 300_000}),
     ],
-    ids=["combining marks", "combining marks in HTML", "a list with an error in each element"],
+    ids=[
+        *("combining marks", "combining marks in HTML", "a list with an error in each element"),
+        *("a list of empty texts", "a list of empty texts to detect", "long names of languages"),
+    ],
 )
 def test_no_text_holds_up_other_clients(server, path, body):
     """Each of these texts once kept the server from all other clients for 4 to 12 seconds of CPU time."""
@@ -143,7 +154,7 @@ def test_no_text_holds_up_other_clients(server, path, body):
             start = server.cpu_seconds()
             assert server.ask("/health")[0] == 200
             longest = max(longest, server.cpu_seconds() - start)
-    assert answer.result()[0] in (200, 400, 504)
+    assert answer.result()[0] in (200, 400, 413, 504)
     assert longest < 2
 
 
@@ -197,7 +208,7 @@ def test_other_methods_are_refused(server):
         (b'{"q": "", "source": "en", "target": "de", "api_key": ["secret-key"]}', 403),
         (b'{"q": "", "source": "en", "target": "de", "api_key": null}', 403),
         (b'\xef\xbb\xbf{"q": ""}', 403),
-        (b'{"q": [' + b"[]," * 300_000 + b'[]], "api_key": "secret-key"}', 400),
+        (b'{"q": [' + b"[]," * 300_000 + b'[]], "api_key": "secret-key"}', 413),
         (b'{"q": "<script>alert(1)</script>", "source": "<script>", "target": "de", "api_key": "secret-key"}', 400),
     ],
     ids=range(14),
@@ -333,3 +344,119 @@ def test_nothing_of_a_request_is_in_the_log(server):
     log = server.log.read_text()
     assert marker not in log and "secret-key" not in log and "forged" not in log and "Traceback" not in log
     assert all(json.dumps(line) for line in log.splitlines())
+
+
+@pytest.mark.parametrize("path", ["/translate", "/detect"])
+def test_the_limits_are_checked_before_a_list_is_validated(server, path):
+    """The elements are invalid too, but the limit of their number is the first error."""
+    fields = {"source": "en", "target": "de", "api_key": "secret-key"}
+    status, answer = server.ask(path, {"q": [0] * 1001, **fields})
+    assert status == 413 and "(1001)" in answer["error"] and "(1000)" in answer["error"]
+    status, answer = server.ask(path, {"q": ["a" * 200_000, "b", 0], **fields})
+    assert status == 413 and "(200001)" in answer["error"] and "(200000)" in answer["error"]
+
+
+@pytest.mark.parametrize("field", ["source", "target"])
+def test_a_language_code_is_bounded(server, field):
+    fields = {"q": "", "source": "en", "target": "de", "api_key": "secret-key", field: "a" * 101}
+    status, answer = server.ask("/translate", fields)
+    assert status == 400 and field in answer["error"] and len(answer["error"]) < 200
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-16", "latin-1", "zlib", "unknown", "../../x", '"'])
+def test_a_form_is_utf_8_whatever_it_declares(server, charset):
+    """A form of 1.2 MB in punycode took minutes, without an API key."""
+    kind = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    fields = {"q": "é {x}", "source": "en", "target": "de", "api_key": "wrong", "other": "a" * 1_200_000}
+    parts = [
+        (f'Content-Disposition: form-data; name="{name}"'.encode(), value.encode()) for name, value in fields.items()
+    ]
+    before = server.cpu_seconds()
+    assert server.ask("/translate", multipart(parts), kind)[0] in (400, 403)
+    assert server.cpu_seconds() - before < 2
+    parts = [(header, value) for header, value in parts if len(value) < 1000 and value != b"wrong"]
+    key = {"Authorization": "Bearer secret-key"}
+    damaged = [(header, value.replace("é".encode(), b"\xe9")) for header, value in parts]
+    assert server.ask("/translate", multipart(damaged), {**kind, **key})[0] == 400
+    if charset != '"':
+        status, answer = server.ask("/detect", multipart(parts), {**kind, **key})
+        assert status in (200, 501), answer
+
+
+def test_an_unsupported_kind_of_body_is_refused_before_the_body_has_come(server):
+    found = exchange(server, head("Content-Length: 100000", "Content-Type: text/plain"), wait=1.5)
+    assert statuses(found) == [415]
+
+
+def test_http_1_0_without_a_host_gets_an_answer(server):
+    for path in ("/health", "/docs", "/openapi.json"):
+        found = exchange(server, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert statuses(found) == [200], path
+
+
+def test_a_target_with_an_address_names_the_host(server):
+    for target in ("http://y.example/health", "HTTPS://y.example/health", "http://y.example:80/health?a=b"):
+        assert statuses(exchange(server, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())) == [200], target
+    found = exchange(server, b"GET http://y.example/docs HTTP/1.1\r\nHost: x.example\r\n\r\n")
+    assert b"http://y.example/translate" in found and b"x.example" not in found
+    assert statuses(exchange(server, b"GET http://y<z/docs HTTP/1.1\r\nHost: x\r\n\r\n")) == [400]
+
+
+@pytest.mark.parametrize("proto", ["ws", "wss", "gopher"])
+def test_links_have_a_scheme_of_http(server, proto):
+    found = exchange(server, head(f"X-Forwarded-Proto: {proto}", method="GET", path="/docs"))
+    assert (b"https://x/" if proto == "wss" else b"http://x/") in found and b"ws://" not in found
+
+
+def test_every_answer_has_nosniff(server):
+    for method, path in (("GET", "/nowhere"), ("PUT", "/translate"), ("GET", "/translate"), ("GET", "/health")):
+        found = exchange(server, head("Content-Length: 0", method=method, path=path)).lower()
+        assert found.count(b"x-content-type-options: nosniff") == 1, (method, path)
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("Identity", 200), ("identity", 200), ("GZIP", 415)])
+def test_names_of_encodings_have_no_case(server, encoding, status):
+    body = EMPTY[:-1] + b', "api_key": "secret-key"}'
+    request = head(JSON.strip(), f"Content-Length: {len(body)}", f"Content-Encoding: {encoding}") + body
+    assert statuses(exchange(server, request)) == [status]
+
+
+def test_unfinished_bodies_share_a_limit_that_leaves_room_for_short_bodies(monkeypatch):
+    monkeypatch.setattr(reading, "BODIES_BYTES", 200_000)
+    memory = reading.BodyMemory()
+    with memory.body() as first, memory.body() as second:
+        first(150_000)
+        second(60_000)
+        with pytest.raises(reading.Refusal) as refused:
+            second(40_000)
+        assert refused.value.status == 429 and memory.bytes == 210_000
+        with memory.body() as short:
+            short(1000)
+    assert memory.bytes == 0
+    with memory.body() as third:
+        third(200_000)
+
+
+def test_work_that_waits_for_a_thread_ends_with_its_client():
+    """The client leaves while all threads are busy: the work of its request never begins."""
+    begun = []
+
+    async def receive():
+        await asyncio.sleep(0.05)
+        return {"type": "http.disconnect"}
+
+    async def run():
+        release = threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(release.wait))
+        await asyncio.sleep(0)
+        request = Request({"type": "http"}, receive)
+        with pytest.raises(ClientDisconnect):
+            await reading.unless_disconnected(request, asyncio.to_thread(begun.append, 1))
+        await asyncio.sleep(0)
+        release.set()
+        await busy
+        await asyncio.to_thread(lambda: None)
+
+    asyncio.run(run())
+    assert begun == []

@@ -177,6 +177,21 @@ def test_the_language_of_a_text_is_told_among_those_served(server, expected):
     assert server.ask("/detect", {})[0] == 400
 
 
+def test_each_text_of_a_list_has_its_own_language_and_a_text_in_the_target_language_stays(server, expected):
+    pytest.importorskip("py3langid")
+    german = "Alle Menschen sind frei und gleich an Würde geboren."
+    fields = {"source": "AUTO", "target": "de", "alignment": True, "quality": True, "alternatives": 1}
+    status, answer = server.ask("/translate", {"q": [german, LINES[0], f"{german}\n"], **fields})
+    assert status == 200 and answer["translatedText"] == [german, expected[LINES[0]], f"{german}\n"]
+    assert [found["language"] for found in answer["detectedLanguage"]] == ["de", "en", "de"]
+    assert [len(texts) for texts in answer["alternatives"]] == [0, 1, 0]
+    assert [len(lines) for lines in answer["quality"]] == [0, 1, 0]
+    assert [german[link[2] : link[3]] for link in answer["alignment"][0]][:2] == ["Alle", "Menschen"]
+    assert server.translate(f"<p>{german}</p>", source="auto", format="html") == f"<p>{german}</p>"
+    assert server.ask("/translate", {"q": [], "source": "auto", "target": "de"})[1]["translatedText"] == []
+    assert server.translate(german) != german  # a source that is given counts
+
+
 def test_a_text_file_is_translated_and_fetched(server, expected):
     status, answer = upload(server, "../../a.txt", "\n".join(LINES[:3]).encode())
     assert status == 200

@@ -36,7 +36,7 @@ class Encoding:
 def codec_of(name: str) -> str:
     """Returns Python's name of an encoding. Raises ValueError for an unknown encoding."""
     try:
-        codec = codecs.lookup(name).name
+        codec = codecs.lookup(name).name if len(name) <= 40 else ""  # Python keeps every unknown name in memory
     except (LookupError, ValueError):
         codec = ""
     if not _KNOWN.fullmatch(codec):
