@@ -16,10 +16,30 @@ _MARKS = (
 # Allowed encodings. Some other codecs of Python compress or escape data instead.
 _KNOWN = re.compile(
     r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|8[56]\d|874|932|949)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
-    r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620"
+    r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620|iso2022_jp"
 )
 # Browsers read some declared encodings as a different encoding, for example ISO 8859-1 as Windows-1252.
-_WEB = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "utf-16-le": "utf-8"}
+_WEB = {
+    "iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
+    "utf-16-le": "utf-8", "utf-16-be": "utf-8", "cp950": "big5hkscs",
+}  # fmt: skip
+# Labels of the WHATWG encoding standard that Python does not know.
+_LABELS = {
+    "windows-874": "cp874", "dos-874": "cp874", "x-sjis": "cp932", "windows-31j": "cp932", "ms_kanji": "cp932",
+    "csshiftjis": "cp932", "x-euc-jp": "euc_jp", "cseucpkdfmtjapanese": "euc_jp", "windows-949": "cp949",
+    "ks_c_5601-1987": "cp949", "ks_c_5601-1989": "cp949", "ksc5601": "cp949", "ksc_5601": "cp949", "korean": "cp949",
+    "cseuckr": "cp949", "csksc56011987": "cp949", "iso-ir-149": "cp949", "x-gbk": "gb18030", "chinese": "gb18030",
+    "gb_2312": "gb18030", "gb_2312-80": "gb18030", "csgb2312": "gb18030", "csiso58gb231280": "gb18030",
+    "iso-ir-58": "gb18030", "cn-big5": "big5hkscs", "x-x-big5": "big5hkscs", "csbig5": "big5hkscs", "koi": "koi8-r",
+    "koi8": "koi8-r", "koi8-ru": "koi8-u", "cskoi8r": "koi8-r", "macintosh": "mac-roman", "mac": "mac-roman",
+    "x-mac-roman": "mac-roman", "csmacintosh": "mac-roman", "x-mac-cyrillic": "mac-cyrillic",
+    "x-mac-ukrainian": "mac-cyrillic", "unicode-1-1-utf-8": "utf-8", "unicode11utf8": "utf-8",
+    "unicode20utf8": "utf-8", "x-unicode20utf8": "utf-8", "visual": "iso8859-8", "logical": "iso8859-8",
+    "iso-8859-8-i": "iso8859-8", "iso-8859-8-e": "iso8859-8", "csiso88598i": "iso8859-8", "csiso88598e": "iso8859-8",
+    "sun_eu_greek": "iso8859-7", "dos-862": "cp862", "dos-720": "cp720",
+    **{f"x-cp125{number}": f"cp125{number}" for number in range(9)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +56,8 @@ class Encoding:
 def codec_of(name: str) -> str:
     """Returns Python's name of an encoding. Raises ValueError for an unknown encoding."""
     try:
-        codec = codecs.lookup(name).name if len(name) <= 40 else ""  # Python keeps every unknown name in memory
+        known = len(name) <= 40  # Python keeps every unknown name in memory
+        codec = codecs.lookup(_LABELS.get(name.lower(), name)).name if known else ""
     except (LookupError, ValueError):
         codec = ""
     if not _KNOWN.fullmatch(codec):
@@ -74,7 +95,7 @@ def _first_that_decodes(data: bytes, names: Sequence[str]) -> tuple[str, str]:
                 continue
             line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
             raise ValueError(
-                f"line {line}: byte 0x{byte:02x} is not {codec.upper()}; convert the file to UTF-8, for example with "
-                "iconv -f WINDOWS-1252 -t UTF-8"
+                f"line {line}: byte 0x{byte:02x} is not {codec.upper()}; declare the encoding of the file, or convert "
+                "the file with iconv -f ENCODING -t UTF-8, where ENCODING is for example WINDOWS-1252 or SHIFT_JIS"
             ) from None
     raise AssertionError("no codec to try")

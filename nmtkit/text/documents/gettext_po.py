@@ -29,8 +29,10 @@ WIDTH = 80  # maximum width of a line of the file, the same as in the programs o
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d+)\])?[ \t]*+(?=\")")
-_STRING = re.compile(r"[ \t]*+\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"[ \t]*+")
-_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
+_STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
+_STRINGS = re.compile(r"[ \t]*+((?:\"(?>[^\"\\\r\n]++|\\[^\r\n])*+\"[ \t]*+)++)(?:#[^\r\n]*+)?")
+_BYTE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2}))")
+_ESCAPE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{1,2}))+)|\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CONVERSION = re.compile(
     r"%%|%[-+ #0']{0,6}+(?:\d{1,9}+|\*)?+(?:\.(?:\d{1,9}+|\*)?+)?+(?:hh?|ll?|[jztLq])?[diouxXeEfFgGaAcspr@]"
@@ -57,11 +59,11 @@ class Message:
 
 @dataclass
 class CatalogueEntry:
-    """An entry: the position of its first keyword, its strings, and the position of its line of flags."""
+    """An entry: the position of its first keyword, its strings, and the positions of its lines of flags."""
 
     start: int
     messages: dict[str, Message] = field(default_factory=dict)  # keyword, such as msgstr[0] -> string
-    flags: tuple[int, int] | None = None
+    flags: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def forms(self) -> dict[str, Message]:
@@ -73,12 +75,16 @@ class CatalogueEntry:
         return any(form.text for form in self.forms.values())
 
 
-def unescaped(text: str) -> str:
+def unescaped(text: str, codec: str = "utf-8") -> str:
+    """Returns a string without escapes. Octal and hexadecimal escapes are bytes of the file's encoding."""
+
+    def decoded(escapes: str) -> str:
+        values = [int(octal, 8) & 0xFF if octal else int(hexadecimal, 16) for octal, hexadecimal in
+                  _BYTE.findall(escapes)]  # fmt: skip
+        return bytes(values).decode("utf-8" if codec.startswith("utf") else codec, errors="replace")
+
     def replace(match: re.Match[str]) -> str:
-        octal, hexadecimal, char = match.groups()
-        if char is not None:
-            return _ESCAPES.get(char, char)
-        return chr(int(octal, 8) if octal is not None else int(hexadecimal, 16))
+        return _ESCAPES.get(match[2], match[2]) if match[1] is None else decoded(match[1])
 
     return _ESCAPE.sub(replace, text)
 
@@ -90,10 +96,10 @@ def escaped(text: str) -> str:
     return text
 
 
-def entries_of(text: str) -> Iterator[CatalogueEntry]:
+def entries_of(text: str, codec: str = "utf-8") -> Iterator[CatalogueEntry]:
     """Yields the entries of a catalogue that are not obsolete. Raises ValueError, with the line, if one is invalid."""
     entry: CatalogueEntry | None = None
-    flags: tuple[int, int] | None = None
+    flags: list[tuple[int, int]] = []
     message: Message | None = None
     for start, end in line_spans(text):
         line = text[start:end].strip(" \t\f\v")
@@ -101,31 +107,33 @@ def entries_of(text: str) -> Iterator[CatalogueEntry]:
         if not line or line.startswith("#"):
             message = None
             if line.startswith("#,"):
-                flags = start, end
-            if not line:
-                flags = None
+                flags.append((start, end))
+            if not line or line.startswith("#~"):  # the flags above an obsolete entry belong to that entry
+                flags = []
             continue
-        string = _STRING.fullmatch(text, keyword.end() if keyword else start, end)
-        if string is None:
+        strings = _STRINGS.fullmatch(text, keyword.end() if keyword else start, end)
+        if strings is None:
             raise ValueError(
                 f"line {line_of(text, start)}: {line[:60]!r} is neither a comment nor a keyword with a string "
                 'such as msgid "File"'
             )
+        content = "".join(_STRING.findall(strings[1]))
+        end = strings.start(1) + len(strings[1].rstrip(" \t"))  # a comment after the string stays
         if keyword is None:
             if message is None:
                 raise ValueError(f"line {line_of(text, start)}: a string must follow a keyword such as msgid or msgstr")
-            message.text += unescaped(string[1])
+            message.text += unescaped(content, codec)
             message.end, message.lines = end, message.lines + 1
             continue
         name = keyword[1] if keyword[2] is None else f"{keyword[1]}[{int(keyword[2][:9])}]"
         if entry is None or name == "msgctxt" or (name == "msgid" and "msgid" in entry.messages):
             if entry is not None:
                 yield checked(entry, text)
-            entry, flags = CatalogueEntry(start, flags=flags), None
+            entry, flags = CatalogueEntry(start, flags=flags), []
         if name in entry.messages or (not name.startswith("msgstr") and entry.forms):
             raise ValueError(f"line {line_of(text, start)}: an entry has a second {name}, or {name} after msgstr")
         indent = len(text[start:end]) - len(text[start:end].lstrip(" \t"))
-        message = entry.messages[name] = Message(start + indent, end, unescaped(string[1]), 1)
+        message = entry.messages[name] = Message(start + indent, end, unescaped(content, codec), 1)
     if entry is not None:
         yield checked(entry, text)
 
@@ -232,7 +240,7 @@ class Catalogue(Document):
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
         self.newline = newline_of(text)
-        self.all_entries = entries = list(entries_of(text))
+        self.all_entries = entries = list(entries_of(text, encoding.codec))
         self.header = next(
             (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
         )
@@ -253,7 +261,7 @@ class Catalogue(Document):
         self.segments = [part.inline.markup for parts in self.parts for each in parts.values() for part in each]
 
     def is_fuzzy(self, entry: CatalogueEntry) -> bool:
-        return entry.flags is not None and "fuzzy" in re.split(r"[,\s]+", self.text[slice(*entry.flags)])
+        return any("fuzzy" in re.split(r"[,\s]+", self.text[slice(*line)]) for line in entry.flags)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and translation of each entry that is not fuzzy: the first form and the last plural form."""
@@ -272,7 +280,7 @@ class Catalogue(Document):
         untranslated = 0
         for entry, parts in zip(self.entries, self.parts, strict=True):
             texts: dict[str, str | None] = {}
-            formats = set(_FORMAT.findall(self.text[slice(*entry.flags)])) if entry.flags else set()
+            formats = {format for line in entry.flags for format in _FORMAT.findall(self.text[slice(*line)])}
             for name, each in parts.items():
                 lines = entry.messages[name].text.split("\n")
                 shift = 0
@@ -334,11 +342,11 @@ class Catalogue(Document):
 
     def fuzzy_edit(self, entry: CatalogueEntry) -> list[FileEdit]:
         """Returns the edit that marks an entry as fuzzy, so that a person checks the translation."""
-        if entry.flags is None:
+        if not entry.flags:
             line_start = self.text.rfind("\n", 0, entry.start) + 1
             before = _previous_comments(self.text, line_start)
             return [(before, before, f"#, fuzzy{self.newline}")]
-        after_sign = entry.flags[0] + len("#,")
+        after_sign = entry.flags[0][0] + len("#,")
         return [] if self.is_fuzzy(entry) else [(after_sign, after_sign, " fuzzy,")]
 
     def encoded(self, text: str) -> bytes:

@@ -53,12 +53,12 @@ class Document(ABC):
 
     @abstractmethod
     def edits(self, translations: Sequence[str]) -> list[FileEdit]:
-        """Returns the edits that put the translations into the text."""
+        """Returns the edits that put the translations into the text. Edits of the same range keep their order."""
 
     def render(self, translations: Sequence[str]) -> str:
         """Returns the text with segments replaced by `translations`, which are in the order of `segments`."""
         assert len(translations) == len(self.segments)
-        return spliced(self.text, sorted(self.edits(translations)))
+        return spliced(self.text, sorted(self.edits(translations), key=lambda edit: edit[:2]))
 
     def encoded(self, text: str) -> bytes:
         """Returns a rendered text as the bytes of the file."""

@@ -34,6 +34,12 @@ MAX_GAP = 2000  # maximum milliseconds between two cues of one sentence
 
 _CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
 _TIMING = re.compile(rf"[ \t]*+{_CLOCK}[ \t]*+-->[ \t]*+{_CLOCK}(?:[ \t].*)?")
+# a line that a player may read as times, such as -1:02:03.0 -> 1:02:04.0 or 00.00.03.000 --> 00.00.04.000
+_LIKE_CLOCK = r"[ \t]*+[-−+]?\d++(?:[:.,;]\d++)"
+_LIKE_TIMES = re.compile(
+    rf"\A(?:(?=[^>]*[:,]){_LIKE_CLOCK}{{2,}}+[ \t]*+(?:[-–—=]++>|→)|{_LIKE_CLOCK}[^->]*?-->|"
+    rf"[^>]*-->{_LIKE_CLOCK}{{2,}}+[ \t]*+$)"
+)
 _NUMBER = re.compile(r"[ \t]*+\d++[ \t]*+")
 _DASH = re.compile(r"\s*+[-–—‐][ \u00a0]?(?=\S)")
 _SRT_CODE = re.compile(r"</?[A-Za-z][^<>\r\n]*+>|\{\\[^{}\r\n]*+\}|\{[A-Za-z]:[^{}\r\n]*+\}|[♪♫]++")
@@ -73,11 +79,9 @@ class SubtitleBlock:
 
 def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
     """Returns the times of a line in milliseconds, or None for a line of text. Raises ValueError for invalid times."""
-    if "-->" not in text[start:end]:
-        return None
     match = _TIMING.fullmatch(text, start, end)
     if match is None:
-        if not re.match(r"\s*\d+:", text[start:end]):
+        if not _LIKE_TIMES.match(text[start:end]):
             return None
         raise ValueError(
             f"line {line_of(text, start)}: {text[start:end].strip()[:60]!r} is not a time such as "

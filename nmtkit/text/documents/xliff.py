@@ -27,6 +27,7 @@ from nmtkit.text.markup import unescape_entities
 
 MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
+UNREVIEWED = ("mt-suggestion", "leveraged-mt", "fuzzy-match")  # origins of a target that nobody has checked
 UNTRANSLATED = ("new", "initial", "needs-translation")  # states of a target that has no translation yet
 FINAL = ("final", "signed-off")
 MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
@@ -257,7 +258,7 @@ class Xliff(Document):
             return None
         target = targets[0] if targets else None
         status = self.status(node)
-        if status == "final" or (status == "translated" and not self.options.overwrite):
+        if status == "final" or (status != "untranslated" and not self.options.overwrite):
             return None
         segmented = node.children("seg-source")
         content = segmented[0] if segmented else sources[0]
@@ -265,19 +266,26 @@ class Xliff(Document):
         parts = [part for container in marks or [content] if (part := self.part(container)) is not None]
         return Unit(sources[0], content, target, parts) if parts else None
 
-    def status(self, node: Node) -> Literal["untranslated", "translated", "final"]:
-        """Returns whether a unit is translated, and whether its translation is final."""
+    def status(self, node: Node) -> Literal["untranslated", "unreviewed", "translated", "final"]:
+        """Returns whether a unit has a translation, and whether a person has checked or approved the translation.
+
+        A target of only white space is not a translation.
+        """
         target = next(iter(node.children("target")), None)
         state = (target.attributes if self.version == 1 and target else node.attributes).get("state")
         if state in FINAL or node.attributes.get("approved") == "yes":
             return "final"
-        return "translated" if target is not None and target.content and state not in UNTRANSLATED else "untranslated"
+        empty = target is None or not any(isinstance(child, Node) or child[2].strip() for child in target.content)
+        if target is None or empty or state in UNTRANSLATED:
+            return "untranslated"
+        machine = node.attributes.get("subState") == MACHINE[2]["subState"]
+        return "unreviewed" if machine or target.attributes.get("state-qualifier") in UNREVIEWED else "translated"
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yields source and target of each unit with a target in any state, without inline codes."""
+        """Yields source and target of each translated unit, without inline codes and without unchecked suggestions."""
         for node in self.nodes(self.root):
             sources, targets = node.children("source"), node.children("target")
-            if sources and targets:
+            if sources and targets and self.status(node) in ("translated", "final"):
                 source, target = ("".join(texts_of(side[0])) for side in (sources, targets))
                 if source.strip() and target.strip():
                     yield source, target

@@ -349,3 +349,57 @@ def test_any_text_goes_from_msgid_to_msgstr(texts):
 def test_hostile_strings_are_read_in_linear_time(attack):
     document = read_document(f'msgid "{attack}"\nmsgstr ""\n'.encode(), "po", "app.po")
     document.render([upper(segment) for segment in document.segments])
+
+
+@pytest.mark.parametrize(
+    ("codec", "octal"), [("utf-8", r"Caf\303\251"), ("iso-8859-1", r"Caf\351"), ("utf-8", r"Caf\xc3\xa9")]
+)
+def test_octal_and_hexadecimal_escapes_are_bytes_of_the_encoding(codec, octal):
+    header = f'msgid ""\nmsgstr "Content-Type: text/plain; charset={codec}\\n"\n\n'
+    document = read_document(f'{header}msgid "{octal}"\nmsgstr ""\n'.encode(), "po", "app.po")
+    assert document.segments == ["Café"]
+
+
+def test_several_strings_and_a_comment_on_a_line_are_read_as_by_gettext():
+    text = 'msgid "one" " two" # note\nmsgstr "" # empty\n'
+    document = read_document(text.encode(), "po", "app.po")
+    assert document.segments == ["one two"]
+    assert document.render(["eins zwei"]) == '#, fuzzy\nmsgid "one" " two" # note\nmsgstr "eins zwei" # empty\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('#, fuzzy\n#~ msgid "x"\n#~ msgstr "y"\nmsgid "a"\nmsgstr ""\n', '#~ msgstr "y"\n#, fuzzy\nmsgid "a"'),
+        ('#, c-format\n#, fuzzy\nmsgid "a"\nmsgstr ""\n', '#, c-format\n#, fuzzy\nmsgid "a"'),
+        ('#, fuzzy\n#, c-format\nmsgid "a"\nmsgstr ""\n', '#, fuzzy\n#, c-format\nmsgid "a"'),
+    ],
+)
+def test_flags_belong_to_their_entry_and_may_take_several_lines(before, after):
+    assert after in translated(before)
+
+
+def test_the_flag_of_the_first_entry_stays_with_it_if_a_header_is_added():
+    found = translated('msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\nmsgstr[1] ""\n')
+    assert found.startswith('msgid ""\nmsgstr ""\n') and '\n#, fuzzy\nmsgid "%d file"' in found
+
+
+def test_two_lines_of_flags_are_one_list_for_readers_of_pairs():
+    text = '#, c-format\n#, fuzzy\nmsgid "a"\nmsgstr "b"\n\n#, fuzzy\n#, c-format\nmsgid "c"\nmsgstr "d"\n'
+    assert list(read_document(text.encode(), "po", "app.po").pairs()) == []
+
+
+@pytest.mark.parametrize(
+    ("languages", "forms"),
+    [
+        ("ja yue yue_Hant wo wol_Latn su sah dz ig ibo_Latn", [200 * [0]]),
+        ("pt por_Latn pt_BR nso ht", [[0, 0] + 198 * [1]]),
+        ("pt_PT pt-PT de", [[1, 0] + 198 * [1]]),
+        ("se iu", [[2, 0, 1] + 197 * [2]]),
+    ],
+)
+def test_plural_rules_are_the_rules_of_unicode_cldr(languages, forms):
+    for language in languages.split():
+        plurals = Plurals("Plural-Forms: " + plural_rule(language))
+        expected = {form: {n for n in range(200) if forms[0][n] == form} for form in set(forms[0])}
+        assert {form: numbers - {200} for form, numbers in plurals.numbers.items()} == expected

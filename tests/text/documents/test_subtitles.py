@@ -152,7 +152,7 @@ def test_a_translation_cannot_make_a_cue():
     ("text", "format", "message"),
     [
         ("Hello\n", "srt", r"film\.srt: .*no subtitle"),
-        ("1\n00:00:01 -> 2\nHello\n", "srt", "it has no subtitle"),
+        ("1\n00:00:01 -> 2\nHello\n", "srt", "line 2"),
         ("1\n00:00:01,000 --> soon\nHello\n", "srt", r"film\.srt: line 2: '00:00:01,000 --> soon'"),
         ("00:01.000 --> 00:02.000\nHello\n", "vtt", r"film\.vtt: line 1: .*WEBVTT"),
         ("WEBVTTX\n", "vtt", "line 1"),
@@ -214,3 +214,23 @@ def test_another_reader_of_subtitles_finds_the_same_cues():
     assert [(cue.index, cue.start, cue.end, cue.proprietary) for cue in after] == [
         (cue.index, cue.start, cue.end, cue.proprietary) for cue in before
     ]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        "00.00.03.000 --> 00.00.04.000", "-00:00:03,000 --> 00:00:04,000", "00:00:03,000 -> 00:00:04,000",
+        "00:00:03,000 --> -00:00:04,000", "00:00:03,000 → 00:00:04,000", "00:00:03 --> 00:00:04",
+        "x --> 00:00:04,000", "0:0:3,000 ==> 0:0:4,000",
+    ],
+)  # fmt: skip
+def test_times_that_no_player_reads_are_refused_with_their_line(times):
+    """Such a cue was once read as text of the cue before it."""
+    with pytest.raises(ValueError, match="line 6"):
+        read_document(f"1\n00:00:01,000 --> 00:00:02,000\nHi\n\n2\n{times}\nHo\n".encode(), "srt", "x.srt")
+
+
+@pytest.mark.parametrize("text", ["2 -> 3", "a --> b", "Press 1.2.3 -> menu", "1.2.3 - 1.2.4", "-5, 6 and 7"])
+def test_text_with_arrows_and_numbers_stays_text(text):
+    document = read_document(f"1\n00:00:01,000 --> 00:00:02,000\nHi\n{text}\n".encode(), "srt", "x.srt")
+    assert len(document.cues) == 1

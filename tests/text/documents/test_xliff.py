@@ -201,3 +201,36 @@ def test_any_source_comes_out_in_its_target_with_every_code_once(sources):
             words = ["".join(t for t in side.xpath(".//text()")).split() for side in (source, target)]
             assert "".join(words[0]).upper() == "".join(words[1]).upper()
     assert re.sub("<target.*?</target>", "", found.decode()) == text
+
+
+@pytest.mark.parametrize(
+    ("target", "translated", "pair"),
+    [
+        ("<target>\n</target>", True, False),
+        ('<target state="new">b</target>', True, False),
+        ('<target state="needs-translation">b</target>', True, False),
+        ('<target state="needs-review-translation" state-qualifier="mt-suggestion">b</target>', False, False),
+        ('<target state="needs-review-translation">b</target>', False, True),
+        ('<target state="final" state-qualifier="mt-suggestion">b</target>', False, True),
+        ("<target>b</target>", False, True),
+    ],
+)
+def test_reader_and_writer_agree_on_the_translated_units(target, translated, pair):
+    unit = f'<trans-unit id="1"><source>a</source>{target}</trans-unit>'
+    text = f'<xliff version="1.2"><file><body>{unit}</body></file></xliff>'
+    document = read_document(text.encode(), "xliff", "x.xlf")
+    assert (bool(document.segments), bool(list(document.pairs()))) == (translated, pair)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "translated", "pair"),
+    [(' state="initial"', True, False), (' state="translated" subState="nmtkit:mt"', False, False),
+     (' state="translated"', False, True), ("", False, True)],
+)  # fmt: skip
+def test_reader_and_writer_agree_on_the_translated_segments(attributes, translated, pair):
+    text = (
+        f'<xliff version="2.0"><file><unit><segment{attributes}><source>a</source><target>b</target></segment></unit>'
+        "</file></xliff>"
+    )
+    document = read_document(text.encode(), "xliff", "x.xlf")
+    assert (bool(document.segments), bool(list(document.pairs()))) == (translated, pair)
