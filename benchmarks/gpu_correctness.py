@@ -25,7 +25,7 @@ from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, out
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.engines.graph_search import Eager
 from nmtkit.translation.search.decoding import beam_search
-from nmtkit.translation.search.rules import BLOCK
+from nmtkit.translation.search.scorer import BLOCK
 from nmtkit.translation.search.types import BatchHypotheses
 
 TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative; TF32 is allowed for in fp32

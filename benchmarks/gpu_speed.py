@@ -35,7 +35,7 @@ from nmtkit.training.trainer import Trainer
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
-from nmtkit.translation.search.rules import BLOCK, continuations
+from nmtkit.translation.search.scorer import BLOCK, continuations
 from nmtkit.translation.search.types import BatchHypotheses, Segment
 from nmtkit.translation.translator import prepare
 

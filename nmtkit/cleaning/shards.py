@@ -98,7 +98,10 @@ def read_job(folder: Path) -> StoredJob:
 
 
 def load_cleaner(folder: Path, plugins: Sequence[str], threads: int | None = None) -> "ShardCleaner":
-    """Loads the filters and the models of the job in `folder`. Ray sets the number of `threads` of an actor itself."""
+    """Loads the filters and the models of the job in `folder`.
+
+    `threads` is ignored, because Ray sets the number of threads of an actor.
+    """
     load_plugins(plugins)
     return ShardCleaner(folder / INPUT, read_job(folder))
 
@@ -114,7 +117,7 @@ class ShardCleaner:
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields two pickled objects for each block: the mended pairs; then corpus, scores and keys.
 
-        Adds the mended lines and the pairs that each filter drops to `counts`.
+        Adds to `counts` how many pairs each filter drops, and how many lines are mended.
         """
         filters = self._job.filters
         worker = BlockScorer(list(filters.values()), self._job.config.mend)

@@ -1,4 +1,4 @@
-"""The workers of a command: the blocking loop of the scheduler, which `scheduler.py` describes."""
+"""`Workers` runs the tasks of a command in processes: a blocking loop around the `Scheduler` of `scheduler.py`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -115,7 +115,7 @@ class Workers:
         """Yields the number and the result of every task as results arrive. This process executes tasks, too.
 
         `executor` takes tasks when it has room for them, and yields the number of each of its tasks with the result. An
-        empty task stays here, because it only asks for the results that are ready.
+        empty task is never sent to a worker, because it only asks for the results that are ready.
         """
         own: list[int] = []  # numbers of the tasks of this process
         finished = 0

@@ -176,7 +176,7 @@ def marked(line: str) -> Marked:
 
 
 def _before_word(source: str, source_position: int, target: str, position: int) -> int:
-    """Returns `position` after any white space if a word of the source begins at `source_position`, else `position`."""
+    """Returns `position`, or the end of white space there if a word of the source begins at `source_position`."""
     if source[source_position : source_position + 1].strip():
         while target[position : position + 1].isspace():
             position += 1

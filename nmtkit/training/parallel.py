@@ -30,7 +30,7 @@ from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.training.criterions import Criterion, Loss
 
-if TYPE_CHECKING:  # importing this module takes a second, and only fsdp needs it
+if TYPE_CHECKING:  # importing torch.distributed.tensor takes a second, and only fsdp needs it
     from torch.distributed.tensor import DTensor
 
 

@@ -158,7 +158,7 @@ class Run:
         return due.stop
 
     def _due_at_start(self) -> Due:
-        """Returns the validation that was due when the checkpoint was saved, else the end of a finished run."""
+        """Returns the work before the first update: a validation that is still due, or the stop of a finished run."""
         if self.progress.validation_due or (self.job.run.validate_first and not self.progress.updates):
             return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)
         return Due(stop=stop_reason(self.job.run, self.progress, self.asked))
@@ -182,7 +182,7 @@ class Run:
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
     def _requests(self, **by_clock: bool) -> Requests:
-        """Returns the requests of this rank: of a signal, of callbacks, and by the clock."""
+        """Returns the requests that a signal, the callbacks and the clock make on this rank."""
         stops, validates, saves = self.callbacks.asked()
         return Requests(
             self.stop.received or 0,

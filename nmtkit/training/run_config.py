@@ -88,7 +88,7 @@ class RunConfig(Config):
     finetune_from: Path | None = option(
         None,
         "Checkpoint with initial weights and, without --arch, the architecture. New pieces start from the mean "
-        "of the old pieces that spell them, or of all old pieces.",
+        "of the old pieces that spell them; pieces that old pieces cannot spell start from the mean of all old pieces.",
         section="Weights",
     )
     new_language_from: str | None = option(
@@ -129,8 +129,8 @@ class RunConfig(Config):
 
     quantize_aware: bool = option(
         False,
-        "Round weights in the forward pass like 8-bit checkpoints, and inputs of layers like generate --precision "
-        "int8, so that the model adapts to the rounding; for the last updates of a training, with --finetune-from.",
+        "In the forward pass, round weights as 8-bit checkpoints do, and inputs of layers as generate --precision int8 "
+        "does, so that the model adapts to the rounding. Use it for the last updates, with --finetune-from.",
     )
 
     reset_optimizer: bool = option(

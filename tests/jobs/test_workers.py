@@ -56,6 +56,7 @@ def started(transport: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., "c
     """Returns a function that starts workers over this transport."""
     if transport == "spawn":
         monkeypatch.delattr(os, "fork")
+        monkeypatch.setattr(plugins, "_names", [])  # plug-ins of other tests, whose files are gone
     function = {"this": processes, "fork": processes, "spawn": processes, "store": ranks}[transport]
     return lambda count=2, timeout=None: function(1 if transport == "this" else count, timeout)
 

@@ -21,7 +21,7 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
     """Returns the indices of the source column and the target column of a table. `names` are the names of its columns.
 
-    Prefers the columns of --columns to columns that are named after the languages, and these to names such as "source".
+    The order of preference is: the columns of --columns, columns named after the languages, names such as "source".
     Returns None if a column is not found. Raises ValueError if a column of --columns does not exist.
     """
     if corpus.columns is not None:

@@ -126,7 +126,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def counts_language_token(manifest: dict[str, Any]) -> bool:
     """Returns whether the loss counts the language token, the first token of each target (`--language-token-loss`).
 
-    Manifests of older versions do not have this setting. The loss counts the tokens of these datasets.
+    If the manifest of an older version lacks this setting, the loss counts the language token.
     """
     return bool(manifest["settings"].get("language_token_loss", True))
 
@@ -188,7 +188,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs: int, files: dict[str, Any]) -> None:
     counts = _entry(facts, "directions", list, f"splits.{split}.")
     if len(counts) != directions or not all(type(count) is int for count in counts) or sum(counts) != pairs:
-        raise ValueError(f"splits.{split}.directions does not have the {pairs:,} pairs of {directions} directions")
+        raise ValueError(f"splits.{split}.directions must have {directions} numbers with the sum {pairs:,}")
     name = direction_file(split)
     if files.get(name, {}).get("bytes") != 2 * pairs:
         raise ValueError(f"{name} is missing or does not match {pairs:,} pairs")
@@ -309,7 +309,7 @@ class AtomicFolder:
     def _remove(self, stale: Path) -> None:
         if stale.is_symlink() or not (stale / UNFINISHED).is_file() or foreign_files(stale):
             raise ValueError(
-                f"preprocess needs the name {stale}, which is not an unfinished dataset; move or remove it"
+                f"preprocess needs the path {stale}, but something else than an unfinished dataset is there; move it"
             )
         handle = os.open(stale, os.O_RDONLY)
         try:

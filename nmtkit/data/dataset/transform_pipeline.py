@@ -19,9 +19,10 @@ from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Encoded, Ids, Tokenizer
 class TransformPipeline:
     """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
 
-    Transforms of text come before transforms of ids: to encode a changed text again would undo a random segmentation,
-    and a mask has no text. The random numbers of a transform depend only on (seed, epoch, pair, name of the transform).
-    Raises ValueError for a transform of text if encoding and decoding with the tokenizer can lose characters.
+    Transforms of text come before transforms of ids. In the other order, ids would be decoded and encoded again: a
+    random segmentation would be lost, and a mask cannot be decoded. The random numbers of a transform depend only on
+    (seed, epoch, pair, name of the transform). Raises ValueError for a transform of text if encoding and decoding with
+    the tokenizer can lose characters.
     """
 
     def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:

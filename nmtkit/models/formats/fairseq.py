@@ -239,8 +239,8 @@ def language_tokens(path: Path, settings: ModelSettings) -> dict[str, str]:
     template = {("src", "tgt"): "__{}__", ("tgt", None): ">>{}<<", ("tgt", False): ">>{}<<"}.get(places)
     if template is None or values.get("lang_tok_replacing_bos_eos"):
         raise ValueError(
-            f"{path} has the language tokens {places} on source and target; supported are ('src', 'tgt') and "
-            "('tgt', None), without lang_tok_replacing_bos_eos"
+            f"{path} has the language tokens {places} on source and target; nmtkit supports ('src', 'tgt') "
+            "and ('tgt', None), and does not support lang_tok_replacing_bos_eos"
         )
     languages = values.get("langs") or []
     if not languages:

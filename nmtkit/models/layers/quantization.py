@@ -62,7 +62,7 @@ def is_int8(linear: nn.Linear) -> bool:
 
 
 def quantize_aware(model: nn.Module) -> tuple[int, int]:
-    """Makes the linear layers and embeddings of a model round, in place.
+    """Changes a model in place, so that its linear layers and embeddings round their weights.
 
     Names and values of parameters stay the same. Returns the number of layers and embeddings that round their weights,
     and the number of layers that also round their inputs. Raises ValueError if nothing is rounded.

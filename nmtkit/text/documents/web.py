@@ -3,7 +3,7 @@
 The tokenizer follows the HTML standard (section 13.2.5) to separate text, tags, attributes, comments and raw text.
 html5lib, lxml and selectolax build a tree and write a different file, with other entities, quotes and white space.
 `html.parser` reports positions, but its rules for tags change between releases of Python, and damaged input can take
-quadratic time. This module puts translations into the file at positions, so everything else stays byte for byte. All
+quadratic time. This module replaces only the ranges of the texts, so all other bytes of the file stay the same. All
 its regular expressions take linear time.
 """
 
@@ -201,7 +201,7 @@ class _PageReader:
             self.pop(tag.end)
         if tag.name not in INLINE:
             self.flush_at_block()
-        # otherwise the tag has ended the copied element, which is already in the run
+        # if the tag ended the copied element, that element is already in the run
         elif not self.run or self.run[-1].end < tag.end:
             self.add("closing", tag)
 

@@ -1,8 +1,8 @@
 """A Transformer in compiled code: its weights, its encoder, and a step of its decoder for the rows of many sentences.
 
 A row is a token of a source sentence, or the newest token of a hypothesis. Weights are addresses in tables, so that one
-machine code serves all models: `compiled_kernels.linear` reads a row of the table of linear layers. Keys and values are
-never moved. A hypothesis has the places of its tokens in the cache.
+machine code serves all models: `compiled_products.linear` reads a row of the table of linear layers. Keys and values
+are never moved. A hypothesis has the places of its tokens in the cache.
 """
 
 import math
@@ -58,7 +58,7 @@ class Options(NamedTuple):
 
 
 class CompiledTransformer(NamedTuple):
-    linears: Array  # int64: the columns of `compiled_kernels.linear`
+    linears: Array  # int64: the columns of `compiled_products.linear`
     norms: Array  # int64: address of the gains, address of the biases, width; a width of 0 means that there is no norm
     source: CompiledEmbedding
     target: CompiledEmbedding

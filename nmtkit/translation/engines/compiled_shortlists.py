@@ -36,7 +36,7 @@ class Output(NamedTuple):
 class Shortlists(NamedTuple):
     """Memory for the output projection of each slot."""
 
-    table: Array  # slots x columns of `compiled_kernels.linear`
+    table: Array  # slots x columns of `compiled_products.linear`
     weight: Array  # slots x outputs / 16 x groups of inputs x 16
     scales: Array  # slots x outputs
     corrections: Array

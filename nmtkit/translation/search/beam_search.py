@@ -2,8 +2,8 @@
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. A selector
 chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
-`phrase_search.PhraseSelector` for required phrases. The search ends when no open hypothesis can reach a better score
-than the finished hypotheses.
+`constrained_search.PhraseSelector` for required phrases. The search ends when no open hypothesis can reach a better
+score than the finished hypotheses.
 """
 
 import logging

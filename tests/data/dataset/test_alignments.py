@@ -72,7 +72,7 @@ def test_links_of_words_become_links_of_their_pieces(model_type: str, tag: str |
     assert some.alignments is not None
     moved = [(1 if row == 3 else 0, s, t) for row, s, t in expected if row in (3, 7)]
     assert sorted(map(tuple, some.alignments.tolist())) == sorted(moved)
-    unchanged = dataset["train"].batch(np.array([3]), lambda pairs, source, target: (source, target))
+    unchanged = dataset["train"].batch(np.array([3]), lambda pairs, source, target, monolingual: (source, target))
     assert unchanged.alignments is None  # a transform changes the words, so their links are unknown
 
 

@@ -43,7 +43,6 @@ def compare(
     translator: Translator, expected: list[dict[str, Any]], languages: Languages, longest: int = LONGEST
 ) -> None:
     source, target = languages
-    longest += source is not None
     given = {
         "lenpen": 0,
         "unkpen": 0,
@@ -68,7 +67,7 @@ def compare_nbest(
     """Compares the n-best lists in which every hypothesis ended by itself. Returns the number of these lists."""
     source, target = languages
     lines = [line for line in expected if line["nbest"] is not None]
-    options = {"lenpen": 0.0, "unkpen": 0.0, "max_len_a": 0.0, "max_len_b": longest + (source is not None)}
+    options = {"lenpen": 0.0, "unkpen": 0.0, "max_len_a": 0.0, "max_len_b": longest}
     options |= {"source_lang": source, "target_lang": target, "beam": 4, "nbest": 4}
     found = translator.translate([line["source"] for line in lines], **options)
     for translation, line in zip(found, lines, strict=True):
