@@ -18,7 +18,7 @@ from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.translation.engines import ENGINES, Decoder, Engine, LoadedModels
-from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.constraints import AvoidedText, Constraints, PieceTexts, RequiredPhrase, text_bytes
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
 
@@ -104,6 +104,13 @@ def a_segment_is_searched_alone_as_in_a_batch(subject: Subject[Engine]) -> None:
     _require_same(_decoded(decoder, [segments], options), alone, SHORT)
 
 
+def avoided_tokens(size: int, *phrases: Sequence[int]) -> tuple[AvoidedText, ...]:
+    """Returns the avoided texts of a vocabulary of `size` pieces in which every piece has a text of one character."""
+    texts = [chr(0x4E00 + token) for token in range(size)]
+    pieces = PieceTexts(map(text_bytes, texts))
+    return tuple(AvoidedText(text_bytes("".join(texts[token] for token in phrase)), pieces) for phrase in phrases)
+
+
 def prefixes_avoided_and_required_phrases_are_kept(subject: Subject[Engine]) -> None:
     decoder, reference = _decoders(subject)
     if not decoder.engine.falls_back:
@@ -112,8 +119,9 @@ def prefixes_avoided_and_required_phrases_are_kept(subject: Subject[Engine]) -> 
     free = _decoded(reference, [segments], options)
     token = next(hypotheses[0].tokens[0] for hypotheses in free if hypotheses[0].tokens)
     other = 3 if token != 3 else 4
+    size = decoder.torch.loaded.tokenizer.target_size
     constraints = [
-        Constraints(prefix=(other, token)), Constraints(avoided=((token,),)), Constraints(),
+        Constraints(prefix=(other, token)), Constraints(avoided=avoided_tokens(size, [token])), Constraints(),
         Constraints(required=(RequiredPhrase(((other, token),)),)),
         Constraints(required=(RequiredPhrase(((token,),)),)),
     ]  # fmt: skip

@@ -8,13 +8,20 @@ from itertools import takewhile
 from typing import Literal
 
 from nmtkit.config import changed_flags, check_flags
-from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.text import glossary
 from nmtkit.text.alignment import Link, piece_spans, word_links
 from nmtkit.text.glossary import forms, without
 from nmtkit.text.normalization import check_characters
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
-from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, RequiredPhrase
+from nmtkit.translation.search.constraints import (
+    NO_CONSTRAINTS,
+    AvoidedText,
+    Constraints,
+    Phrase,
+    RequiredPhrase,
+    piece_texts,
+)
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Hypothesis, Request, Segment, Translation
 from nmtkit.translation.steps import (
@@ -236,9 +243,17 @@ def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
 
     return Constraints(
         prefix=target_ids(request.prefix) if request.prefix else (),
+        after_prefix=begins_with_space(tokenizer) if request.prefix[-1:].isspace() else (),
         required=tuple(RequiredPhrase((target_ids(phrase),)) for phrase in request.required),
-        avoided=tuple(map(target_ids, request.avoided)),
+        avoided=tuple(AvoidedText.of(phrase, tokenizer) for phrase in request.avoided),
     )
+
+
+@lru_cache(maxsize=8)
+def begins_with_space(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the target pieces that begin with a space, which can follow a prefix that ends with a space."""
+    texts = piece_texts(tokenizer)
+    return tuple(id for id, text in enumerate(texts) if text.startswith(" ") and id not in SPECIALS)
 
 
 class ModelInput(Step):

@@ -366,7 +366,7 @@ class LengthLimit(Step):
                 segment, text=segment.text[slice(*span)], ids=ids[start:end], pieces=pieces[start:end], terms=own_terms
             )
             if start:  # only the first part keeps the prefix and the required phrases
-                constraints = replace(segment.constraints, prefix=(), required=())
+                constraints = replace(segment.constraints, prefix=(), after_prefix=(), required=())
                 part = replace(part, ids=ids[:tags] + ids[start:end], repeated=tags, constraints=constraints)
             parts.append(part)
         return parts

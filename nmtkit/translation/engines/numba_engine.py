@@ -81,7 +81,7 @@ class NumbaEngine(Engine):
         return ", ".join(sorted(changed_flags(options) - FLAGS)) or None
 
     def refuses(self, segment: Segment) -> bool:
-        return bool(segment.constraints.avoided)
+        return bool(segment.constraints.avoided or segment.constraints.after_prefix)
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False

@@ -22,7 +22,13 @@ from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import DecoderState
 from nmtkit.models.layers.output_columns import select_columns
-from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, PieceEdges, RequiredPhrase
+from nmtkit.translation.search.constraints import (
+    NO_CONSTRAINTS,
+    AvoidedText,
+    Constraints,
+    Phrase,
+    PieceEdges,
+)
 from nmtkit.translation.search.scorer import SearchModel
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchHypotheses
@@ -135,7 +141,7 @@ def limited_search(
     columns = _columns(allowed, pieces, None if shared else lists, source.values.device)
     limited = [LimitedModel(model, columns) for model in models]
     if edges is not None:
-        edges = PieceEdges(*([values[piece] for piece in pieces.tolist()] for values in edges)) if shared else None
+        edges = edges.columns(pieces.tolist()) if shared else None
     own = [_in_columns(sentence, ids) for sentence, ids in zip(constraints, lists, strict=True)]
     return [
         [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
@@ -172,7 +178,7 @@ def _pieces(sentence: Constraints) -> list[int]:
 
 
 def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
-    """Returns the constraints with columns, indices into `pieces`. Avoided phrases that cannot occur are left out."""
+    """Returns the constraints with columns, indices into `pieces`."""
     if sentence == NO_CONSTRAINTS:
         return sentence
 
@@ -183,9 +189,11 @@ def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
     return Constraints(
         convert(sentence.prefix),
         sentence.language_tokens,
+        tuple(column for column in convert(sentence.after_prefix) if column != -1),
         tuple(
-            RequiredPhrase(tuple(map(convert, phrase.alternatives)), phrase.whole_words) for phrase in sentence.required
+            dataclasses.replace(phrase, alternatives=tuple(map(convert, phrase.alternatives)))
+            for phrase in sentence.required
         ),
-        tuple(phrase for phrase in map(convert, sentence.avoided) if -1 not in phrase),
+        tuple(AvoidedText(text.text, text.pieces.columns(pieces)) for text in sentence.avoided),
         sentence.source_tokens,
     )

@@ -10,15 +10,14 @@ from typing import Protocol, overload
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
-from nmtkit.translation.search.constraints import Constraints, Phrase
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.options import SearchOptions
 
 # B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
 
-NONE, ANY = -1, -2  # in tensors of phrases, NONE matches no token, and ANY matches every token
+NONE = -1  # in tensors of phrases, NONE matches no token
 
 
 class LimitedPositions(Protocol):
@@ -87,7 +86,8 @@ def max_lengths(
     for source, sentence in zip(sources, constraints, strict=True):
         pieces = source - 1 - sentence.source_tokens
         wanted = max(options.min_len, int(options.max_len_a * pieces + options.max_len_b)) + sentence.language_tokens
-        needed = len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
+        needed = len(sentence.prefix) + bool(sentence.after_prefix)
+        needed += sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
         lengths.append(max(min([wanted, *limits]), needed))
     return lengths
 
@@ -113,7 +113,8 @@ class ConstraintProcessor:
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
             dtype=torch.int64,
         ).view(len(constraints), width)
-        self.avoided = aligned_phrases([sentence.avoided for sentence in constraints])
+        self.after_prefix = [(len(sentence.prefix), list(sentence.after_prefix)) for sentence in constraints]
+        self.avoided = [sentence.avoided for sentence in constraints]
         self.shortest = int(self.max_length.min())
         self.forbidden = torch.tensor(forbidden_tokens(options))
         self.forbidden_at_first = torch.tensor([*forbidden_tokens(options), EOS])  # up to the minimum length
@@ -121,7 +122,7 @@ class ConstraintProcessor:
     @property
     def reads_history(self) -> bool:
         """Whether `apply` uses the tokens of its `history`, and not only their number."""
-        return bool(self.avoided.numel() or self.options.no_repeat_ngram)
+        return bool(any(self.avoided) or self.options.no_repeat_ngram)
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
         """Returns `log_probs` [N, V] with -inf where a continuation of `history` [B, R, L] is not allowed."""
@@ -140,7 +141,13 @@ class ConstraintProcessor:
         log_probs.index_fill_(1, self.forbidden_at_first if too_short else self.forbidden, -math.inf)
         if self.options.unkpen is not None:
             log_probs[:, UNK] -= self.options.unkpen
-        if self.avoided.numel():
+        for sentence, (end, allowed) in enumerate(self.after_prefix):
+            if length == end and allowed:
+                own = log_probs[sentence * rows : (sentence + 1) * rows]
+                kept_scores = own[:, allowed].clone()
+                own.fill_(-math.inf)
+                own[:, allowed] = kept_scores
+        if any(self.avoided):
             self.forbid_avoided(log_probs, history)
         if self.options.no_repeat_ngram:
             forbid_repeats(log_probs, history.flatten(0, 1), self.options.no_repeat_ngram)
@@ -156,30 +163,19 @@ class ConstraintProcessor:
         return log_probs
 
     def forbid_avoided(self, log_probs: Tensor, history: Tensor) -> None:
-        """Forbids the last token of each avoided phrase whose other tokens have just been produced."""
-        sentences, rows, length = history.shape
-        before = self.avoided.shape[2] - 1
-        recent = F.pad(history, (before, 0), value=NONE)[:, :, length:]  # B R before
-        begun = self.avoided[:, None, :, :before]
-        hit = ((begun == ANY) | (begun == recent[:, :, None])).all(3)  # B R phrases
-        last = self.avoided[:, None, :, before].expand(-1, rows, -1)
-        hit &= last >= 0
-        row = torch.arange(sentences * rows).view(sentences, rows, 1).expand_as(hit)[hit]
-        log_probs[row.to(log_probs.device), last[hit].to(log_probs.device)] = -math.inf
+        """Forbids the tokens after which the text of a hypothesis contains an avoided text."""
+        rows = history.shape[1]
+        for sentence, avoided in enumerate(self.avoided):
+            for row in range(rows) if avoided else ():
+                tokens = history[sentence, row].tolist()
+                forbidden = [token for text in avoided for token in text.forbidden(tokens)]
+                log_probs[sentence * rows + row, forbidden] = -math.inf
 
     def drop_finished(self, kept: Tensor) -> None:
-        self.max_length, self.prefix, self.avoided = self.max_length[kept], self.prefix[kept], self.avoided[kept]
+        self.max_length, self.prefix = self.max_length[kept], self.prefix[kept]
+        self.after_prefix = [self.after_prefix[index] for index in kept.tolist()]
+        self.avoided = [self.avoided[index] for index in kept.tolist()]
         self.shortest = int(self.max_length.min())
-
-
-def aligned_phrases(phrases: Sequence[Sequence[Phrase]]) -> Tensor:
-    """Returns the phrases of each sentence as one tensor [B, phrases, tokens], padded with ANY at the start."""
-    width = max((len(phrase) for sentence in phrases for phrase in sentence), default=0)
-    aligned = torch.full((len(phrases), max(map(len, phrases)), width), ANY)
-    for row, sentence in enumerate(phrases):
-        for column, phrase in enumerate(sentence):
-            aligned[row, column, width - len(phrase) :] = torch.tensor(phrase)
-    return aligned
 
 
 def forbid_repeats(log_probs: Tensor, history: Tensor, size: int) -> None:

@@ -7,6 +7,7 @@ import torch
 from builders import tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nmtkit.contracts.engine import avoided_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
@@ -201,8 +202,9 @@ def test_prefixes_avoided_and_required_phrases_are_searched_by_pytorch_where_the
     model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10)
     free = sources(12, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in free]), options)
+    avoided = avoided_tokens(tiny_tokenizer().target_size, expected[1][0].tokens[:1])
     common = RequiredPhrase(((expected[2][0].tokens[0],), (300, 301)))
-    constraints = [Constraints(prefix=(7, 8)), Constraints(avoided=((expected[1][0].tokens[0],),))]
+    constraints = [Constraints(prefix=(7, 8)), Constraints(avoided=avoided)]
     constraints += [Constraints(required=(common,))] * 6
     batch = [replace(sentence, constraints=each) for sentence, each in zip(free, constraints, strict=False)] + free[8:]
     searched = []

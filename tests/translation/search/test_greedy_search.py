@@ -9,6 +9,7 @@ import torch
 from builders import tiny_model, tiny_transformer
 from torch import Tensor, nn
 
+from nmtkit.contracts.engine import avoided_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.translation.search import beam_search, decoding, scorer
@@ -29,7 +30,7 @@ CONSTRAINTS = {
     "none": Constraints(),
     "prefix": Constraints(prefix=(4, 9)),
     "language": Constraints(prefix=(4, 9), language_tokens=1),
-    "avoided": Constraints(avoided=((4,), (9, 11), (17, 3, 5))),
+    "avoided": Constraints(avoided=avoided_tokens(30, (4,), (9, 11), (17, 3, 5))),
 }
 
 

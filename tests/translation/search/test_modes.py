@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import tiny_transformer
 
+from nmtkit.contracts.engine import avoided_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import UNK
 from nmtkit.models.architectures import Architecture
@@ -90,15 +91,14 @@ def test_without_required_phrases_the_neighbours_translations_are_as_ever(model)
 @pytest.mark.parametrize("options", [SearchOptions(nbest=4), SearchOptions(sampling=True, nbest=3)])
 def test_no_translation_holds_an_avoided_phrase(model, options):
     free = beam_search([model], SOURCE, SearchOptions())
-    constraints = []
+    phrases = []
     for found, random in zip(free, ids(CASES, 3, 4), strict=True):
         output = found[0].tokens
-        constraints.append(Constraints(avoided=tuple({tuple(output[:1]) or (3,), tuple(output[1:3]) or (4,), random})))
+        phrases.append({tuple(output[:1]) or (3,), tuple(output[1:3]) or (4,), random})
+    constraints = [Constraints(avoided=avoided_tokens(SIZE, *each)) for each in phrases]
     changed = 0
-    for constraint, before, found in zip(
-        constraints, free, beam_search([model], SOURCE, options, constraints), strict=True
-    ):
-        assert not any(places(phrase, hypothesis.tokens) for hypothesis in found for phrase in constraint.avoided)
+    for avoided, before, found in zip(phrases, free, beam_search([model], SOURCE, options, constraints), strict=True):
+        assert not any(places(phrase, hypothesis.tokens) for hypothesis in found for phrase in avoided)
         changed += before[0].tokens != found[0].tokens
     assert changed > CASES / 2
 
@@ -223,9 +223,9 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
         (Constraints(required=exactly((5,))), {"sampling": True}, "--constraints and --sampling"),
         (Constraints(required=exactly((5,))), {"diverse_groups": 2}, "--constraints and --diverse-groups"),
         (Constraints(required=exactly((5,))), {"no_repeat_ngram": 2}, "--constraints and --no-repeat-ngram"),
-        (Constraints(required=exactly((5,)), avoided=((6,),)), {}, "required phrases and avoided"),
+        (Constraints(required=exactly((5,)), avoided=avoided_tokens(SIZE, (6,))), {}, "required phrases and avoided"),
         (Constraints(required=exactly((5, 0))), {}, "does not know"),
-        (Constraints(avoided=((),)), {}, "is empty"),
+        (Constraints(avoided=avoided_tokens(SIZE, ())), {}, "is empty"),
     ],
 )
 def test_constraints_that_cannot_be_met_are_refused_by_name(constraint, settings, message):

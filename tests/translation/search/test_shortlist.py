@@ -12,6 +12,7 @@ import torch
 from builders import tiny_model, tiny_tokenizer, tiny_transformer
 from torch import nn
 
+from nmtkit.contracts.engine import avoided_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.models.architectures import Architecture, Vocabulary
@@ -83,7 +84,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 CONSTRAINTS = {
     "none": Constraints(),
     "prefix": Constraints(prefix=(55, 56, 3)),
-    "avoided": Constraints(avoided=((4,), (33, 17), (59, 58))),
+    "avoided": Constraints(avoided=avoided_tokens(SIZE, (4,), (33, 17), (59, 58))),
     "required": Constraints(required=(RequiredPhrase(((57, 58), (59,))),)),
     "whole_words": Constraints(required=(RequiredPhrase(((57, 14),), whole_words=True),)),
 }
