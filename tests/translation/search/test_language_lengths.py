@@ -37,7 +37,7 @@ def test_limits_and_scores_count_pieces(engine: str, search: str, limits: tuple[
     shortest, longest = limits
     options = SearchOptions(**SEARCHES[search], lenpen=lenpen, min_len=shortest, max_len_a=0, max_len_b=longest)
     required = (RequiredPhrase(((9,),)),) if search == "required" else ()
-    constraints = Constraints((LANGUAGE,), 1, required)
+    constraints = Constraints((LANGUAGE,), 1, required=required)
     batch = [Segment(ids, constraints, seed) for seed, ids in enumerate(SOURCES)]
     decoder = Decoder(LoadedModels([ending()], tiny_tokenizer(), "cpu", 2048), engine)
     ((_, results),) = decoder.decoder(options)([batch])
