@@ -512,6 +512,7 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "SETTLED", 10)
+    monkeypatch.setattr(health, "DIVERGED_EXCESS", math.inf)  # the loss is so high that the run would also diverge
     train(mirror_data, tmp_path / "run", max_update=40, lr=20.0)
     (warning,) = warned(caplog)
     assert warning.startswith("update 15 has a")

@@ -188,7 +188,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs: int, files: dict[str, Any]) -> None:
     counts = _entry(facts, "directions", list, f"splits.{split}.")
     if len(counts) != directions or not all(type(count) is int for count in counts) or sum(counts) != pairs:
-        raise ValueError(f"splits.{split}.directions must have {directions} numbers with the sum {pairs:,}")
+        raise ValueError(f"splits.{split}.directions must count {pairs:,} pairs in {directions} directions")
     name = direction_file(split)
     if files.get(name, {}).get("bytes") != 2 * pairs:
         raise ValueError(f"{name} is missing or does not match {pairs:,} pairs")
@@ -309,7 +309,7 @@ class AtomicFolder:
     def _remove(self, stale: Path) -> None:
         if stale.is_symlink() or not (stale / UNFINISHED).is_file() or foreign_files(stale):
             raise ValueError(
-                f"preprocess needs the path {stale}, but something else than an unfinished dataset is there; move it"
+                f"preprocess needs the name {stale}, which is not an unfinished dataset; move or remove it"
             )
         handle = os.open(stale, os.O_RDONLY)
         try:
