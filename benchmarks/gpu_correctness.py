@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from gpu import Row, Scale
-from gpu_speed import lengths_of, micro_batch, options_of, random_sentences, unwanted
+from gpu_speed import lengths_of, micro_batch, options_of, random_sentences
 from torch import Tensor, nn
 
 from nmtkit.config import derive
@@ -200,7 +200,7 @@ def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
             with under_autocast():
                 expected = beam_search([model], source, options)
             for backend in (None, Eager):
-                search = ContinuousBatching([model], options, 24, unwanted, device, backend)
+                search = ContinuousBatching([model], options, 24, device, backend)
                 with under_autocast():
                     results = [hypotheses for _, batch in search.decode([sentences]) for hypotheses in batch]
                 kind = "eager" if backend else "CUDA graphs"

@@ -36,7 +36,7 @@ from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.scorer import BLOCK, continuations
-from nmtkit.translation.search.types import BatchHypotheses, Segment
+from nmtkit.translation.search.types import Segment
 from nmtkit.translation.translator import prepare
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2
@@ -284,10 +284,6 @@ def model_of(name: str, scale: Scale, precision: str) -> Architecture:
     return prepare(model, "cuda", precision) if scale.device == "cuda" else model
 
 
-def unwanted(batch: list[Segment]) -> BatchHypotheses:
-    raise AssertionError("no sentence has constraints")
-
-
 def batch_by_batch(model: Architecture, sentences: list[Segment], beam: int, device: torch.device) -> System:
     def run() -> int:
         sources = (Packed.from_lists([segment.ids for segment in batch], device) for batch in batches(sentences))
@@ -298,7 +294,7 @@ def batch_by_batch(model: Architecture, sentences: list[Segment], beam: int, dev
 
 
 def in_slots(model: Architecture, sentences: list[Segment], beam: int, slots: int, device: torch.device) -> System:
-    search = ContinuousBatching([model], options_of(beam), slots, unwanted, device)
+    search = ContinuousBatching([model], options_of(beam), slots, device)
 
     def run() -> int:
         results = (batch for _, batch in search.decode(batches(sentences)))

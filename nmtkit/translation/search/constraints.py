@@ -164,7 +164,7 @@ class Constraints:
             raise ValueError("a prefix or required phrase has characters that the target vocabulary does not know")
         for avoided in self.avoided:
             if avoided.is_in([*self.prefix, *([EOS] if self.after_prefix else [])]):
-                raise ValueError(f"the prefix contains the avoided phrase {avoided.text.decode()!r}")
+                raise ValueError(f"--prefix contains the phrase {avoided.text.decode()!r}, which --avoid forbids")
         if self.required:
             if self.avoided:
                 raise ValueError("required phrases and avoided phrases cannot be combined")
