@@ -20,6 +20,7 @@ from typing import Any
 
 import ctranslate2
 import numpy as np
+import sentencepiece
 import torch
 from harness import Report, Row, Timing, in_turns, parser
 
@@ -76,23 +77,27 @@ def nmtkit_system(
 
 
 def ctranslate2_system(path: Path, precision: str, lines: list[str], size: int, beam: int, steps: int | None) -> System:
-    tokenizer = building.from_checkpoint(path)[1]
+    """Returns CTranslate2 with SentencePiece, which encodes and decodes all lines of a call together."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         ctranslate2_export.save(path, folder, "int8" if precision == "int8" else "float32")
         kind = COMPUTE_TYPES[precision]
         translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=1, compute_type=kind)
+        source, target = (
+            sentencepiece.SentencePieceProcessor(model_file=str(next(folder.glob(f"[{side}j]*.model"))))
+            for side in "st"
+        )
     limits = {} if steps is None else {"min_decoding_length": steps, "max_decoding_length": steps}
 
     def run() -> list[str]:
-        results = []
+        texts = []
         for start in range(0, len(lines), size):
-            encoded = [tokenizer.encode_source([line]).ids.tolist() for line in lines[start : start + size]]
-            pieces = [tokenizer.source_pieces(ids[:-1]) for ids in encoded]
-            results += translator.translate_batch(
+            pieces = source.encode(lines[start : start + size], out_type=str)
+            results = translator.translate_batch(
                 pieces, beam_size=beam, length_penalty=0, max_batch_size=BATCH, **limits
             )  # fmt: skip
-        return ["".join(result.hypotheses[0]).replace("▁", " ").strip() for result in results]
+            texts += target.decode([result.hypotheses[0] for result in results])
+        return texts
 
     return run
 

@@ -112,9 +112,9 @@ class Contract(Generic[T]):
 
 
 def checks_of(module: str, *shared: Check) -> tuple[Check, ...]:
-    """Returns the checks of a module in order, then the checks `shared`.
+    """Returns the checks that a module defines, in the order of the file, and after them the checks in `shared`.
 
-    The checks are the functions of the module that take only a subject and return nothing.
+    A check is a function whose only parameter is a `Subject` and which returns None.
     """
     functions = [value for value in vars(sys.modules[module]).values() if getattr(value, "__module__", "") == module]
     own = [

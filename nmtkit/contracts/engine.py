@@ -36,7 +36,7 @@ TOLERANCE = 0.05  # of scores; the distributions of CTranslate2 leave out <unk>
 
 @functools.cache
 def _checkpoint(tokenizer: Tokenizer | None) -> Path:
-    """Writes the checkpoint of a Transformer with outputs of different lengths, and returns its path."""
+    """Writes a checkpoint of a random Transformer whose outputs differ in length, and returns the path of the file."""
     known, folder = dataset(tokenizer).tokenizer, Path(tempfile.mkdtemp(prefix="nmtkit-contract-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     entry = ARCHITECTURES["transformer_tiny"]

@@ -55,7 +55,7 @@ def poll(seconds: float) -> None:
 
 
 class Ranks:
-    """The transport of rank 0 to the ranks from 1 to `count`."""
+    """Sends tasks from rank 0 to the ranks 1 to `count` through the store of torchrun, and receives the results."""
 
     def __init__(self, store: Any, count: int) -> None:
         self.workers = [

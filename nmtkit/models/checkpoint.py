@@ -61,9 +61,9 @@ def quantized(contents: Checkpoint) -> Checkpoint:
 
 
 def dequantized(contents: Checkpoint, path: Path) -> Checkpoint:
-    """Returns a checkpoint with all weights in fp32: the inverse of `quantized`.
+    """Returns a checkpoint whose 8-bit weights are converted to fp32. `contents` is the checkpoint that `path` holds.
 
-    Raises ValueError, with `path`, if the scales of a matrix do not match its integers.
+    Raises ValueError, which names `path`, if the scales of a weight matrix do not match its integers.
     """
     if "scales" not in contents:
         return contents

@@ -34,7 +34,7 @@ class StopReason:
 
 
 class Requests(NamedTuple):
-    """Requests of a rank. The ranks agree on the maximum of each field over all ranks."""
+    """The requests of a rank after an update. All ranks act on the maximum of each field over the ranks."""
 
     stop_signal: int = 0  # number of a signal, or 0
     out_of_time: int = 0  # whether the time of --stop-time-hours is over

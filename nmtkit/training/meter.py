@@ -105,9 +105,10 @@ class Meter:
         return {"loss": loss, "ppl": perplexity(nll), "lr": last.lr, "norm": float(last.norm)}
 
     def _read_flags(self) -> None:
-        """Keeps the finite updates among the unread updates, and warns about each skipped update. Waits for the device.
+        """Reads which of the newest updates had finite gradients, and warns about each update that was skipped.
 
-        After too many skipped updates in a row, raises DivergedError with the name of the newest checkpoint.
+        Reading waits for the device. After too many skipped updates in a row, raises DivergedError, whose message names
+        the newest checkpoint.
         """
         unread, self.unread = self.unread, []
         flags = torch.stack([metrics.finite for metrics in unread]).tolist() if unread else []

@@ -204,7 +204,7 @@ class Run:
             best = scores is not None and distributed.broadcast(self.checkpoints.is_best(self.objective.value(scores)))
         self.progress.validation_due = due.validate and self.validator is not None and scores is None
         if due.save or best:
-            self._save(scores, due.scheduled, must=due.stop is not None)
+            self._save(scores, scheduled=due.scheduled, must=due.stop is not None)
         return due
 
     def _due_after_validation(self, due: Due) -> Due:
@@ -235,7 +235,7 @@ class Run:
         except Exception as error:
             if not distributed.is_connection_error(error) or isinstance(error, distributed.PeerError):
                 self.progress.validation_due = True
-                self._save(None, scheduled, must=False)
+                self._save(None, scheduled=scheduled, must=False)
                 if distributed.is_rank_zero():
                     log.error("the validation has failed; the run is saved after update %d", number)
             raise
@@ -260,10 +260,10 @@ class Run:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def _save(self, scores: dict[str, float] | None, scheduled: bool, must: bool) -> None:
-        """Saves a checkpoint, which is `scheduled` if it is saved at one of the intervals of the run.
+    def _save(self, scores: dict[str, float] | None, *, scheduled: bool, must: bool) -> None:
+        """Saves a checkpoint. `scheduled` says whether the run saves at its intervals or for a different reason.
 
-        If writing fails, raises OSError if `must` is true, or else logs a warning.
+        If the file cannot be written, raises OSError if `must` is true, and otherwise logs a warning.
         """
         started = time.monotonic()
         weights, state = self.trainer.weights(), self.trainer.state_dict()  # gathered from all ranks

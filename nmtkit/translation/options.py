@@ -137,7 +137,7 @@ class DeviceOptions(Config):
     engine: str = option(
         "torch",
         "torch: PyTorch, on a GPU with slots; numba: search with a function that the package numba compiles for this "
-        "CPU; two to four times as fast for Transformers; ctranslate2: search with the package CTranslate2 on the CPU; "
+        "CPU; faster for Transformers; ctranslate2: search with the package CTranslate2 on the CPU; "
         "a converted model is written next to the checkpoint; or a plug-in's engine",
         metavar="NAME",
     )

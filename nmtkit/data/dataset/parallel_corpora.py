@@ -70,7 +70,7 @@ class ParallelCorpus:
 
     @property
     def inputs(self) -> tuple[Path, ...]:
-        """All files that the user has named."""
+        """The files of the corpus as the user has named them: the text, and the alignments if there are any."""
         return self.names if self.alignments is None else (*self.names, self.alignments)
 
     def position(self, number: int) -> str:

@@ -407,7 +407,10 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 
 
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
-    """Returns SentencePiece's normalisation table, or b"" without a table. Raises ValueError for other normalisers."""
+    """Returns the normalisation table of SentencePiece that a tokenizer.json has, or b"" if the file has no table.
+
+    `contents` is the file `path`. Raises ValueError for a normaliser that SentencePiece cannot express.
+    """
     outer = contents.get("normalizer") or {"normalizers": []}
     compiled = b""
     for part in outer.get("normalizers", [outer]):

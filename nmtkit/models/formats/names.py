@@ -32,9 +32,9 @@ class LayerNames:
     rows: Mapping[str, str]
 
     def of(self, config: TransformerConfig) -> dict[str, list[str]]:
-        """Maps the names of nmtkit's parameters to the names of the tensors that they concatenate.
+        """Maps the name of each parameter of nmtkit to the names of its tensors in the other toolkit.
 
-        Parameters without a row are left out.
+        The parameter is the concatenation of these tensors. Parameters that have no row in `rows` are left out.
         """
         with torch.device("meta"):  # a model without memory, for the names of its parameters
             parameters = Transformer(config, Vocabulary(source=8, target=8, joint=True)).state_dict()

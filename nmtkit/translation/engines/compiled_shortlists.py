@@ -65,7 +65,10 @@ def memory_of_shortlists(model: CompiledTransformer, output: Output, slots: int,
 
 @inner
 def pack_shortlist(output: Output, columns: Array, lists: Shortlists, slot: int) -> None:
-    """Packs the weights of the pieces `columns` for a slot. Outputs after the last piece have the bias -inf."""
+    """Packs the output projection of the target pieces `columns` into the memory of a slot of the search.
+
+    The outputs that fill the last block have the bias -inf, so that the search never chooses these outputs.
+    """
     weight, scales, corrections, biases = (
         lists.weight[slot],
         lists.scales[slot],

@@ -163,7 +163,7 @@ class TorchEngine(Engine):
         )  # fmt: skip
 
     def annotated(self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions) -> BatchHypotheses:
-        """Adds the attention and the log probabilities of tokens that `options` request."""
+        """Returns `results` with attention weights and log probabilities of tokens, if `options` request them."""
         return decoding.annotated(self.loaded.models, self.packed(batch), options, results)
 
     def packed(self, batch: SegmentBatch) -> Packed:

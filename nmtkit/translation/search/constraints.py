@@ -22,17 +22,15 @@ class PieceEdges(NamedTuple):
     """Two masks of the target pieces: pieces that begin within a word, and pieces that end within a word.
 
     Two successive pieces belong to the same word if the first piece ends, and the second piece begins, within a word.
-    `texts` are the texts of the pieces, from `piece_texts`; required phrases with texts need these texts.
     """
 
     begins: Sequence[bool]
     ends: Sequence[bool]
-    texts: Sequence[str] = ()
 
     def columns(self, pieces: Sequence[int]) -> "PieceEdges":
         """Returns the edges for a search whose token i stands for `pieces[i]`."""
         begins, ends = [self.begins[piece] for piece in pieces], [self.ends[piece] for piece in pieces]
-        return PieceEdges(begins, ends, [self.texts[piece] for piece in pieces] if self.texts else ())
+        return PieceEdges(begins, ends)
 
 
 @lru_cache(maxsize=8)
@@ -146,7 +144,7 @@ class RequiredPhrase:
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints on a translation. Ids are target ids without eos."""
+    """The constraints on the translation of one sentence. Phrases are ids of target pieces, without eos."""
 
     prefix: Phrase = ()  # the translation begins with this phrase
     language_tokens: int = 0  # language tokens at the start of the prefix; lengths and scores exclude them

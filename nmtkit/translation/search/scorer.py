@@ -228,7 +228,7 @@ def continuations(
 
 
 def block_maxima(scores: Tensor) -> Tensor:
-    """Returns the maximum of each complete block of `BLOCK` columns: B R V -> B R blocks."""
+    """Returns the maximum of each block of `BLOCK` scores, without an incomplete last block: B R V -> B R blocks."""
     whole = scores.shape[2] // BLOCK
     return scores[:, :, : whole * BLOCK].unflatten(2, (whole, BLOCK)).amax(3)
 
