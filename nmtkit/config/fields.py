@@ -9,7 +9,7 @@ import operator
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 LARGEST = 10**12  # limit for fields that declare no limit; products of larger numbers can overflow 64 bits
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
@@ -32,6 +32,7 @@ def option(
     metavar: str | None = None,
     section: str | None = None,
     repeatable: bool = False,
+    finetuning: Literal["refused", "adapts", "free"] = "refused",
 ) -> Any:
     """Declares a config field, which is also a flag and a TOML key. A field with the default `...` is required.
 
@@ -41,9 +42,15 @@ def option(
     the name of its value on the help page. `section` starts a new heading on the help page. A `repeatable` flag adds
     one item to a tuple each time, and the item may contain commas. A field with choices has the type
     `Literal["a", "b"]`.
+
+    `finetuning` is for fields of architectures. It says if --finetune-from accepts another value than the value of the
+    checkpoint. "free": the field does not change the output of a trained model, or only through the shapes of its
+    parameters. "adapts": the output changes, but training adapts the model, so a warning is enough. "refused": a model
+    with another value is a different function.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
+    metadata["finetuning"] = finetuning
     if default is ...:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -1,5 +1,6 @@
 """Initial weights of a model from another run: from a checkpoint, or embeddings from a text file."""
 
+import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nmtkit.config import derive
+from nmtkit.config import derive, flag_of
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.models.checkpoint import tied_to
+from nmtkit.training.config import setting_text
 
 SideName = Literal["source", "target"]
 Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: they cannot spell the piece
@@ -37,7 +40,8 @@ def start_from(
     values. So a smaller model can start with a part of a larger model ("shrink and fine-tune", Shleifer and Rush 2020).
 
     Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a model with
-    different shapes, unless `partial` is true, and for a checkpoint without a parameter that fits.
+    different shapes, other settings or fewer parameters, unless `partial` is true, and for a checkpoint without a
+    parameter that fits.
     """
     contents = checkpoint.load(path)
     name, weights = contents["architecture"], contents["model"]
@@ -55,9 +59,13 @@ def start_from(
         log.warning(
             "the shortlist of %s is left out, because the vocabularies differ; add one with nmtkit shortlist", path
         )
-    vocabulary = VocabularyChange(tokenizer, old_tokenizer, relative)
+    vocabulary, state = VocabularyChange(tokenizer, old_tokenizer, relative), model.state_dict()
+    if not partial:
+        _check_same_function(state, weights, config, old_config, tokenizer.joint == old_tokenizer.joint, path)
+    elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
+        log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
     with torch.no_grad():
-        for key, tensor in _fitting(model.state_dict(), weights, axes, path, partial).items():
+        for key, tensor in _fitting(state, weights, axes, path, partial).items():
             if not axes[key]:
                 tensor.copy_(weights[key])
             for axis, side in axes[key].items():
@@ -112,6 +120,54 @@ def _fits(tensor: Tensor, old: Tensor, axes: Collection[int]) -> bool:
     return tensor.dim() == old.dim() and all(same)
 
 
+def changed_settings(config: Any, old: Any, finetuning: str) -> list[str]:
+    """Returns the settings of an architecture that differ from the checkpoint, such as "--heads 8, here 4".
+
+    Only the settings that declare this kind of `finetuning` are returned; `option` describes the kinds.
+    """
+    return [
+        f"{flag_of(field)} {setting_text(before)}, here {setting_text(now)}"
+        for field in dataclasses.fields(config)
+        if (now := getattr(config, field.name)) != (before := getattr(old, field.name))
+        and field.metadata.get("finetuning", "refused") == finetuning
+    ]
+
+
+def _check_same_function(
+    state: Mapping[str, Tensor], old: Mapping[str, Tensor], config: Any, old_config: Any, joint: bool, path: Path
+) -> None:
+    """Raises ValueError if the model cannot compute the function of the checkpoint. Warns if training must adapt it.
+
+    A shape shows only a part of the differences. The others are settings such as the number of heads, parameters of the
+    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. `joint`
+    says that both vocabularies are joint or both are separate; if they differ, so do the shared embeddings.
+    """
+    refused = changed_settings(config, old_config, "refused")
+    adapts = changed_settings(config, old_config, "adapts")
+    surplus = [key for key in old if key not in state]
+    hint = "--finetune-partial takes only the parameters that fit"
+    if refused:
+        raise ValueError(
+            f"{path} was trained with other settings, so its weights have another meaning in this model: "
+            f"{'; '.join(refused)}. Give the settings of the checkpoint (without --arch, they are the default); {hint}"
+        )
+    for key in state:
+        if key not in old:
+            raise ValueError(f"{path} has no parameter {key}; its config differs from the config of this model; {hint}")
+    # training soon restores the effect of a vector, but not of a matrix
+    if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
+        raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
+    for key, first in tied_to(state).items() if joint else ():
+        if first != key and not torch.equal(old[key], old[first]):
+            raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
+    if adapts:
+        dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
+        log.warning(
+            "%s was trained with other settings: %s. The loss starts higher, until training has adapted the model.%s",
+            *(path, "; ".join(adapts), dropped),
+        )
+
+
 def _fitting(
     state: Mapping[str, Tensor],
     old: Mapping[str, Tensor],
@@ -121,27 +177,27 @@ def _fitting(
 ) -> dict[str, Tensor]:
     """Returns the parameters of the model that the checkpoint has with the same shape.
 
-    Unless `partial` is true, raises ValueError for the first other parameter. Else logs the number of parameters.
+    Unless `partial` is true, raises ValueError for the first other parameter. Else logs the numbers of parameters.
     """
     fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
     new = [key for key in state if key not in fitting]
     if not partial and new:
-        key = new[0]
-        reason = (
-            f" has no parameter {key}; its config differs from the config of this model"
-            if key not in old
-            else f": {key} has shape {tuple(old[key].shape)}, but {tuple(state[key].shape)} in this model"
-        )
-        raise ValueError(f"{path}{reason}; --finetune-partial takes only the parameters that fit")
+        shapes = f"{new[0]} has shape {tuple(old[new[0]].shape)}, but {tuple(state[new[0]].shape)} in this model"
+        raise ValueError(f"{path}: {shapes}; --finetune-partial takes only the parameters that fit")
     if not fitting:
         raise ValueError(f"--finetune-partial: {path} has no parameter with a name and a shape of this model")
     if partial:
-        some = ", ".join(new[:3]) + (", …" if len(new) > 3 else "")
         log.info(
-            "%d of %d parameters start with the values of %s%s",
-            *(len(fitting), len(state), path, f"; these do not: {some}" if new else ""),
+            "%d of %d parameters start with the values of %s%s%s",
+            *(len(fitting), len(state), path, _listed("these do not", new)),
+            _listed("these parameters of the checkpoint are left out", [key for key in old if key not in state]),
         )
     return fitting
+
+
+def _listed(title: str, names: Sequence[str]) -> str:
+    """Returns "; TITLE: a, b, c, …" with at most three names, or an empty text for no names."""
+    return f"; {title}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}" if names else ""
 
 
 def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, SideName]]:

@@ -100,7 +100,7 @@ class RunConfig(Config):
     finetune_partial: bool = option(
         False,
         "Take only the parameters of --finetune-from that have the same name and shape; the others start as in a "
-        "fresh run. For a smaller model of the same kind, such as a student with fewer layers.",
+        "fresh run. For a model with other settings, such as a student with fewer layers.",
     )
     encoder_embed_path: Path | None = option(
         None, "Text file with initial embeddings of source pieces, in the format of GloVe."

@@ -40,7 +40,7 @@ class ByteNetConfig(Config):
         max=100,
     )
     unfold_extra: int = option(0, "further columns of the source representation (equation 2, b)", min=0, max=65_536)
-    dropout: float = option(0.0, "dropout on embeddings and on each block's output", min=0, below=1)
+    dropout: float = option(0.0, "dropout on embeddings and on each block's output", min=0, below=1, finetuning="free")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,7 +42,9 @@ class ConvS2SConfig(Config):
     )
     d_embedding: int = option(768, "width of embeddings, and of queries and keys", min=1, max=65_536)
     d_output: int = option(512, "width before the output projection", min=1, max=65_536)
-    dropout: float = option(0.2, "dropout on embeddings, the input of each block, and the output", min=0, below=1)
+    dropout: float = option(
+        0.2, "dropout on embeddings, the input of each block, and the output", min=0, below=1, finetuning="free"
+    )
     max_positions: int = option(1024, "maximum length of a sentence in tokens", min=1, max=1_000_000)
 
     def __post_init__(self) -> None:

@@ -33,12 +33,15 @@ class DeepAttConfig(Config):
         1280, "width of the memory, to which the output of the encoder is reduced (section 3.2)", min=1, max=65_536
     )
     d_attention: int = option(512, "hidden width of the attention function", min=1, max=65_536)
-    dropout: float = option(0.1, "dropout on the recurrent output between layers (section 3.2, Dr)", min=0, below=1)
+    dropout: float = option(
+        0.1, "dropout on the recurrent output between layers (section 3.2, Dr)", min=0, below=1, finetuning="free"
+    )
     initial_range: float | None = option(
         None,
         "initial parameters are uniform between minus and plus this number; none: the initial values of torch, and "
         "embeddings with a standard deviation of 0.1",
         min=0,
+        finetuning="free",
     )
 
 

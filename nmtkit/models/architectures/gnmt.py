@@ -34,9 +34,14 @@ class GNMTConfig(Config):
     decoder_layers: int = option(8, "LSTM layers of the decoder", min=1, max=1000)
     d_model: int = option(1024, "cells of each LSTM layer, and width of the embeddings", min=1, max=65_536)
     d_attention: int = option(1024, "hidden width of the attention function", min=1, max=65_536)
-    dropout: float = option(0.2, "dropout on the input of each LSTM layer (section 8.3)", min=0, below=1)
+    dropout: float = option(
+        0.2, "dropout on the input of each LSTM layer (section 8.3)", min=0, below=1, finetuning="free"
+    )
     initial_range: float = option(
-        0.04, "initial parameters are uniform between minus and plus this number (section 8.3)", min=0
+        0.04,
+        "initial parameters are uniform between minus and plus this number (section 8.3)",
+        min=0,
+        finetuning="free",
     )
 
 

@@ -41,8 +41,12 @@ class ExpertsConfig(Config):
     expert_groups: int | None = option(
         16, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
     )
-    importance_weight: float = option(0.01, "weight of the loss for unequal importance of experts (section 4)", min=0)
-    load_weight: float = option(0.01, "weight of the loss for unequal load of experts (appendix A)", min=0)
+    importance_weight: float = option(
+        0.01, "weight of the loss for unequal importance of experts (section 4)", min=0, finetuning="free"
+    )
+    load_weight: float = option(
+        0.01, "weight of the loss for unequal load of experts (appendix A)", min=0, finetuning="free"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,12 +83,15 @@ class MoEConfig(ExpertsConfig):
     d_model: int = option(512, "width of embeddings and of every layer's output (even)", min=2, max=65_536)
     d_hidden: int = option(2048, "cells of each LSTM layer, projected to d_model", min=3, max=65_536)
     d_expert: int = option(2048, "hidden width of an expert", min=1, max=65_536)
-    dropout: float = option(0.4, "dropout on the output of embeddings, LSTM and mixture layers", min=0, below=1)
+    dropout: float = option(
+        0.4, "dropout on the output of embeddings, LSTM and mixture layers", min=0, below=1, finetuning="free"
+    )
     initial_range: float | None = option(
         None,
         "initial parameters (except experts) are uniform between minus and plus this number; none: the initial values "
         "of torch, and embeddings with a standard deviation of 0.1",
         min=0,
+        finetuning="free",
     )
 
     def __post_init__(self) -> None:

@@ -45,8 +45,11 @@ class NeuralGPUConfig(Config):
         "small part of the memory; 0 keeps all images",
         min=0,
         max=10_000,
+        finetuning="free",
     )
-    dropout: float = option(0.0, "dropout on embeddings and on the decoder's features", min=0, below=1)
+    dropout: float = option(
+        0.0, "dropout on embeddings and on the decoder's features", min=0, below=1, finetuning="free"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

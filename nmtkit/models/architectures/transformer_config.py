@@ -24,22 +24,29 @@ class TransformerConfig(Config):
     d_key: int | None = option(None, "width of one head's queries and keys; none: d_model / heads", min=1, max=65_536)
     d_value: int | None = option(None, "width of one head's values; none: d_model / heads", min=1, max=65_536)
     dropout: float = option(
-        0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)", min=0, below=1
+        0.1,
+        "dropout on each sub-layer's output and on the summed embeddings (section 5.4)",
+        min=0,
+        below=1,
+        finetuning="free",
     )
-    attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1)
+    attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1, finetuning="free")
     activation: Literal["relu", "gelu", "swish", "reglu", "geglu", "swiglu"] = option(
         "relu",
         "activation of the feed-forward networks; the last three are gated by a second projection (Shazeer 2020)",
     )
-    activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1)
+    activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1, finetuning="free")
     attention_bias: bool = option(False, "biases in the projections of attention")
     positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
         "sinusoidal",
         "position encoding (section 3.5); sinusoidal_halves: all sines before the cosines; sinusoidal_fairseq: the "
         "same order, with the frequencies of fairseq and Marian",
+        finetuning="adapts",
     )
     position_offset: int = option(0, "position of the first token", min=0, max=16_777_216)
-    max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
+    max_positions: int = option(
+        1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216, finetuning="free"
+    )
     pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
     window: int | None = option(
         None,
@@ -64,17 +71,28 @@ class TransformerConfig(Config):
         "a number for each decoder layer, such as 1,1,2,2; layers with the same number share all weights",
         min=1,
         max=1_000,
+        finetuning="free",
     )
     scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
     zero_bos: bool = option(False, "the decoder starts from zeros, as in Marian, instead of the embedding of bos")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
-    norm_eps: float = option(1e-5, "number added to the variance in layer norms", above=0, max=1)
-    share_embeddings: bool = option(True, "use one matrix for both embeddings if the vocabulary is joint")
-    tie_output: bool = option(True, "use one matrix for the target embedding and the output projection (section 3.4)")
-    output_bias: bool = option(False, "a bias in the output projection")
-    encoder_layerdrop: float = option(0.0, "probability that an update skips an encoder layer", min=0, below=1)
-    decoder_layerdrop: float = option(0.0, "probability that an update skips a decoder layer", min=0, below=1)
-    gradient_checkpointing: bool = option(False, "recompute layers in the backward pass, to save memory")
+    norm_eps: float = option(1e-5, "number added to the variance in layer norms", above=0, max=1, finetuning="adapts")
+    share_embeddings: bool = option(
+        True, "use one matrix for both embeddings if the vocabulary is joint", finetuning="free"
+    )
+    tie_output: bool = option(
+        True, "use one matrix for the target embedding and the output projection (section 3.4)", finetuning="free"
+    )
+    output_bias: bool = option(False, "a bias in the output projection", finetuning="adapts")
+    encoder_layerdrop: float = option(
+        0.0, "probability that an update skips an encoder layer", min=0, below=1, finetuning="free"
+    )
+    decoder_layerdrop: float = option(
+        0.0, "probability that an update skips a decoder layer", min=0, below=1, finetuning="free"
+    )
+    gradient_checkpointing: bool = option(
+        False, "recompute layers in the backward pass, to save memory", finetuning="free"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
