@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.api.encoder_output import source_ids, states_of
-from nmtkit.api.settings import PathLike, check_length, check_text, configs, pairs, texts, translation_options
+from nmtkit.api.settings import PathLike, check_text, configs, pairs, texts, translation_options
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.packed import Batch, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
@@ -232,14 +232,10 @@ class Model:
         length.
         """
         search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
-        pipeline = Pipeline(self.tokenizer, search, max_source_len=UNLIMITED)
+        pipeline = Pipeline(self.tokenizer, search, max_source_len=UNLIMITED, models=self.architectures)
         segments = [leaf.input for line in pipeline.segments(pairs(source, target)) for leaf in line.leaves()]
         if not segments:
             raise ValueError("the lists are empty; give at least one text and its translation")
-        for model in self.architectures:
-            for number, segment in enumerate(segments, 1):
-                check_length(f"text {number}", len(segment.ids), model.max_source_positions)
-                check_length(f"translation {number}", len(segment.reference or []) + 1, model.max_target_positions)
         references = [list(segment.reference or []) for segment in segments]
         device = self._translator.device
         output = [token for ids in references for token in (*ids, EOS)]
@@ -370,7 +366,7 @@ class Model:
         model = self._single("encode")
         sentences = source_ids(self.tokenizer, texts(source), **languages)
         for number, ids in enumerate(sentences, 1):
-            check_length(f"text {number}", len(ids), model.max_source_positions)
+            model.check_length(f"text {number}", len(ids), "source")
         states = states_of(model, sentences, layers == "all", self._translator.max_tokens, self._translator.device)
 
         def result(layer: int) -> Any:

@@ -115,12 +115,6 @@ def pairs(source: str | Sequence[str], target: str | Sequence[str] | None) -> li
     return [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
 
 
-def check_length(title: str, pieces: int, limit: int | None) -> None:
-    """Raises ValueError if a text has more pieces than the model can read."""
-    if limit is not None and pieces > limit:
-        raise ValueError(f"{title} has {pieces} pieces; this model reads {limit} at most")
-
-
 def check_text(method: str, source: object) -> None:
     """Raises ValueError unless `source`, the argument of a method for a single text, is a text."""
     if not isinstance(source, str):

@@ -230,6 +230,7 @@ class Generation:
         pipeline = self.translator.pipeline(self.search, self.text, self.config.source_tag)
         if not self.decodes(pipeline):
             return None
+        self.check_lines(pipeline, self.job.paths[0])
         requests = self.requests(self.job.paths[0])
         return self.counted(self.translator.run(requests, pipeline, self.decoder, self.processes))
 
@@ -262,6 +263,7 @@ class Generation:
         first = self.translator if path is None else self.load([path])
         both = PivotTranslator(first, self.translator, pivot, self.search, self.text)
         requests = self.requests(path or self.job.paths[0])
+        self.check_lines(both.pipelines[1], path or self.job.paths[0])
         decoders = [self.workers(translator, pipeline) for translator, pipeline in both.steps]
         return both.run(requests, decoders, self.config.workers)
 
@@ -308,6 +310,24 @@ class Generation:
             languages = None if config.input_format else languages_of_input(self.search, checkpoint)
             requests = lines.text_requests(job.files, stream, self.window, languages, config.both_columns)
         return self.with_line_files(requests)
+
+    def check_lines(self, pipeline: "Pipeline", checkpoint: Path) -> None:
+        """Checks the constraints and references of all lines before the first batch.
+
+        Lines of a stream cannot be read twice, so `Pipeline.segments` checks these lines, window by window.
+        """
+        files = [*self.job.files, *self.config.line_files.values()]
+        stream = self.dataset is None and not self.job.files
+        if stream or not all(map(Path.is_file, files)) or not (self.config.line_files or self.search.score_reference):
+            return
+        checked = 0
+        logger.disabled = True  # the warnings about the files follow when the lines are translated
+        try:
+            for window in self.requests(checkpoint):
+                pipeline.check(window, checked)
+                checked += len(window)
+        finally:
+            logger.disabled = False
 
     def with_line_files(self, requests: Iterable[list["Request"]]) -> Iterator[list["Request"]]:
         from nmtkit.translation.lines import with_fields

@@ -57,7 +57,6 @@ class ServedModel:
         """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
         self.translator.pipeline(self.search, self.text)
         self.translator.batch_decoder(self.search)
-        self.translator.load_processors(self.search)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
             raise ValueError(

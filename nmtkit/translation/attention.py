@@ -62,12 +62,9 @@ def attend(
     search = SearchOptions(
         beam=beam, score_reference=target is not None, source_lang=source_lang, target_lang=target_lang
     )
-    pipeline = Pipeline(tokenizer, search, max_source_len=UNLIMITED)
+    pipeline = Pipeline(tokenizer, search, max_source_len=UNLIMITED, models=[model])
     (line,) = pipeline.segments([Request(source, reference=target)])
     (segment,) = (leaf.input for leaf in line.leaves())
-    limit = model.max_source_positions
-    if limit is not None and len(segment.ids) > limit:
-        raise ValueError(f"the sentence has {len(segment.ids)} pieces; this model reads at most {limit}")
     packed = Packed.from_lists([segment.ids], device)
     with torch.no_grad():
         if segment.reference is None:

@@ -10,7 +10,6 @@ from typing import BinaryIO
 from nmtkit.data.corpora.corpus import ColumnNames
 from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
-from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import WINDOW, Translator
@@ -63,7 +62,7 @@ def likelihoods(
     Raises ValueError for languages that the model does not have.
     """
     search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
-    pipeline = Pipeline(translator.tokenizer, search)
+    pipeline = translator.pipeline(search)
     if sources is None:
         requests = (Request("", reference=text) for text in targets)
     else:

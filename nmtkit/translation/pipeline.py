@@ -1,7 +1,8 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -9,6 +10,7 @@ from typing import Literal
 
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
+from nmtkit.models.architectures import Architecture
 from nmtkit.text import glossary
 from nmtkit.text.alignment import Link, piece_spans, word_links
 from nmtkit.text.glossary import forms, without
@@ -51,11 +53,12 @@ class Pipeline:
     >>> for translation in translator.run(windows, pipeline): ...
 
     `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
-    translations have word alignments, unless the translations contain markup.
+    translations have word alignments, unless the translations contain markup. `models` are all models that read the
+    segments or the outputs; their positions limit both.
 
-    Raises ValueError for a pattern that is not a regular expression, for a glossary line that is not a term, and for a
-    search that cannot require glossary terms. Raises OSError for a glossary that cannot be read, and ImportError if a
-    package is missing.
+    Raises ValueError for a --min-len above the positions of the models, for a pattern that is not a regular expression,
+    for a glossary line that is not a term, and for a search that cannot require glossary terms. Raises OSError for a
+    glossary that cannot be read, and ImportError if a package is missing.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Pipeline:
         links: bool = False,
         max_source_len: int = 1024,
         long_lines: Literal["split", "cut"] = "split",
+        models: Sequence[Architecture] = (),
     ) -> None:
         text = text or TextOptions()
         self.tokenizer, self.text = tokenizer, text
@@ -76,7 +80,7 @@ class Pipeline:
         terms = None if text.glossary is None else glossary.load(text.glossary)
         if terms is not None:
             check_flags((GLOSSARY_RULE,), changed_flags(search), {GLOSSARY_RULE.flag})
-        model_input = ModelInput(tokenizer, self.search, source_tag)
+        self.model_input = model_input = ModelInput(tokenizer, self.search, source_tag, models)
         steps: list[Step | None] = [
             Normalization(),
             Markup() if text.markup else None,
@@ -103,22 +107,28 @@ class Pipeline:
         lines = []
         encoded: list[SegmentNode] = []  # nodes whose segments the tokenizer encodes
         for id, request in enumerate(requests, first_id):
-            try:
+            with errors_of_line(id):
                 lines.append(SegmentNode(self.first_segment(id, request)))
-            except ValueError as error:
-                raise ValueError(f"line {id + 1}: {error}") from error
             encoded += self.applied(self.text_steps, lines[-1:])
         encode(encoded, self.tokenizer)
         for node in encoded:
-            try:
+            with errors_of_line(node.segment.id):
                 self.applied(self.steps[len(self.text_steps) :], [node])
-            except ValueError as error:
-                raise ValueError(f"line {node.segment.id + 1}: {error}") from error
         if self.search.sampling:
             for line in lines:
                 for index, leaf in enumerate(line.leaves()):
                     leaf.model_input = replace(leaf.input, seed=line.segment.id + (index << 40))
         return lines
+
+    def check(self, requests: Sequence[Request], first_id: int = 0) -> None:
+        """Raises the errors of `segments` about constraints and references, except terms of a glossary."""
+        if self.search.score_reference:
+            self.segments(requests, first_id)
+            return
+        for id, request in enumerate(requests, first_id):
+            if request.source.strip():  # a line without text becomes an empty line
+                with errors_of_line(id):
+                    self.model_input.before(SegmentNode(replace(self.first_segment(id, request), ids=[])))
 
     def source_pieces(self, line: SegmentNode) -> list[str]:
         """Returns the pieces of a line that the model reads. Hard alignments refer to these pieces by index."""
@@ -186,6 +196,15 @@ class Pipeline:
         if self.search.mbr is not None and depth == len(self.text_steps):
             return by_utility(hypotheses, self.search.mbr)
         return hypotheses
+
+
+@contextmanager
+def errors_of_line(id: int) -> Iterator[None]:
+    """Adds the number of the line `id`, which counts from 0, to the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"line {id + 1}: {error}") from error
 
 
 def by_utility(hypotheses: Sequence[Hypothesis], metric: Literal["chrf", "bleu"]) -> list[Hypothesis]:
@@ -259,16 +278,20 @@ def begins_with_space(tokenizer: Tokenizer) -> tuple[int, ...]:
 class ModelInput(Step):
     """Makes the input of the model: adds language tokens, a tag and constraints to the ids. Decodes the hypotheses.
 
-    Raises ValueError for languages and tags that the model does not have.
+    `models` are all models that read the source or the output. Raises ValueError for languages and tags that the model
+    does not have, and for an `options.min_len` for which a model has too few positions.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: SearchOptions, source_tag: str | None) -> None:
-        self.tokenizer, self.options = tokenizer, options
+    def __init__(
+        self, tokenizer: Tokenizer, options: SearchOptions, source_tag: str | None, models: Sequence[Architecture]
+    ) -> None:
+        self.tokenizer, self.options, self.models = tokenizer, options, models
         languages, self.target_language = tokenizer.language_ids(options.source_lang, options.target_lang)
         if source_tag is not None:
             tokenizer.check_tag(source_tag)
             languages = [*languages, *tokenizer.encode_source([source_tag]).ids[:-1].tolist()]
         self.first = languages  # ids at the beginning of every source
+        self.check_output(f"an output of --min-len {options.min_len}", len(self.target_language) + options.min_len)
         self.tags, self.phrases = tokenizer.source_tags, term_phrases(tokenizer)
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
@@ -288,10 +311,24 @@ class ModelInput(Step):
                 required=(*constraints.required, *(phrase for phrase in phrases if phrase is not None)),
             )
         reference = None if segment.reference is None else [*self.target_language, *segment.reference]
+        self.check(constraints, reference)
+        node.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
+        for model in self.models:
+            model.check_length("the source", len(node.model_input.ids), "source")
+        return []
+
+    def check(self, constraints: Constraints, reference: Sequence[int] | None) -> None:
+        """Raises ValueError for constraints that cannot be met, and for a reference that is too long for a model."""
         if constraints is not NO_CONSTRAINTS:
             constraints.check(self.options)
-        node.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
-        return []
+            self.check_output("a translation with the prefix and all required phrases", constraints.needed_tokens)
+        if reference is not None:
+            self.check_output("the reference", len(reference))
+
+    def check_output(self, title: str, tokens: int) -> None:
+        """Raises ValueError if a model has too few positions for an output of `tokens` tokens and eos."""
+        for model in self.models:
+            model.check_length(title, tokens + 1, "target")
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         """Returns a hypothesis with its text, pieces, and alignment or links."""

@@ -102,8 +102,8 @@ class ShardTranslator:
 
     def __init__(self, settings: TranslationSettings, translator: Translator) -> None:
         self.settings, self.translator = settings, translator
+        # here, so that errors come before the plan
         self.pipeline = translator.pipeline(settings.search, settings.text, settings.source_tag)
-        translator.load_processors(settings.search)  # now, so errors come before the plan
 
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the output line of each line of a shard, with its \\n.

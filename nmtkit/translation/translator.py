@@ -54,9 +54,6 @@ class Translator:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         self.decoder = decoder or Decoder(LoadedModels(self.models, tokenizer, str(self.device), self.max_tokens))
-        limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
-        # one position of a model is for eos
-        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])
         self.background = self.device.type == "cuda"  # whether `run` uses background threads
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
@@ -108,17 +105,21 @@ class Translator:
         source_tag: str | None = None,
         links: bool = False,
     ) -> Pipeline:
-        """Returns the text pipeline of this model. Raises the same errors as `Pipeline`.
+        """Returns the text pipeline of this model. Loads the logits processors that `search` names, with their files.
 
-        Also raises ValueError if `search` uses a shortlist, but no model has one or the models are not on a CPU.
+        Raises the same errors as `Pipeline` and as the processors. Also raises ValueError if `search` uses a shortlist,
+        but no model has one or the models are not on a CPU.
         """
         if search.shortlist and self.device.type != "cpu":
             raise ValueError(f"--shortlist is for CPUs; leave out --shortlist on {self.device.type}")
         if search.shortlist and self.decoder.torch.loaded.shortlist is None:
             raise ValueError(f"{self.name} has no shortlist; add one with nmtkit shortlist DATA --path FILE")
-        pipeline = Pipeline(
-            self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines
-        )
+        processors = self.decoder.torch.processors(search)
+        models = [*self.models, *(model for processor in processors for model in processor.models)]
+        # one position of a model is for eos
+        limits = [model.max_source_positions - 1 for model in models if model.max_source_positions is not None]
+        longest = min([self.options.max_source_len, *limits])
+        pipeline = Pipeline(self.tokenizer, search, text, source_tag, links, longest, self.options.long_lines, models)
         if search.source_lang and search.target_lang:
             self.notice_untrained([(search.source_lang, search.target_lang)])
         return pipeline
@@ -158,10 +159,6 @@ class Translator:
         """Returns the hypotheses of each segment of a batch, best first, while other calls may be under way."""
         ((_, hypotheses),) = self.decoder.decoder(options, alone=False)([batch])
         return hypotheses
-
-    def load_processors(self, options: SearchOptions) -> None:
-        """Loads the files of the logits processors that `options` name. Raises OSError or ValueError."""
-        self.decoder.torch.processors(options)
 
     def run(
         self,

@@ -52,11 +52,11 @@ def task(texts, pair=PAIR, **fields):
     return LineBatch(BatchKey(pair, **fields), texts)
 
 
-def job(*paths, text=None, search=None, translator=None, processors=None, **config):
+def job(*paths, text=None, search=None, translator=None, processors=None, engine="torch", **config):
     """Returns the job that arrives in the process of the models."""
     job = ServeJob(
         config=ServeConfig(workers=1, **config), paths=[ModelPath(path, pair) for pair, path in paths], plugins=[],
-        search=search or SearchOptions(**SHORT), devices=DeviceOptions(device="cpu"),
+        search=search or SearchOptions(**SHORT), devices=DeviceOptions(device="cpu", engine=engine),
         translator=translator or TranslatorOptions(), text=text or TextOptions(), processors=processors or {},
     )  # fmt: skip
     return pickle.loads(pickle.dumps(job))
@@ -187,6 +187,33 @@ def test_what_a_model_cannot_do_is_refused_when_it_is_loaded(path, tmp_path):
     )
     with pytest.raises(ValueError, match="--protect-spans, --truecase-caps: "):
         model.check()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"min_len": 3}, {"no_repeat_ngram": 2}, {"unkpen": 1.0}, {"diverse_groups": 2}]
+)
+def test_what_an_engine_without_another_search_does_not_support_is_refused_at_the_start(path, changes):
+    """CTranslate2 has another length penalty, so the default of --lenpen is refused, too."""
+    pytest.importorskip("ctranslate2")
+    supported = SearchOptions(**SHORT, lenpen=0.0)
+    models, _ = load_models(job((PAIR, path), search=supported, engine="ctranslate2"))
+    assert texts_of(translate_or_fail(models, task(LINES[:2])))
+    named = "|".join(f"--{name.replace('_', '-')}" for name in changes or ["lenpen"])
+    with pytest.raises(ValueError, match=rf"--engine ctranslate2.*{named}"):
+        load_models(
+            job(
+                (PAIR, path),
+                search=SearchOptions(**{"lenpen": 0.6 if not changes else 0.0} | changes),
+                engine="ctranslate2",
+            )
+        )
+
+
+def test_a_minimum_length_above_the_positions_is_refused_at_the_start(tmp_path):
+    path = save_transformer(tmp_path / "learned.pt", positions="learned", max_positions=20)
+    load_models(job((PAIR, path), search=SearchOptions(min_len=19)))
+    with pytest.raises(ValueError, match=r"--min-len 20.* 20 positions"):
+        load_models(job((PAIR, path), search=SearchOptions(min_len=20)))
 
 
 def test_a_model_without_attention_translates_without_alignment():

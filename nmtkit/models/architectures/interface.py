@@ -8,7 +8,7 @@ last step overrides `start` and `step`.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,19 @@ class Architecture(nn.Module, ABC):
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
         """Returns the features [T, D] of all target tokens, from which `output_projection` computes the logits."""
         return self.decode(self.encode(source), target_input)
+
+    def check_length(self, title: str, tokens: int, side: Literal["source", "target"]) -> None:
+        """Raises ValueError if the model has too few positions for a sequence of `tokens` tokens.
+
+        The tokens include eos. For the decoder, which reads bos and predicts eos, the number of positions is the same.
+        `title` names the sequence in the message.
+        """
+        limit = self.max_source_positions if side == "source" else self.max_target_positions
+        if limit is not None and tokens > limit:
+            raise ValueError(
+                f"{title} has {tokens - 1:,} pieces, but the model has {limit:,} positions, which is enough for "
+                f"{limit - 1:,} pieces and eos"
+            )
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
         """Returns auxiliary losses per target token by name, and resets them.

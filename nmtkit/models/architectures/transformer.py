@@ -258,7 +258,8 @@ class Transformer(Architecture):
         if config.tie_output:
             self.output_projection.weight = target.weight
         if config.positions == "learned":
-            self.max_source_positions = self.max_target_positions = config.max_positions
+            self.max_source_positions = config.max_positions if config.reads_source else None
+            self.max_target_positions = config.max_positions
         self.dropped: frozenset[int] = frozenset()  # indices of the layers that an update skips, encoder layers first
         # False for dropped layers, encoder layers first; a tensor, so that a compiled model can read it
         self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)

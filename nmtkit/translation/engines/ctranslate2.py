@@ -99,8 +99,7 @@ class CTranslate2Engine(Engine):
         return None
 
     def refuses(self, segment: Segment) -> bool:
-        constraints = segment.constraints
-        return bool(constraints.prefix or constraints.required or constraints.avoided)
+        return bool(segment.constraints.prefix or segment.constraints.avoided)
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
@@ -125,7 +124,7 @@ class CTranslate2Engine(Engine):
         A call of CTranslate2 has a single maximum length, so each call gets segments with the same maximum length.
         """
         results: list[Any] = []
-        for max_length, group in groupby(batch, key=lambda segment: max_length_of(segment, options)):
+        for max_length, group in groupby(batch, key=lambda segment: self._max_length(segment, options)):
             results += self.translator.translate_batch(
                 [[self.pieces[id] for id in segment.ids if id != EOS] for segment in group],
                 beam_size=options.beam,
@@ -148,12 +147,11 @@ class CTranslate2Engine(Engine):
         """
         search = result.result()
         tokens, log_probability = [self.ids[piece] for piece in search.hypotheses[0]], search.scores[0]
-        if len(tokens) >= max_length_of(segment, options) or not math.isfinite(log_probability):
+        if len(tokens) >= self._max_length(segment, options) or not math.isfinite(log_probability):
             return []
         penalty = length_penalty(len(tokens) + 1, options.lenpen, language_tokens=0)  # `refuses` prefixes
         return [Hypothesis(tokens, log_probability / penalty, log_probability)]
 
-
-def max_length_of(segment: Segment, options: SearchOptions) -> int:
-    (length,) = max_lengths(options, [len(segment.ids)], [segment.constraints], [])
-    return length
+    def _max_length(self, segment: Segment, options: SearchOptions) -> int:
+        (length,) = max_lengths(options, [len(segment.ids)], [segment.constraints], self.loaded.models)
+        return length

@@ -100,6 +100,7 @@ class Engine(ABC):
     def refuses(self, segment: Segment) -> bool:
         """Returns whether the engine does not support the prefix or the avoided phrases of a segment.
 
+        PyTorch searches such a segment, also with an engine whose refusals of options are errors.
         An engine ignores required phrases, apart from `rules.max_lengths`.
         """
         return False
@@ -229,11 +230,6 @@ class Decoder:
         def supported() -> Iterator[SegmentBatch]:
             for number, batch in enumerate(batches):
                 indices = [index for index, segment in enumerate(batch) if not engine.refuses(segment)]
-                if len(indices) < len(batch) and not engine.falls_back:
-                    raise ValueError(
-                        f"--engine {self.name} supports no prefixes and no required or avoided phrases; leave out "
-                        "--engine"
-                    )
                 under_way[number] = batch, indices
                 yield [batch[index] for index in indices]
 

@@ -132,7 +132,8 @@ class Search:
         sentences, rows = source.layout.sentences, open_hypotheses(options)
         self.finished = FinishedHypotheses(sentences, options.nbest, self.selector.distinct)
         # hypotheses are kept on the CPU, because they are only a few numbers for each step
-        lengths = max_lengths(options, source.layout.lengths.tolist(), constraints, models)
+        limiting = [*models, *(model for processor in processors for model in processor.models)]
+        lengths = max_lengths(options, source.layout.lengths.tolist(), constraints, limiting)
         self.constraint_processor = ConstraintProcessor(options, lengths, constraints)
         self.scorer = Scorer(models, source, rows, processors, self.constraint_processor.max_length)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`

@@ -153,6 +153,12 @@ class Constraints:
     avoided: tuple[AvoidedText, ...] = ()  # the translation contains none of these texts, in any segmentation
     source_tokens: int = 0  # tokens before the text of the source: language tokens and a tag; lengths exclude them
 
+    @property
+    def needed_tokens(self) -> int:
+        """The number of tokens that an output needs to meet the constraints, without eos."""
+        phrases = sum(max(map(len, phrase.alternatives)) for phrase in self.required)
+        return len(self.prefix) + bool(self.after_prefix) + phrases
+
     def check(self, options: SearchOptions) -> None:
         """Raises ValueError when the constraints contradict each other or `options`. The message names both."""
         required = [alternative for phrase in self.required for alternative in phrase.alternatives]

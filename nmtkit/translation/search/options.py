@@ -34,7 +34,7 @@ SEARCH_RULES = (
     ),
 )
 
-# CTranslate2 masks forbidden tokens before the softmax. Its prefixes, constraints and samples differ from nmtkit.
+# CTranslate2 masks forbidden tokens before the softmax, and its samples differ from nmtkit.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
@@ -48,8 +48,7 @@ CTRANSLATE2_RULE = FlagRule(
             "--unkpen",
             "--min-len",
         ),
-        *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
-        *("--source-lang", "--target-lang", "--glossary", "--shortlist"),
+        *("--score-reference", "--source-lang", "--target-lang", "--shortlist"),
     ),
     reason="CTranslate2 does not support this option, or it has a different meaning there",
 )

@@ -79,16 +79,14 @@ def max_lengths(
 
     The options limit pieces: language tokens of the output are added, and tokens before the text of the source do not
     count. The positions of the models limit the outputs. An output that needs more tokens for its constraints may be
-    longer.
+    longer; `ModelInput` checks that the models have positions for these tokens.
     """
     limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
     lengths = []
     for source, sentence in zip(sources, constraints, strict=True):
         pieces = source - 1 - sentence.source_tokens
         wanted = max(options.min_len, int(options.max_len_a * pieces + options.max_len_b)) + sentence.language_tokens
-        needed = len(sentence.prefix) + bool(sentence.after_prefix)
-        needed += sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
-        lengths.append(max(min([wanted, *limits]), needed))
+        lengths.append(max(min([wanted, *limits]), sentence.needed_tokens))
     return lengths
 
 

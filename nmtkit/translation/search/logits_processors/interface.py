@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Packed
+from nmtkit.models.architectures import Architecture
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary
 
@@ -43,6 +44,8 @@ class LogitsProcessorState(ABC):
 
 class LogitsProcessor(ABC):
     """A registered processor. Factories are called as `factory(config, tokenizer)`."""
+
+    models: Sequence[Architecture] = ()  # models that the processor runs; their positions limit sources and outputs
 
     @abstractmethod
     def start(self, source: Packed, max_length: Tensor, beams: int) -> LogitsProcessorState:

@@ -66,6 +66,7 @@ class SecondModel(LogitsProcessor):
     def __init__(self, path: Path, flag: str, tokenizer: Tokenizer, advice: str) -> None:
         model, self.tokenizer = building.from_checkpoint(path)
         self.path, self.flag, self.model = path, flag, model.requires_grad_(False)
+        self.models = [self.model]
         mine, other = (each.target_pieces(range(each.target_size)) for each in (self.tokenizer, tokenizer))
         if mine != other:
             raise ValueError(
@@ -91,12 +92,7 @@ class SecondModel(LogitsProcessor):
         return tokens
 
     def start(self, source: Packed, max_length: Tensor, beams: int) -> SecondModelState:
-        device, limit = source.values.device, self.model.max_target_positions
-        if limit is not None and int(max_length.max()) >= limit:
-            raise ValueError(
-                f"{self.flag} {self.path} has learned {limit} positions, and an output may have "
-                f"{int(max_length.max())} pieces and eos; lower --max-len-a and --max-len-b"
-            )
+        device = source.values.device
         if self.device is None and device.type == "cpu":
             with torch.inference_mode():
                 prepack(self.model, "fp32")
