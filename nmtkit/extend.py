@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Ids, Tokenizer
     from nmtkit.models.architectures import ARCHITECTURES, Architecture, DecoderState, Vocabulary
     from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
-    from nmtkit.models.architectures.transformer import Embedding, SelfAttention, Transformer
+    from nmtkit.models.architectures.transformer import Transformer
     from nmtkit.models.architectures.transformer_config import TransformerConfig
+    from nmtkit.models.architectures.transformer_layers import Embedding, SelfAttention
     from nmtkit.models.layers.attention import AttentionContext
     from nmtkit.text.documents import Document, ReadOptions, read_document
     from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
@@ -54,8 +55,9 @@ MODULES = {  # module -> the names above that it defines
     "data.tokenizers.tokenizer": "BOS EOS SPACE_SYMBOL UNK Ids Tokenizer",
     "models.architectures": "ARCHITECTURES Architecture DecoderState Vocabulary",
     "models.architectures.incremental": "IncrementalArchitecture IncrementalState",
-    "models.architectures.transformer": "Embedding SelfAttention Transformer",
+    "models.architectures.transformer": "Transformer",
     "models.architectures.transformer_config": "TransformerConfig",
+    "models.architectures.transformer_layers": "Embedding SelfAttention",
     "models.layers.attention": "AttentionContext",
     "text.documents": "Document ReadOptions read_document",
     "training.callbacks": "CALLBACKS Callback RunState",

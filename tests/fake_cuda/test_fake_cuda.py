@@ -92,6 +92,7 @@ def test_an_update_with_every_optimizer_and_precision(run: Runner, optimizer: st
     [
         {"ema_decay": 0.99},
         {"criterion": "r_drop"},
+        {"criterion": "simcut"},
         {"criterion": "cross_entropy"},
         {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},
         {"positions": "learned", "window": 4, "attention_dropout": 0.1},

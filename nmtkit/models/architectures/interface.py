@@ -81,6 +81,11 @@ class Architecture(nn.Module, ABC):
         """
         return {}
 
+    def token_embeddings(self) -> list[nn.Module]:
+        """Returns the embeddings of tokens: all `nn.Embedding` modules without "positions" at the end of their name."""
+        modules = self.named_modules()
+        return [x for name, x in modules if isinstance(x, nn.Embedding) and not name.endswith("positions")]
+
     def begin_update(self, generator: torch.Generator) -> None:
         """Draws random choices that all micro-batches of an update share, such as the layers to skip (LayerDrop).
 

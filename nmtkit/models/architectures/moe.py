@@ -203,6 +203,11 @@ class TransformerMoEConfig(TransformerConfig, ExpertsConfig):
         None, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.residual != "plain":
+            raise ValueError(f"--residual {self.residual} is not defined for experts; leave out the flag")
+
 
 TRANSFORMER = TransformerMoEConfig()
 

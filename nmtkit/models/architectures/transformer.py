@@ -1,8 +1,6 @@
-"""The Transformer, in the order of section 3 of "Attention Is All You Need" (Vaswani et al. 2017)."""
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, figure 1): the model and its search steps."""
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import cast
 
@@ -19,18 +17,24 @@ from nmtkit.models.architectures.interface import (
     Vocabulary,
     layer_index,
 )
-from nmtkit.models.architectures.transformer_config import PRESETS, TransformerConfig
-from nmtkit.models.layers import compute_dtype, hooks_of, is_unmodified, stacked_linear
-from nmtkit.models.layers.attention import AttentionContext, PackedContext, RecurrentContext
-from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit
-from nmtkit.models.layers.dropout import Dropout, add_and_norm
-from nmtkit.models.layers.feed_forward import FeedForward
-from nmtkit.models.layers.fixed_state import SSRU, AverageAttention, RecurrentCache, StaticRecurrentCache
+from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS, PRESETS, TransformerConfig
+from nmtkit.models.architectures.transformer_layers import (
+    ROW_WISE,
+    Context,
+    CrossAttention,
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    Layer,
+    norm_of,
+)
+from nmtkit.models.layers import compute_dtype, hooks_of, is_unmodified
+from nmtkit.models.layers.attention import PackedContext
+from nmtkit.models.layers.fixed_state import RecurrentCache, StaticRecurrentCache
 from nmtkit.models.layers.kv_cache import KVCache, MemoryCache
 from nmtkit.models.layers.output_columns import fp32_logits
-from nmtkit.models.layers.positions import sinusoids
 from nmtkit.models.layers.prepack import kv_cache_dtype
-from nmtkit.models.layers.quantization import RoundedLinear
+from nmtkit.models.layers.residual_scales import deepnorm, use_admin, use_deepnorm
 from nmtkit.models.layers.shape_padding import pad_rows
 from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, StaticMemory, StaticSizes
 
@@ -38,190 +42,13 @@ from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, St
 # concatenated), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
-Context = AttentionContext | RecurrentContext
-
-# 3.1 Encoder and decoder stacks; models/layers/feed_forward.py has the networks of section 3.3
+PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # random sentences of `--residual admin`, and tokens of each
 
 
-class Layer(nn.Module):
-    """Base class of encoder and decoder layers, with the residual connection around a sub-layer."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.dropout = Dropout(config.dropout)
-        self.pre_norm = config.pre_norm
-
-    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: nn.Module, *context: Context) -> Tensor:
-        """Returns LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4).
-
-        With pre-norm, returns x + Dropout(Sublayer(LayerNorm(x))).
-        """
-        if self.pre_norm:
-            return x + self.dropout(sublayer(norm(x), *context))
-        change = sublayer(x, *context)
-        if not (self.dropout.training or torch.is_grad_enabled()):
-            return norm(x + change)
-        if self.dropout.training and not is_unmodified(self.dropout, Dropout):
-            return norm(x + self.dropout(change))
-        return add_and_norm(x, change, norm, self.dropout.p if self.dropout.training else 0.0)
-
-
-class EncoderLayer(Layer):
-    """Self-attention, then a feed-forward network."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config)
-        self.self_attention = SelfAttention(config, causal=False)
-        self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        inner = config.d_ff, config.activation, config.activation_dropout
-        self.feed_forward: nn.Module = FeedForward(config.d_model, *inner)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        x = self.residual(x, self.self_attention_norm, self.self_attention, context)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward)
-
-
-class DecoderLayer(Layer):
-    """Self-attention over earlier tokens (or a replacement), attention over the source, and a feed-forward network.
-
-    A language model has no attention over the source.
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config)
-        self.self_attention = decoder_self_attention(config)
-        self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        self.cross_attention: CrossAttention | None = None
-        if config.reads_source:
-            self.cross_attention = CrossAttention(config)
-            self.cross_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        self.feed_forward: nn.Module | None = None
-        if config.decoder_ffn == "all":
-            inner = config.d_ff, config.activation, config.activation_dropout
-            self.feed_forward = FeedForward(config.d_model, *inner)
-            self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        x = self.residual(x, self.self_attention_norm, self.self_attention, context)
-        if self.cross_attention is not None:
-            x = self.residual(x, self.cross_attention_norm, self.cross_attention, context)
-        return x if self.feed_forward is None else self.residual(x, self.feed_forward_norm, self.feed_forward)
-
-
-def decoder_self_attention(config: TransformerConfig) -> "SelfAttention | AverageAttention | SSRU":
-    if config.decoder_self_attention == "ssru":
-        return SSRU(config.d_model, config.norm_eps if config.ssru_norm else None)
-    if config.decoder_self_attention == "average":
-        inner = (config.d_ff, config.activation, config.activation_dropout) if config.average_ffn else None
-        gates = config.average_gate, config.attention_bias, config.average_separate_gates
-        return AverageAttention(config.d_model, inner, *gates)
-    return SelfAttention(config, causal=True)
-
-
-# 3.2 Attention
-
-
-class SelfAttention(nn.Module):
-    """Multi-head attention of a sentence to itself (section 3.2.2). A single product gives queries, keys and values."""
-
-    def __init__(self, config: TransformerConfig, causal: bool) -> None:
-        super().__init__()
-        self.spec = AttentionSpec(causal, config.window)
-        self.training_spec = replace(self.spec, dropout=config.attention_dropout)
-        # queries T H K, keys T H K, values T H Kv
-        self.split_heads = HeadSplit(config.heads, (config.key_width, config.key_width, config.value_width))
-        self.qkv_proj = stacked_linear(config.d_model, self.split_heads.sizes, config.attention_bias)
-        self.out_proj = nn.Linear(config.heads * config.value_width, config.d_model, bias=config.attention_bias)
-
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        spec = self.training_spec if self.training else self.spec
-        return self.out_proj(context.self_attention(self.qkv_proj(x), self.split_heads, spec))
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention of target tokens to the memory of their sentence."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.spec, self.training_spec = AttentionSpec(), AttentionSpec(dropout=config.attention_dropout)
-        self.split_heads = HeadSplit(config.heads, (config.key_width, config.value_width))
-        self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=config.attention_bias)
-        self.kv_proj = stacked_linear(config.d_model, self.split_heads.sizes, config.attention_bias)
-        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=config.attention_bias)
-
-    def project(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Returns keys S H K and values S H Kv of the memory S D."""
-        return self.split_heads(self.kv_proj(memory))
-
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        query = self.q_proj(x).view(len(x), self.heads, -1)
-        spec = self.training_spec if self.training else self.spec
-        return self.out_proj(context.cross_attention(query, self.project, spec))
-
-
-# modules that compute rows independently, or that ignore rows after the last token
-ROW_WISE = (
-    *(EncoderLayer, DecoderLayer, SelfAttention, SSRU, AverageAttention, CrossAttention, FeedForward),
-    *(nn.ModuleList, nn.Linear, RoundedLinear, nn.LayerNorm, nn.Identity, Dropout),
-)
-
-
-# 3.4 Embeddings, 3.5 Positional encoding
-
-
-class Embedding(nn.Module):
-    """Token embeddings times sqrt(d_model) plus positions, with dropout (sections 3.4, 3.5 and 5.4)."""
-
-    sinusoids: Tensor
-
-    def __init__(self, config: TransformerConfig, tokens: nn.Embedding, zero_first: bool = False) -> None:
-        super().__init__()
-        self.config, self.zero_first = config, zero_first
-        self.tokens = tokens
-        self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
-        self.norm: nn.Module = nn.LayerNorm(config.d_model, config.norm_eps) if config.embedding_norm else nn.Identity()
-        self.dropout = Dropout(config.dropout)
-        self.positions: nn.Embedding | None = None
-        if config.positions == "learned":
-            self.positions = nn.Embedding(config.max_positions, config.d_model)
-        else:
-            self.register_buffer("sinusoids", self.computed(1024), persistent=False)
-
-    def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
-        """Returns the sums [T, D] of the embeddings of token ids [T] and of their position encodings.
-
-        `position` has the position of each token [T], or is the position of all tokens. Every position must be below
-        `length`, the size of the table of positions. With `zero_first` (`--zero-bos`), the embedding of the token at
-        position 0 is zero, so the sum is the position encoding alone.
-        """
-        x = self.tokens(tokens) * self.scale
-        if self.zero_first and isinstance(position, Tensor):
-            x = x.masked_fill((position == 0)[:, None], 0.0)
-        elif self.zero_first and position == 0:
-            x = torch.zeros_like(x)
-        return self.dropout(self.norm(x + self.table(length)[position]))
-
-    def computed(self, length: int) -> Tensor:
-        return sinusoids(length, self.config.d_model, self.config.positions, self.config.position_offset)
-
-    def table(self, length: int) -> Tensor:
-        """Returns encodings of at least `length` positions. Raises ValueError beyond the learned positions."""
-        if self.positions is not None:
-            limit = self.positions.num_embeddings
-            if length > limit:
-                raise ValueError(
-                    f"a sentence of {length} tokens is longer than the {limit} positions this model has learned; "
-                    "drop or split it, or train with a larger --max-positions or with sinusoidal positions"
-                )
-            return self.positions.weight
-        if length > len(self.sinusoids):
-            self.sinusoids = self.computed(2 * length).to(self.sinusoids)
-        return self.sinusoids
-
-
-# The whole model
+def stack(kind: type[Layer], config: TransformerConfig, numbers: Sequence[int]) -> nn.ModuleList:
+    """Returns a layer for each number. Equal numbers are one layer, with one set of weights."""
+    layers = {number: kind(config) for number in dict.fromkeys(numbers)}
+    return nn.ModuleList(layers[number] for number in numbers)
 
 
 class Transformer(Architecture):
@@ -245,15 +72,13 @@ class Transformer(Architecture):
             source = target if shared else nn.Embedding(vocabulary.source, config.d_model)
             self.source_embedding = Embedding(config, source)
         self.target_embedding = Embedding(config, target, zero_first=config.zero_bos)
-        encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        numbers = config.decoder_tied_layers or range(config.decoder_layers)
-        layers = {number: DecoderLayer(config) for number in dict.fromkeys(numbers)}
-        decoder = nn.ModuleList(layers[number] for number in numbers)
+        encoder = stack(EncoderLayer, config, config.encoder_tied_layers or range(config.encoder_layers))
+        decoder = stack(DecoderLayer, config, config.decoder_tied_layers or range(config.decoder_layers))
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
         # the output of a pre-norm stack is a sum that is not normalised
         norm = config.pre_norm and config.reads_source
-        self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if norm else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
+        self.encoder_norm = norm_of(config) if norm else nn.Identity()
+        self.decoder_norm = norm_of(config) if config.pre_norm else nn.Identity()
         self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
         if config.tie_output:
             self.output_projection.weight = target.weight
@@ -264,6 +89,33 @@ class Transformer(Architecture):
         # False for dropped layers, encoder layers first; a tensor, so that a compiled model can read it
         self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)
         self.apply(self.initialise)
+        self.initialise_scales()
+
+    def initialise_scales(self) -> None:
+        """Sets the weights of the residual connections, for --residual deepnorm or admin."""
+        config, stacks = self.config, (self.encoder, self.decoder)
+        if config.residual == "deepnorm":
+            factors = deepnorm(config.encoder_layers, config.decoder_layers)
+            for layers, (alpha, beta) in zip(stacks, factors, strict=True):
+                use_deepnorm(layers, alpha, beta)
+        elif config.residual == "admin":
+            self.eval()
+            for layers in stacks:
+                if layers:
+                    use_admin(layers, config.d_model, self.profile)
+            self.train()
+
+    def profile(self) -> None:
+        """Computes the features of random sentences, so that hooks can measure variances."""
+        length = min(PROFILED_TOKENS, self.max_target_positions or PROFILED_TOKENS)
+        generator = torch.Generator().manual_seed(0)
+
+        def words(embedding: nn.Embedding) -> Packed:
+            size = PROFILED_SENTENCES, length
+            return Packed.from_lists(torch.randint(embedding.num_embeddings, size, generator=generator).tolist())
+
+        source = words(self.source_embedding.tokens if self.reads_source else self.target_embedding.tokens)
+        self(source, words(self.target_embedding.tokens))
 
     def initialise(self, module: nn.Module) -> None:
         """Draws embeddings from N(0, 1 / d_model), so scaled embeddings have variance 1. Other weights use Xavier."""
@@ -364,7 +216,7 @@ class Transformer(Architecture):
 
     def _no_keys(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns zeros S H K and S H Kv: the unused keys and values of the memory of a language model."""
-        size = len(memory), self.config.heads
+        size = len(memory), self.config.heads_of_keys
         return memory.new_zeros(*size, self.config.key_width), memory.new_zeros(*size, self.config.value_width)
 
     # --- search -------------------------------------------------------------------------------------------------------
@@ -375,7 +227,10 @@ class Transformer(Architecture):
         dtype = kv_cache_dtype(self.output_projection if attentions[0] is None else attentions[0].q_proj)
         if config.decoder_self_attention != "attention":
             return RecurrentCache(memory, beams, projections, heads=config.heads, width=config.d_model, dtype=dtype)
-        return KVCache(memory, beams, projections, heads=config.heads, window=config.window, dtype=dtype)
+        distances = config.positions in ("relative", "alibi")
+        return KVCache(
+            memory, beams, projections, heads=config.heads, window=config.window, needs_distances=distances, dtype=dtype
+        )
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, MemoryCache)
@@ -404,11 +259,12 @@ class Transformer(Architecture):
         return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticMemory:
-        self.target_embedding.table(capacity)  # the table must grow now, because recorded steps use its address
+        if self.config.positions in ADDED_POSITIONS:
+            self.target_embedding.table(capacity)  # the table must grow now, because recorded steps use its address
         weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
         sizes = StaticSizes(
             layers=len(attentions),
-            heads=self.config.heads,
+            heads=self.config.heads_of_keys,
             widths=(self.config.key_width, self.config.value_width),
             slots=slots,
             beams=beams,
@@ -421,7 +277,8 @@ class Transformer(Architecture):
         def project(memory: Tensor) -> Tensor:
             if not self.reads_source:
                 return torch.cat([part.flatten(1) for part in self._no_keys(memory)] * len(attentions), 1)
-            return torch.cat([attention.kv_proj(memory) for attention in attentions if attention is not None], 1)
+            projected = (attention.project(memory) for attention in attentions if attention is not None)
+            return torch.cat([part.flatten(1) for parts in projected for part in parts], 1)
 
         if self.config.decoder_self_attention != "attention":
             return StaticRecurrentCache(project, sizes, self.config.d_model)

@@ -5,6 +5,10 @@ from typing import Literal
 
 from nmtkit.config import Config, option
 
+# positions that are added to the embeddings, and positions inside self-attention
+ADDED_POSITIONS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned")
+ATTENTION_POSITIONS = ("rotary", "relative", "alibi")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
@@ -37,17 +41,44 @@ class TransformerConfig(Config):
     )
     activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1, finetuning="free")
     attention_bias: bool = option(False, "biases in the projections of attention")
-    positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
+    kv_heads: int | None = option(
+        None,
+        "heads of keys and values, each shared by heads / kv_heads heads of queries (Ainslie et al. 2023); 1: "
+        "multi-query attention (Shazeer 2019); none: as many as --heads",
+        min=1,
+        max=65_536,
+    )
+    qk_norm: bool = option(False, "normalise the queries and keys of each head (Dehghani et al. 2023, section 2.1)")
+    positions: Literal[
+        "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned", "rotary", "relative", "alibi", "none"
+    ] = option(
         "sinusoidal",
         "position encoding (section 3.5); sinusoidal_halves: all sines before the cosines; sinusoidal_fairseq: the "
-        "same order, with the frequencies of fairseq and Marian",
+        "same order, with the frequencies of fairseq and Marian; rotary: self-attention turns queries and keys (Su et "
+        "al. 2021); relative: learned vectors for distances (Shaw et al. 2018); alibi: scores fall with the distance "
+        "(Press et al. 2022); none: the decoder sees the order through its causal mask only",
         finetuning="adapts",
+    )
+    rotary_base: float = option(
+        10_000.0, "ratio of the longest to the shortest wavelength of rotary positions", above=1
+    )
+    max_distance: int = option(
+        16, "relative positions clip distances to this number (Shaw et al. 2018, table 2)", min=1, max=65_536
     )
     position_offset: int = option(0, "position of the first token", min=0, max=16_777_216)
     max_positions: int = option(
         1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216, finetuning="free"
     )
     pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
+    norm: Literal["layer", "rms"] = option(
+        "layer", "layer norms (section 3.1), or RMSNorm without means and biases (Zhang and Sennrich 2019)"
+    )
+    residual: Literal["plain", "deepnorm", "admin"] = option(
+        "plain",
+        "weight of the input in the sum with the output of a sub-layer, for deep models with norms after the "
+        "sub-layers; deepnorm: a constant, with smaller initial weights (Wang et al. 2022); admin: learned, initially "
+        "from the variances of the sub-layers (Liu et al. 2020)",
+    )
     window: int | None = option(
         None,
         "self-attention sees only a neighbourhood of this size (section 4, r); none: all tokens",
@@ -66,13 +97,14 @@ class TransformerConfig(Config):
     )
     ssru_norm: bool = option(False, "the SSRU normalises both of its projections (--layer-normalization of Marian)")
     decoder_ffn: Literal["all", "none"] = option("all", "decoder layers with a feed-forward network")
-    decoder_tied_layers: tuple[int, ...] = option(
+    encoder_tied_layers: tuple[int, ...] = option(
         (),
-        "a number for each decoder layer, such as 1,1,2,2; layers with the same number share all weights",
+        "a number for each encoder layer, such as 1,1,2,2; layers with the same number share all weights",
         min=1,
         max=1_000,
         finetuning="free",
     )
+    decoder_tied_layers: tuple[int, ...] = option((), "the same for the decoder layers", min=1, max=1_000)
     scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
     zero_bos: bool = option(False, "the decoder starts from zeros, as in Marian, instead of the embedding of bos")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
@@ -101,8 +133,19 @@ class TransformerConfig(Config):
                 f"--d-model {self.d_model} is not a multiple of --heads {self.heads}; "
                 "give --d-key and --d-value, the widths of one head"
             )
-        if self.position_offset and self.positions == "learned":
-            raise ValueError("--position-offset is for sinusoidal positions; learned positions start at 0")
+        if self.position_offset and not self.positions.startswith("sinusoidal"):
+            raise ValueError(f"--position-offset is for sinusoidal positions, not for --positions {self.positions}")
+        if self.positions in ATTENTION_POSITIONS and self.decoder_self_attention != "attention":
+            raise ValueError(
+                f"--positions {self.positions} needs --decoder-self-attention attention, not "
+                f"{self.decoder_self_attention}"
+            )
+        if self.positions == "rotary" and self.key_width % 2:
+            raise ValueError(f"--positions rotary needs heads of even width, not {self.key_width}; give --d-key")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"--heads {self.heads} is not a multiple of --kv-heads {self.kv_heads}")
+        if self.residual != "plain" and self.pre_norm:
+            raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
         if not self.encoder_layers and self.encoder_layerdrop:
             raise ValueError("--encoder-layerdrop does nothing without an encoder (--encoder-layers 0)")
         for flag, changed, kind in (
@@ -113,18 +156,33 @@ class TransformerConfig(Config):
         ):
             if changed and self.decoder_self_attention != kind:
                 raise ValueError(f"{flag} needs --decoder-self-attention {kind}, not {self.decoder_self_attention}")
+        for flag, changed, positions in (
+            ("--rotary-base", self.rotary_base != 10_000.0, "rotary"),
+            ("--max-distance", self.max_distance != 16, "relative"),
+        ):
+            if changed and self.positions != positions:
+                raise ValueError(f"{flag} needs --positions {positions}, not {self.positions}")
         if self.average_separate_gates and not self.average_gate:
             raise ValueError("--average-separate-gates needs a gate; leave out --no-average-gate")
-        if self.decoder_tied_layers and len(self.decoder_tied_layers) != self.decoder_layers:
-            raise ValueError(
-                f"--decoder-tied-layers has {len(self.decoder_tied_layers)} numbers, and there are "
-                f"{self.decoder_layers} decoder layers; give one number for each layer"
-            )
+        for side, numbers, layers in (
+            ("encoder", self.encoder_tied_layers, self.encoder_layers),
+            ("decoder", self.decoder_tied_layers, self.decoder_layers),
+        ):
+            if numbers and len(numbers) != layers:
+                raise ValueError(
+                    f"--{side}-tied-layers has {len(numbers)} numbers, and there are {layers} {side} layers; give one "
+                    "number for each layer"
+                )
 
     @property
     def reads_source(self) -> bool:
         """Whether the model has an encoder. A model without an encoder is a language model of the target side."""
         return self.encoder_layers > 0
+
+    @property
+    def heads_of_keys(self) -> int:
+        """The number of heads of keys, and of heads of values."""
+        return self.kv_heads or self.heads
 
     @property
     def key_width(self) -> int:

@@ -10,12 +10,13 @@ from nmtkit.config.files import new_folder
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
 from nmtkit.models import building
 from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS
 from nmtkit.models.formats.names import CTRANSLATE2, split
 from nmtkit.models.formats.writing import SIZES, check_expressible
 from nmtkit.models.layers.feed_forward import GATED
 
 # settings of which CTranslate2 supports every value
-SAME = SIZES | {"positions", "pre_norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
+SAME = SIZES | {"pre_norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
 POSITIONS = 4096  # number of positions in the exported table of sinusoids
 
@@ -30,7 +31,7 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
     """
     require()
     model, tokenizer = building.from_checkpoint(source)
-    transformer = check_expressible(model, source, "CTranslate2", SAME, {})
+    transformer = check_expressible(model, source, "CTranslate2", SAME, {"positions": ADDED_POSITIONS})
     source_pieces = tokenizer.source_pieces(range(tokenizer.source_size))
     spec = specification(transformer, source_pieces, tokenizer.target_pieces(range(tokenizer.target_size)))
     spec.optimize(quantization=None if quantization == "float32" else quantization)

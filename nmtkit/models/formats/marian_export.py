@@ -21,8 +21,9 @@ from nmtkit.config.files import new_folder
 from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models import building, checkpoint
-from nmtkit.models.architectures.transformer import DecoderLayer, Embedding, EncoderLayer, SelfAttention, Transformer
+from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.architectures.transformer_layers import DecoderLayer, Embedding, EncoderLayer, SelfAttention
 from nmtkit.models.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS
 from nmtkit.models.formats.names import MARIAN, split
 from nmtkit.models.formats.writing import SIZES, add_biases, check_expressible, model_card, write_files

@@ -104,6 +104,7 @@ def attention(
         max(query_layout.max_length, key_layout.max_length),
         spec.dropout,
         window=spec.window if query_layout is key_layout else None,
+        position_terms=spec.position_terms is not None,
         capability=_capability(query.device.index) if query.device.type == "cuda" else (0, 0),
         compiling=torch.compiler.is_compiling(),
     )
@@ -129,12 +130,14 @@ def backend(
     dropout: float,
     *,
     window: int | None = None,
+    position_terms: bool = False,
     capability: tuple[int, int] = (0, 0),
     compiling: bool = False,
 ) -> Backend:
     """Returns the fastest backend for heads of these widths in sentences of up to `max_length` tokens.
 
-    `window` is None for cross-attention. `capability` is the compute capability of the CUDA device.
+    `window` is None for cross-attention. `capability` is the compute capability of the CUDA device. Only the reference
+    adds position terms.
 
     On a CPU, batched products (forward and backward) are faster than the kernel of torch up to about 256 tokens. At 16
     tokens, they are 12 times as fast in bf16 and twice as fast in fp32. At 1,024 tokens, they take 1.5 times as long as
@@ -144,6 +147,8 @@ def backend(
 
     Flash attention supports 16-bit inputs and head widths up to 256, but not dropout. It needs an Ampere GPU or later.
     """
+    if position_terms:
+        return "reference"
     if device == "cpu":
         if compiling or dropout > MAX_P:
             return "reference"
@@ -169,8 +174,12 @@ _capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
 class AttentionContext(Protocol):
     """The keys and values that the attention of one layer attends to: packed sentences, or a KV cache.
 
-    Both methods return the attended values, T H*Kv.
+    Both methods return the attended values, T H*Kv. Several heads of queries may share a head of keys and values.
+    `positions` has the positions of the tokens of the input [T], or is the position of all tokens.
     """
+
+    @property
+    def positions(self) -> Tensor | int: ...
 
     def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Attends within a sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
@@ -204,6 +213,10 @@ class PackedContext:
     memory: Packed | None = None
     weights: dict[str, list[Tensor]] | None = None
 
+    @property
+    def positions(self) -> Tensor:
+        return self.layout.position_ids
+
     def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         query, key, value = split(qkv)
         return self._attend("self", query, key, value, self.layout, spec)
@@ -223,6 +236,8 @@ class PackedContext:
     def _attend(
         self, kind: str, query: Tensor, key: Tensor, value: Tensor, key_layout: Layout, spec: AttentionSpec
     ) -> Tensor:
+        if key.shape[1] < query.shape[1]:
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         if self.weights is not None and kind in self.weights:
             tokens, key_tokens = self.layout.tokens, key_layout.tokens
             weights = attention_weights(query[:tokens], key[:key_tokens], self.layout, key_layout, spec)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.data.packed import Layout, Packed
+from nmtkit.models.layers.relative_positions import PositionTerms
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest query and key sentence, H heads, K width of a
 # query or key head, Kv width of a value head
@@ -20,12 +21,13 @@ class AttentionSpec:
 
     With `causal`, a query sees the keys up to its own position. With `window`, it sees the keys at a distance of at
     most window // 2 (Vaswani et al. 2017, section 4). `dropout` is the dropout probability of the attention weights; it
-    also applies in evaluation mode.
+    also applies in evaluation mode. `position_terms` are added to scores and to attended values.
     """
 
     causal: bool = False
     window: int | None = None
     dropout: float = 0.0
+    position_terms: PositionTerms | None = None
 
 
 FULL_ATTENTION = AttentionSpec()
@@ -38,14 +40,15 @@ SplitHeads = Callable[[Tensor], tuple[Tensor, ...]]
 class HeadSplit:
     """Splits the output of a stacked projection into its parts, and each part into heads: T H*(K+…) -> T H K, …
 
-    `widths` are the widths of one head in each part.
+    `heads` are the numbers of heads of the parts, and `widths` the widths of one head.
     """
 
-    def __init__(self, heads: int, widths: Sequence[int]) -> None:
-        self.heads, self.sizes = heads, [heads * width for width in widths]
+    def __init__(self, heads: Sequence[int], widths: Sequence[int]) -> None:
+        self.widths, self.sizes = widths, [number * width for number, width in zip(heads, widths, strict=True)]
 
     def __call__(self, projected: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.unflatten(-1, (self.heads, -1)) for part in projected.split(self.sizes, -1))
+        parts = zip(projected.split(self.sizes, -1), self.widths, strict=True)
+        return tuple(part.unflatten(-1, (-1, width)) for part, width in parts)
 
 
 def attention_mask(query_layout: Layout, key_layout: Layout, spec: AttentionSpec) -> Tensor:
@@ -64,6 +67,13 @@ def attention_mask(query_layout: Layout, key_layout: Layout, spec: AttentionSpec
     return visible
 
 
+def distances(query_layout: Layout, key_layout: Layout) -> Tensor:
+    """Returns the position of each key minus the position of each query: L M."""
+    device = query_layout.lengths.device
+    keys, queries = (torch.arange(x.max_length, device=device) for x in (key_layout, query_layout))
+    return keys - queries[:, None]
+
+
 def attention_weights(
     query: Tensor, key: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec = FULL_ATTENTION
 ) -> Tensor:
@@ -74,6 +84,8 @@ def attention_weights(
     queries = Packed(query, query_layout).to_padded().transpose(1, 2)  # B H L K
     keys = Packed(key, key_layout).to_padded().transpose(1, 2)
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if spec.position_terms is not None:
+        scores = scores + spec.position_terms.scores(queries, distances(query_layout, key_layout))
     return scores.masked_fill(~attention_mask(query_layout, key_layout, spec), -math.inf).softmax(-1)
 
 
@@ -84,4 +96,7 @@ def reference_attention(
     weights = attention_weights(query, key, query_layout, key_layout, spec)
     weights = F.dropout(weights, spec.dropout).to(value.dtype)
     attended = weights @ Packed(value, key_layout).to_padded().transpose(1, 2)  # B H L Kv
+    if spec.position_terms is not None:
+        terms = spec.position_terms.values(weights, distances(query_layout, key_layout))
+        attended = attended if terms is None else attended + terms
     return Packed.from_padded(attended.transpose(1, 2), query_layout).values

@@ -6,7 +6,10 @@ threshold. The share of bit patterns up to a threshold is known exactly. torch's
 zeros where a number is at most a threshold, so this kernel drops elements in a single pass over the data.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +45,21 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if not p:
         return x
     return _Dropout.apply(x, p) if takes_noise(x, p) else F.dropout(x, p)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def token_cutoff(embeddings: Iterable[nn.Module], p: float) -> Iterator[None]:
+    """Sets the results of `embeddings` [T, D] to zero for random tokens, with probability p (Shen et al. 2020)."""
+
+    def cut(module: nn.Module, inputs: Any, x: Tensor) -> Tensor:
+        return x.masked_fill(torch.rand(len(x), 1, device=x.device) < p, 0.0)
+
+    handles = [embedding.register_forward_hook(cut) for embedding in embeddings]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor:

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit, SplitHeads
 
-# B sentences, R hypotheses (rows) of each, N = B x R, H heads, K width of a query or key head, Kv width of a value
+# B sentences, R hypotheses (rows) of each, N = B x R, H heads of keys and values, G heads of queries for each (1 unless
+# they share keys and values), K width of a query or key head, Kv width of a value
 # head, D model width, S memory tokens of all sentences, M of the longest (rounded up to a multiple of 16), E cache
 # positions of a sentence: every step adds one for each row
 
@@ -72,7 +73,8 @@ class MemoryCache:
     """Keys and values of the memory for all layers: base class of the decoder states of a Transformer.
 
     These classes are decoder states (see `architectures.interface.DecoderState`). `projections` has a function for each
-    layer, which computes keys and values of the memory. `dtype` is the type of projections and products.
+    layer, which computes keys and values of the memory. `heads` is the number of heads of queries. `dtype` is the type
+    of projections and products.
     """
 
     layers: Sequence[Any]  # the context of each layer in a step
@@ -80,7 +82,7 @@ class MemoryCache:
     def __init__(
         self, memory: Packed, beams: int, projections: Sequence[SplitHeads], *, heads: int, dtype: torch.dtype
     ) -> None:
-        self.beams, self.projections, self.heads, self.dtype = beams, projections, heads, dtype
+        self.beams, self.projections, self.query_heads, self.dtype = beams, projections, heads, dtype
         self.sentences = memory.layout.sentences
         self.new = 0  # number of rows of a sentence in the newest step
         self.steps = 0  # number of tokens of the oldest sentence
@@ -88,7 +90,10 @@ class MemoryCache:
         self.memory_mask = self._memory_mask(memory, round_up(memory.layout.max_length))  # B 1 M
         self.cross_attention_mask: Tensor | None = None  # BH new M, the same mask at every step
         self.memory = self._project(memory, round_up(memory.layout.max_length))
+        self.heads = self.memory.tensors[0].shape[3]
+        self.groups = heads // self.heads
         self.widths = self.memory.tensors[0].shape[-1], self.memory.tensors[-1].shape[-1]
+        self.positions: Tensor | int = 0  # of the tokens of a step
 
     @property
     def rows(self) -> int:
@@ -112,16 +117,21 @@ class MemoryCache:
         alike = self.steps == 0 and bool((by_sentence == by_sentence[:, :1]).all())
         self.new = 1 if alike else self.beams
         self.steps += 1
-        if self.cross_attention_mask is None or self.cross_attention_mask.shape[1] != self.new:
+        if self.cross_attention_mask is None or self.cross_attention_mask.shape[1] != self.new * self.groups:
             self.cross_attention_mask = self._for_heads(self.memory_mask.expand(-1, self.new, -1))
         tokens = by_sentence[:, 0] if alike else tokens
-        if self.started is None:
-            return tokens, self.steps - 1
-        return tokens, (self.steps - 1 - self.started).repeat_interleave(self.new)
+        self.positions = self.steps - 1
+        if self.started is not None:
+            self.positions = (self.positions - self.started).repeat_interleave(self.new)
+        return tokens, self.positions
 
     def by_head(self, queries: Tensor, strides: tuple[int, int, int]) -> Tensor:
-        """Returns queries as BH R K. `strides` are the distances between rows, between heads and between elements."""
+        """Returns queries as BH RG K. `strides` are the distances between rows, between heads and between elements."""
         row, head, element = strides
+        if self.groups > 1:
+            sizes = self.sentences, self.heads, self.new, self.groups, self.widths[0]
+            steps = self.new * row, self.groups * head, row, head, element
+            return queries.as_strided(sizes, steps).flatten(0, 1).flatten(1, 2)
         if self.sentences == 1:
             return queries.as_strided((self.heads, self.new, self.widths[0]), (head, row, element))
         size = (self.sentences, self.heads, self.new, self.widths[0])
@@ -152,7 +162,8 @@ class MemoryCache:
         return torch.float32 if few and self.dtype == torch.bfloat16 else self.dtype
 
     def _for_heads(self, mask: Tensor) -> Tensor:
-        """Repeats a mask for each head: B R E -> BH R E."""
+        """Repeats a mask for each head: B R E -> BH RG E."""
+        mask = mask if self.groups == 1 else mask.repeat_interleave(self.groups, 1)
         if len(mask) == 1:
             return mask.expand(self.heads, -1, -1)
         return mask[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
@@ -164,9 +175,9 @@ class MemoryCache:
         for layer, project in enumerate(self.projections):
             projected = [memory.with_values(x).to_padded().transpose(1, 2) for x in project(memory.values)]  # B H M K
             if result is None:
-                widths = projected[0].shape[-1], projected[1].shape[-1]
+                heads, widths = projected[0].shape[1], (projected[0].shape[-1], projected[1].shape[-1])
                 like = projected[0].new_empty(0, dtype=dtype)
-                result = KeysAndValues.zeros(len(self.projections), layout.sentences, self.heads, length, widths, like)
+                result = KeysAndValues.zeros(len(self.projections), layout.sentences, heads, length, widths, like)
             for tensor, part, new in zip((result.tensors[0], result.tensors[-1]), (0, -1), projected, strict=True):
                 tensor[layer, part, :, :, : layout.max_length] = new.to(self.dtype)
         assert result is not None
@@ -190,6 +201,7 @@ class KVCache(MemoryCache):
         *,
         heads: int,
         window: int | None,
+        needs_distances: bool = False,
         dtype: torch.dtype,
     ) -> None:
         super().__init__(memory, beams, projections, heads=heads, dtype=dtype)
@@ -202,8 +214,8 @@ class KVCache(MemoryCache):
         self.mask = like.new_full((sentences, beams, capacity), -math.inf)
         # R R: at the positions of the newest step, a row sees only its own position
         self.self_mask = like.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
-        self.position_step: Tensor | None = None  # B E: the step that filled a position; set only with a window
-        if window is not None:
+        self.position_step: Tensor | None = None  # B E: the step that filled a position
+        if window is not None or needs_distances:
             self.position_step = torch.zeros(sentences, capacity, dtype=torch.int64, device=device)
         self.layers = [CachedContext(self, index) for index in range(len(projections))]
 
@@ -220,30 +232,31 @@ class KVCache(MemoryCache):
         new_mask, shared = self.mask.narrow(2, *newest), self.new < self.beams
         new_mask.zero_() if shared else new_mask.copy_(self.self_mask)
         mask = self.mask[:, : self.new] if shared else self.mask
-        if self.position_step is not None and self.window is not None:
+        if self.position_step is not None:
             self.position_step.narrow(1, *newest).fill_(self.steps)
-            far = self.position_step < self.steps - self.window // 2
-            mask = mask.masked_fill(far[:, None], -math.inf)
+            self.distance = (self.position_step - self.steps)[:, None, None]  # B 1 1 E
+            if self.window is not None:
+                mask = mask.masked_fill(self.distance[:, 0] < -(self.window // 2), -math.inf)
         self.attention_mask = self._for_heads(mask)  # BH new E
         slots = [tensor.narrow(4, *newest).unbind() for tensor in self.hypotheses.tensors]
         self.slots = list(zip(*slots, strict=True))  # for each layer, the destination of its new keys and values
-        heads, (key, value) = self.heads, self.widths
-        self.row_stride = row = heads * (2 * key + value)  # row size of the projection to queries, keys and values
+        heads, (key, value), queries = self.heads, self.widths, self.query_heads * self.widths[0]
+        self.row_stride = row = queries + heads * (key + value)  # row size of the projection
         # size, strides and first element of the new keys and values within the projection, for each tensor of slots
         size = [self.sentences, heads, self.new]
         if key == value:
-            self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], heads * key)]
+            self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], queries)]
         else:
             self.slot_views = [
                 ([1, *size, width], [1, self.new * row, width, row, 1], first)
-                for width, first in ((key, heads * key), (value, 2 * heads * key))
+                for width, first in ((key, queries), (value, queries + heads * key))
             ]
         return result
 
     def append(self, layer: int, qkv: Tensor) -> Tensor:
-        """Appends new keys and values to the cache of a layer. Returns the queries BH R K.
+        """Appends new keys and values to the cache of a layer. Returns the queries BH RG K.
 
-        `qkv` [N, H*(2K+Kv)] is the projection of the newest tokens to queries, keys and values.
+        `qkv` [N, H*(GK+K+Kv)] is the projection of the newest tokens to queries, keys and values.
         """
         for slots, (size, stride, first) in zip(self.slots[layer], self.slot_views, strict=True):
             slots.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + first))
@@ -298,6 +311,10 @@ class MemoryContext:
     cache: MemoryCache
     layer: int
 
+    @property
+    def positions(self) -> Tensor | int:
+        return self.cache.positions
+
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         cache = self.cache
         if query.dtype != cache.dtype:
@@ -305,7 +322,8 @@ class MemoryContext:
         assert cache.cross_attention_mask is not None
         row, head, element = query.stride()
         rows = cache.by_head(query, (row, head, element))
-        return cached_attention(rows, *cache.memory.by_layer[self.layer], cache.cross_attention_mask, cache.sentences)
+        keys_and_values = cache.memory.by_layer[self.layer]
+        return cached_attention(rows, *keys_and_values, cache.cross_attention_mask, cache.sentences, cache.groups)
 
 
 @dataclass(frozen=True)
@@ -321,26 +339,63 @@ class CachedContext(MemoryContext):
         if type(split) is not HeadSplit:  # a plug-in changes queries, keys or values
             qkv = torch.cat([part.flatten(1) for part in split(qkv)], 1)
         query = cache.append(self.layer, qkv)
-        return cached_attention(query, *cache.hypotheses.by_layer[self.layer], cache.attention_mask, cache.sentences)
+        keys, values = cache.hypotheses.by_layer[self.layer]
+        mask, terms, change = cache.attention_mask, spec.position_terms, None
+        if terms is not None:
+            by_query_head = _ungrouped(query, cache.sentences, cache.groups)  # B H R K, of all heads of queries
+            mask = mask + _grouped(terms.scores(by_query_head, cache.distance), cache.groups).to(mask.dtype)
+
+            def change(weights: Tensor) -> Tensor | None:
+                by_query_head = _ungrouped(weights, cache.sentences, cache.groups)
+                change = terms.values(by_query_head, cache.distance)
+                return None if change is None else _grouped(change, cache.groups)
+
+        return cached_attention(query, keys, values, mask, cache.sentences, cache.groups, change)
 
 
-def cached_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sentences: int) -> Tensor:
-    """Computes attention from the rows of each sentence to its cache positions: BH R K, BH K E, BH E Kv -> N H*Kv.
+def _ungrouped(x: Tensor, sentences: int, groups: int) -> Tensor:
+    """Returns queries or weights of all heads of queries: BH RG X -> B HG R X."""
+    return x.view(sentences, -1, x.shape[1] // groups, groups, x.shape[2]).transpose(2, 3).flatten(1, 2)
 
-    `mask` BH R E is added to the scores and has the dtype of keys and values. The softmax is computed in fp32, and
-    products in the dtype of the queries. If queries are bf16 but keys and values are fp32, products are summed in fp32
-    and then rounded like results of bf16 products, so only the order of summation differs. For few queries, batched
-    products are faster on a CPU than fused kernels.
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """Inverse of `_ungrouped`: B HG R X -> BH RG X."""
+    return x.unflatten(1, (-1, groups)).transpose(2, 3).flatten(0, 1).flatten(1, 2)
+
+
+def cached_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    sentences: int,
+    groups: int = 1,
+    change: Callable[[Tensor], Tensor | None] | None = None,
+) -> Tensor:
+    """Computes attention from the rows of each sentence to its cache positions: BH RG K, BH K E, BH E Kv -> N H*G*Kv.
+
+    `mask` BH RG E is added to the scores and has the dtype of keys and values. `change` maps the attention weights
+    BH RG E to terms that are added to the result BH RG Kv.
+
+    The softmax is computed in fp32, and products in the dtype of the queries. If queries are bf16 but keys and values
+    are fp32, products are summed in fp32 and then rounded like results of bf16 products, so only the order of summation
+    differs. For few queries, batched products are faster on a CPU than fused kernels.
     """
     dtype = query.dtype
     rows, width = query.shape[1:]
     if dtype == torch.float32:
         scores = torch.baddbmm(mask, query, keys, alpha=width**-0.5)
-        attended = torch.bmm(torch.softmax(scores, -1, out=scores), values)
+        weights = torch.softmax(scores, -1, out=scores)
+        attended = torch.bmm(weights, values)
     else:
         scores = torch.baddbmm(mask, query.to(keys.dtype), keys, alpha=width**-0.5)
         weights = scores.to(dtype).softmax(-1, dtype=torch.float32)
-        attended = torch.bmm(weights.to(dtype).to(values.dtype), values).to(dtype)  # BH R Kv
+        attended = torch.bmm(weights.to(dtype).to(values.dtype), values).to(dtype)  # BH RG Kv
+    if change is not None and (terms := change(weights)) is not None:
+        attended = attended + terms.to(dtype)
+    if groups > 1:
+        by_row = attended.view(sentences, -1, rows // groups, groups, attended.shape[2]).transpose(1, 2)
+        return by_row.reshape(sentences * (rows // groups), -1)
     if rows == 1:
         return attended.view(sentences, -1)
     if sentences == 1:

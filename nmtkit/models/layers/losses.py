@@ -1,4 +1,4 @@
-"""The output projection fused with label-smoothed cross-entropy, or with the loss of R-Drop for two passes.
+"""The output projection fused with label-smoothed cross-entropy, or with a loss that compares two passes.
 
 If the output projection is an `nn.Linear`, tokens are processed in chunks. The gradients of a chunk are computed in the
 forward pass, so that the logits of all tokens never exist at the same time. Losses are sums over the tokens whose
@@ -53,30 +53,38 @@ def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tup
     return (1 - label_smoothing) * nll + label_smoothing * uniform, nll.detach()
 
 
-def output_r_drop_loss(
-    output: nn.Module, first: Tensor, second: Tensor, target: Tensor, label_smoothing: float, alpha: float
+def output_two_pass_loss(
+    output: nn.Module,
+    first: Tensor,
+    second: Tensor,
+    target: Tensor,
+    smoothing: float,
+    *,
+    share: float,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns sums over two passes: the R-Drop loss, the negative log-likelihood and the divergence.
+    """Returns sums over two passes p and q: the loss, the negative log-likelihood and the divergence.
 
-    Only the loss has a gradient. The negative log-likelihood is the mean of both passes. The divergence is
-    (KL(p || q) + KL(q || p)) / 2. The loss is
+    Only the loss has a gradient. The divergence is (KL(p || q) + KL(q || p)) / 2. The loss is
 
-        mean label-smoothed cross-entropy of both passes + alpha / 2 * divergence
+        label-smoothed cross-entropy + alpha * divergence
 
+    Cross-entropy and negative log-likelihood are means of both passes, in which the second pass has the weight `share`.
     `output` maps the features [T, D] of a pass to logits [T, V]. `target` is [T].
     """
     if is_unmodified(output, nn.Linear):
-        arguments = first, second, output.weight, output.bias, target, label_smoothing, alpha, torch.is_grad_enabled()
-        return _LinearRDropLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+        settings = smoothing, share, alpha, torch.is_grad_enabled()
+        arguments = first, second, output.weight, output.bias, target, *settings
+        return _LinearTwoPassLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     first, second = output(first), output(second)
-    first_loss, first_nll = cross_entropy(first, target, label_smoothing)
-    second_loss, second_nll = cross_entropy(second, target, label_smoothing)
+    first_loss, first_nll = cross_entropy(first, target, smoothing)
+    second_loss, second_nll = cross_entropy(second, target, smoothing)
     log_p, log_q = first.float().log_softmax(-1), second.float().log_softmax(-1)
     # KL(p || q) + KL(q || p) = sum over V of (p - q)(log p - log q)
     by_token = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
     divergence = by_token.where(target != IGNORE_INDEX, 0).sum() / 2
-    loss = (first_loss + second_loss) / 2 + alpha / 2 * divergence
-    return loss, (first_nll + second_nll) / 2, divergence.detach()
+    loss = (1 - share) * first_loss + share * second_loss + alpha * divergence
+    return loss, (1 - share) * first_nll + share * second_nll, divergence.detach()
 
 
 def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
@@ -93,25 +101,33 @@ class _Gradients:
     Every element of the gradient with respect to logits contains the term -eps / V. In bf16, rounding would remove this
     term. So the rows passed to `add` do not contain this term. Two other sums replace this term: -eps / V times the sum
     of the rows of the weight is added to the gradient of the features, and -eps / V times the sum of the features is
-    added to the gradient of the weight.
+    added to the gradient of the weight. `shares` are the weights of the passes in the cross-entropy.
     """
 
     def __init__(
-        self, passes: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, mask: Tensor, smoothing: float
+        self,
+        passes: tuple[Tensor, ...],
+        weight: Tensor,
+        bias: Tensor | None,
+        mask: Tensor,
+        smoothing: float,
+        shares: tuple[float, ...] = (1.0,),
     ) -> None:
-        uniform = smoothing / len(weight) / len(passes)
-        feature_sum = torch.stack([(x * mask[:, None]).sum(0, dtype=torch.float32) for x in passes]).sum(0)
-        self.weight_sum = weight.sum(0, dtype=torch.float32).mul_(-uniform).to(weight.dtype)
+        uniform = smoothing / len(weight)
+        weighted = zip(shares, passes, strict=True)
+        feature_sum = torch.stack([s * (x * mask[:, None]).sum(0, dtype=torch.float32) for s, x in weighted]).sum(0)
+        weight_sum = weight.sum(0, dtype=torch.float32)
+        self.weight_sums = [(weight_sum * (-uniform * share)).to(weight.dtype) for share in shares]
         self.features = tuple(torch.empty_like(x) for x in passes)
         self.weight = (feature_sum * -uniform).expand(weight.shape).clone()
-        self.bias = None if bias is None else (mask.sum() * -uniform * len(passes)).expand(bias.shape).clone()
+        self.bias = None if bias is None else (mask.sum() * -uniform).expand(bias.shape).clone()
 
     def add(self, number: int, chunk: slice, rows: Tensor, x: Tensor, weight: Tensor, mask: Tensor) -> None:
         """Adds the gradients of a chunk of pass `number`. `rows` [tokens, V] is the gradient of the logits.
 
         x [tokens, D] are the features of the chunk. Tokens outside `mask` get no gradient.
         """
-        features = torch.addmm(self.weight_sum, rows, weight, out=self.features[number][chunk])
+        features = torch.addmm(self.weight_sums[number], rows, weight, out=self.features[number][chunk])
         # an `if` on the mask would break a compiled graph, and would wait for a GPU
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not mask.all():
             features.mul_(mask[:, None])
@@ -227,8 +243,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *ctx.gradients.scaled(gradient, ctx.feature_dtype), None, None, None
 
 
-class _LinearRDropLoss(torch.autograd.Function):
-    """The fused R-Drop loss. Gradients with respect to the logits of p, for each row:
+class _LinearTwoPassLoss(torch.autograd.Function):
+    """The fused loss of two passes. Gradients with respect to the logits of p, for each row:
 
     divergence: (p (log p - log q - KL(p || q)) + p - q) / 2; cross-entropy: p - eps / V - (1 - eps) [k = target].
     """
@@ -242,6 +258,7 @@ class _LinearRDropLoss(torch.autograd.Function):
         bias: Tensor | None,
         target: Tensor,
         label_smoothing: float,
+        share: float,
         alpha: float,
         needs_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,29 +268,32 @@ class _LinearRDropLoss(torch.autograd.Function):
         b = None if bias is None else bias.to(dtype)
         mask = target != IGNORE_INDEX
         needed = needs_gradient and any(ctx.needs_input_grad)
-        gradients = _Gradients(passes, w, bias, mask, label_smoothing) if needed else None
+        shares = 1 - share, share
+        gradients = _Gradients(passes, w, bias, mask, label_smoothing, shares) if needed else None
         loss = nll = divergence = torch.zeros((), device=first.device)
         for chunk in _chunks(target, len(w) * 4):
             labels = target[chunk].clamp(min=0)[:, None]
             logs = [F.linear(x[chunk], w, b).float().log_softmax(-1) for x in passes]  # [tokens, V]
             p, q = (log.exp() for log in logs)
-            token_nll = (logs[0].gather(1, labels) + logs[1].gather(1, labels))[:, 0] / -2
-            token_uniform = (logs[0].mean(-1) + logs[1].mean(-1)) / -2
+            first_log_p, second_log_p = (log.gather(1, labels)[:, 0] for log in logs)
+            token_nll = -torch.lerp(first_log_p, second_log_p, share)
+            token_uniform = -torch.lerp(logs[0].mean(-1), logs[1].mean(-1), share)
             ratio = logs[0].sub_(logs[1])
             kl_pq, kl_qp = (p * ratio).sum(-1, keepdim=True), (q * ratio).sum(-1, keepdim=True).neg_()
             token_divergence = (kl_pq + kl_qp)[:, 0] / 2
             token_loss = (1 - label_smoothing) * token_nll + label_smoothing * token_uniform
-            loss = loss + (token_loss + alpha / 2 * token_divergence).where(mask[chunk], 0).sum()
+            loss = loss + (token_loss + alpha * token_divergence).where(mask[chunk], 0).sum()
             nll = nll + token_nll.where(mask[chunk], 0).sum()
             divergence = divergence + token_divergence.where(mask[chunk], 0).sum()
             if gradients is None:
                 continue
-            # gradient of the logits of p: p / 2 + alpha / 4 (p (1 + ratio - KL(p || q)) - q) - eps / 2V - (1 - eps) / 2
-            # [k = target]
+            # gradient of the logits of p, with its share s:
+            # s (p - eps / V - (1 - eps) [k = target]) + alpha / 2 (p (1 + ratio - KL(p || q)) - q)
             factors = ratio.add(1 - kl_pq), ratio.neg().add_(1 - kl_qp)
             for number, (probabilities, other, factor) in enumerate(((p, q, factors[0]), (q, p, factors[1]))):
-                rows = factor.mul_(alpha / 4).add_(0.5).mul_(probabilities).sub_(other, alpha=alpha / 4)
-                rows.scatter_add_(1, labels, rows.new_full(labels.shape, (label_smoothing - 1) / 2))
+                s = shares[number]
+                rows = factor.mul_(alpha / 2).add_(s).mul_(probabilities).sub_(other, alpha=alpha / 2)
+                rows.scatter_add_(1, labels, rows.new_full(labels.shape, s * (label_smoothing - 1)))
                 gradients.add(number, chunk, rows.to(dtype), passes[number][chunk], w, mask[chunk])
         ctx.gradients = gradients
         ctx.mark_non_differentiable(nll, divergence)
@@ -281,4 +301,4 @@ class _LinearRDropLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        return *ctx.gradients.scaled(gradient, ctx.feature_dtype), None, None, None, None
+        return *ctx.gradients.scaled(gradient, ctx.feature_dtype), None, None, None, None, None

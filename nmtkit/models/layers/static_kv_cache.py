@@ -30,8 +30,8 @@ from nmtkit.data.packed import Packed
 from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
 
 # B slots, R hypotheses (rows) of each, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
-# target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads, K width of a
-# query or key head, Kv width of a value head, D model width
+# target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads of keys and
+# values, G heads of queries for each of them, K width of a query or key head, Kv width of a value head, D model width
 
 Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
 
@@ -48,8 +48,8 @@ class CacheLengths:
 class StaticSizes:
     """The sizes of a static state, with the dtype and the device of its keys and values.
 
-    `widths` are K and Kv of a head. `capacity` and `memory_capacity` are the maximum numbers of target and memory
-    positions.
+    `heads` is the number of heads of keys and values, and `widths` are K and Kv of a head. `capacity` and
+    `memory_capacity` are the maximum numbers of target and memory positions.
     """
 
     layers: int
@@ -140,7 +140,7 @@ class StaticKVCache(StaticMemory):
         head = torch.arange(slots * self.heads, device=device).view(slots, 1, self.heads)
         cache_position = position[:, None] * beams + row  # B R
         newest = (head * (self.capacity * beams) + cache_position[:, :, None]).flatten()  # B R H, the order of new keys
-        return [StaticContext(self, layer, lengths, newest, mask) for layer in range(len(self.keys))]
+        return [StaticContext(self, layer, lengths, position, newest, mask) for layer in range(len(self.keys))]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
         """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
@@ -169,9 +169,14 @@ class StaticMemoryContext:
         return self._attend(query, keys, values, cache.memory_mask[..., :end])
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Returns attended values: N H K, B H E K, B H E Kv -> N H*Kv."""
-        rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B H R K
+        """Returns attended values: N HG K, B H E K, B H E Kv -> N H*G*Kv. `mask` is B 1 R E or B HG R E."""
+        groups = query.shape[1] // keys.shape[1]
+        rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B HG R K
+        if groups > 1:  # the rows of the heads that share keys are rows of one head
+            mask = mask if mask.shape[1] > 1 else mask.expand(-1, rows.shape[1], -1, -1)
+            rows, mask = (x.unflatten(1, (-1, groups)).flatten(2, 3) for x in (rows, mask))  # B H GR …
         attended = F.scaled_dot_product_attention(rows, keys, values, mask)
+        attended = attended.unflatten(2, (groups, -1)).flatten(1, 2)  # B HG R Kv
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
@@ -180,8 +185,13 @@ class StaticContext(StaticMemoryContext):
     """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
 
     cache: StaticKVCache
+    position: Tensor  # B, of the newest tokens
     newest: Tensor  # N*H: indices of the new keys and values among B*H*E
     mask: Tensor  # B 1 R E, added to scores
+
+    @property
+    def positions(self) -> Tensor:
+        return self.position.repeat_interleave(self.cache.beams)
 
     def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
         query, key, value = split(qkv)
@@ -189,4 +199,16 @@ class StaticContext(StaticMemoryContext):
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         for cache, new in ((keys, key), (values, value)):
             cache.view(-1, cache.shape[-1]).index_copy_(0, self.newest, new.flatten(0, 1).to(cache.dtype))
-        return self._attend(query, keys[:, :, :end], values[:, :, :end], self.mask)
+        keys, values = keys[:, :, :end], values[:, :, :end]
+        terms = spec.position_terms
+        if terms is None:
+            return self._attend(query, keys, values, self.mask)
+        groups = query.shape[1] // keys.shape[1]
+        rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B HG R K
+        distance = torch.arange(self.lengths.target, device=rows.device) - self.position[:, None]
+        distance = distance.repeat_interleave(self.cache.beams, 1)[:, None, None]  # B 1 1 E
+        bias = self.mask + terms.scores(rows, distance)
+        attended = self._attend(query, keys, values, bias)
+        weights = (rows @ keys.repeat_interleave(groups, 1).transpose(2, 3) * rows.shape[3] ** -0.5 + bias).softmax(-1)
+        change = terms.values(weights, distance)
+        return attended if change is None else attended + change.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -1,12 +1,15 @@
-"""Two criterions: cross-entropy of the target with label smoothing, and R-Drop, which compares two dropout passes."""
+"""Cross-entropy of the target with label smoothing, and R-Drop and SimCut, which compare two passes."""
 
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from nmtkit.config import Config, option
 from nmtkit.data.packed import Batch
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.layers.losses import output_cross_entropy, output_r_drop_loss
+from nmtkit.models.layers.dropout import token_cutoff
+from nmtkit.models.layers.losses import output_cross_entropy, output_two_pass_loss
 from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
 
 
@@ -25,6 +28,12 @@ class LabelSmoothedConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class RDropConfig(LabelSmoothedConfig):
     r_drop_alpha: float = option(5.0, "Weight of the divergence between the two passes.", min=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCutConfig(LabelSmoothedConfig):
+    simcut_alpha: float = option(3.0, "Weight of the divergence between the two passes.", min=0)
+    simcut_rate: float = option(0.05, "Share of the tokens without embedding in the second pass.", min=0, max=1)
 
 
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
@@ -62,7 +71,36 @@ class RDrop(CrossEntropy):
         if not self.training:
             return super().compute_loss(model, batch)
         first, second = model(batch.source, batch.target_input), model(batch.source, batch.target_input)
-        loss, nll, divergence = output_r_drop_loss(
-            model.output_projection, first, second, batch.target_output, self.label_smoothing, self.alpha
-        )
-        return Loss(loss, {"nll": nll, "divergence": divergence})
+        return two_pass_loss(model, batch, first, second, self.label_smoothing, share=0.5, alpha=self.alpha / 2)
+
+
+@CRITERIONS.register("simcut", SimCutConfig())
+class SimCut(CrossEntropy):
+    """Smoothed cross-entropy plus alpha times both Kullback-Leibler divergences from a pass with token cut-off.
+
+    In the second pass, the embedding of each source and target token is zero with probability `simcut_rate` (Gao et al.
+    2022, "Bi-SimCut", equations 5 and 6). Both passes have dropout and gradients. Validation makes a single pass.
+    """
+
+    def __init__(self, config: SimCutConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.alpha, self.rate = config.simcut_alpha, config.simcut_rate
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        if not self.training:
+            return super().compute_loss(model, batch)
+        first = model(batch.source, batch.target_input)
+        with token_cutoff(model.token_embeddings(), self.rate):
+            second = model(batch.source, batch.target_input)
+        return two_pass_loss(model, batch, first, second, self.label_smoothing, share=0.0, alpha=2 * self.alpha)
+
+
+def two_pass_loss(
+    model: Architecture, batch: Batch, first: Tensor, second: Tensor, smoothing: float, *, share: float, alpha: float
+) -> Loss:
+    """Returns the loss of two passes with the features `first` and `second` [T, D], with the counts for the log."""
+    output = model.output_projection
+    loss, nll, divergence = output_two_pass_loss(
+        output, first, second, batch.target_output, smoothing, share=share, alpha=alpha
+    )
+    return Loss(loss, {"nll": nll, "divergence": divergence})

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nmtkit.models.architectures.transformer import Embedding, SelfAttention, Transformer
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_layers import Embedding, SelfAttention
 from nmtkit.models.layers import int8
 from nmtkit.models.layers.feed_forward import GATED, FeedForward
 from nmtkit.models.layers.fixed_state import SSRU

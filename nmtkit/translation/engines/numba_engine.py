@@ -22,7 +22,9 @@ from torch import nn
 
 from nmtkit.config import changed_flags
 from nmtkit.data.tokenizers.tokenizer import EOS, UNK, Encoded
-from nmtkit.models.architectures.transformer import ROW_WISE, Embedding, Transformer
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS
+from nmtkit.models.architectures.transformer_layers import ROW_WISE, Embedding
 from nmtkit.models.formats.writing import check_expressible
 from nmtkit.models.layers import is_unmodified
 from nmtkit.translation.engines.engine import ENGINES, OUTSIDE, Engine, EngineConfig, LoadedModels
@@ -34,10 +36,10 @@ if TYPE_CHECKING:  # these files import numba
     from nmtkit.translation.engines import compiled_shortlists
 
 # Settings of which the compiled search supports every value. ALLOWED maps other settings to the supported values.
-SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "position_offset", "max_positions"}
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "position_offset", "max_positions"}
 SAME |= {"pre_norm", "attention_bias", "output_bias", "embedding_norm", "scale_embeddings", "zero_bos", "norm_eps"}
 SAME |= {"share_embeddings", "tie_output", "ssru_norm", "decoder_ffn", "decoder_tied_layers", "activation"}
-ALLOWED = {"decoder_self_attention": ("attention", "ssru")}
+ALLOWED = {"decoder_self_attention": ("attention", "ssru"), "positions": ADDED_POSITIONS}
 FLAGS = OUTSIDE | {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len", "--shortlist"}
 FLAGS |= {"--unkpen", "--replace-unknown", "--no-repeat-ngram"}
 MODULES = (*ROW_WISE, Transformer, Embedding, nn.Embedding)

@@ -9,7 +9,7 @@ from builders import tiny_model
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import PrefixState
-from nmtkit.models.architectures.transformer import CrossAttention
+from nmtkit.models.architectures.transformer_layers import CrossAttention
 from nmtkit.models.layers.static_kv_cache import CacheLengths
 
 VOCABULARY = 30
@@ -34,6 +34,10 @@ def memories(model: Architecture, *lengths: int) -> Packed:
         {"name": "transformer_moe_tiny"},
         {"name": "student_tiny"},
         {"decoder_self_attention": "average"},
+        {"positions": "rotary", "qk_norm": True},
+        {"positions": "relative", "max_distance": 3, "heads": 4, "kv_heads": 2},
+        {"positions": "alibi", "heads": 4, "kv_heads": 1, "d_value": 3},
+        {"positions": "none", "norm": "rms", "residual": "admin", "kv_heads": 1},
     ],
 )
 @torch.inference_mode()

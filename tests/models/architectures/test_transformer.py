@@ -217,6 +217,14 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
             "--no-average-ffn .*--decoder-self-attention average",
         ),
         ({"decoder_tied_layers": (1, 1)}, "2 numbers, .*6 decoder layers"),
+        ({"encoder_tied_layers": (1,)}, "--encoder-tied-layers has 1 numbers, .*6 encoder layers"),
+        ({"kv_heads": 3}, "--heads 8 .*--kv-heads 3"),
+        ({"positions": "rotary", "d_key": 5}, "--positions rotary .*not 5; .*--d-key"),
+        ({"positions": "alibi", "decoder_self_attention": "ssru"}, "--positions alibi .*not ssru"),
+        ({"positions": "none", "position_offset": 2}, "--position-offset .*--positions none"),
+        ({"rotary_base": 100.0}, "--rotary-base needs --positions rotary, not sinusoidal"),
+        ({"max_distance": 4, "positions": "alibi"}, "--max-distance needs --positions relative, not alibi"),
+        ({"residual": "admin", "pre_norm": True}, "--residual admin .*--pre-norm"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, Any], message: str) -> None:

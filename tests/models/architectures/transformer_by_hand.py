@@ -33,16 +33,16 @@ class TransformerByHand:
         return self.norm(x, "decoder_norm") if self.config.pre_norm else x
 
     def encoder_layer(self, layer: str, x: Tensor) -> Tensor:
-        x = self.residual(x, f"{layer}.self_attention_norm", partial(self.attention, f"{layer}.self_attention", False))
-        return self.residual(x, f"{layer}.feed_forward_norm", partial(self.feed_forward, f"{layer}.feed_forward"))
+        x = self.residual(x, f"{layer}.self_attention", partial(self.attention, f"{layer}.self_attention", False))
+        return self.residual(x, f"{layer}.feed_forward", partial(self.feed_forward, f"{layer}.feed_forward"))
 
     def decoder_layer(self, layer: str, x: Tensor, memory: Tensor) -> Tensor:
         cross_attention = partial(self.cross_attention, f"{layer}.cross_attention", memory)
-        x = self.residual(x, f"{layer}.self_attention_norm", partial(self.past, f"{layer}.self_attention"))
-        x = self.residual(x, f"{layer}.cross_attention_norm", cross_attention)
+        x = self.residual(x, f"{layer}.self_attention", partial(self.past, f"{layer}.self_attention"))
+        x = self.residual(x, f"{layer}.cross_attention", cross_attention)
         if self.config.decoder_ffn == "none":
             return x
-        return self.residual(x, f"{layer}.feed_forward_norm", partial(self.feed_forward, f"{layer}.feed_forward"))
+        return self.residual(x, f"{layer}.feed_forward", partial(self.feed_forward, f"{layer}.feed_forward"))
 
     def past(self, name: str, x: Tensor) -> Tensor:
         """Returns the output of causal self-attention, or of the sub-layer that replaces it."""
@@ -61,7 +61,7 @@ class TransformerByHand:
             x = torch.cat([torch.zeros_like(x[:1]), x[1:]])
         if self.config.positions == "learned":
             x = x + self.weights[f"{side}_embedding.positions.weight"][: len(tokens)]
-        else:
+        elif self.config.positions.startswith("sinusoidal"):
             columns = range(self.config.d_model)
             table = [[self.sinusoid(position, column) for column in columns] for position in range(len(tokens))]
             x = x + torch.tensor(table, dtype=torch.float64)
@@ -79,12 +79,23 @@ class TransformerByHand:
 
     # Section 3.1: residual connections and layer normalization
 
-    def residual(self, x: Tensor, norm: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def residual(self, x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.config.pre_norm:
-            return x + sublayer(self.norm(x, norm))
-        return self.norm(x + sublayer(x), norm)
+            return x + sublayer(self.norm(x, f"{name}_norm"))
+        return self.norm(x * self.scale(name) + sublayer(x), f"{name}_norm")
+
+    def scale(self, name: str) -> Tensor | float:
+        """Returns the weight of the residual connection: of Wang et al. 2022 (DeepNorm), or a vector (Admin)."""
+        if self.config.residual == "deepnorm":
+            n, m = self.config.encoder_layers, self.config.decoder_layers
+            return 0.81 * (n**4 * m) ** 0.0625 if name.startswith("encoder") else (3 * m) ** 0.25
+        layer, _, sublayer = name.rpartition(".")
+        return self.weights[f"{layer}.scales.{sublayer}"] if self.config.residual == "admin" else 1.0
 
     def norm(self, x: Tensor, name: str) -> Tensor:
+        if self.config.norm == "rms":  # Zhang and Sennrich 2019, equation 4
+            x = x / (x.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt()
+            return x * self.weights[f"{name}.weight"]
         return self.standardized(x) * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def standardized(self, x: Tensor) -> Tensor:
@@ -97,27 +108,62 @@ class TransformerByHand:
     # Section 3.2: attention
 
     def attention(self, name: str, causal: bool, x: Tensor) -> Tensor:
-        width = self.config.heads * self.config.key_width
-        parts = [width, width, self.config.heads * self.config.value_width]
+        config = self.config
+        parts = [config.heads * config.key_width, *self.sizes_of_keys()]
         query, key, value = self.linear(f"{name}.qkv_proj", x).split(parts, -1)
-        return self.linear(f"{name}.out_proj", self.attend(query, key, value, causal))
+        return self.linear(f"{name}.out_proj", self.attend(name, query, key, value, causal))
 
     def cross_attention(self, name: str, memory: Tensor, x: Tensor) -> Tensor:
-        parts = [self.config.heads * self.config.key_width, self.config.heads * self.config.value_width]
-        key, value = self.linear(f"{name}.kv_proj", memory).split(parts, -1)
+        key, value = self.linear(f"{name}.kv_proj", memory).split(self.sizes_of_keys(), -1)
         query = self.linear(f"{name}.q_proj", x)
-        return self.linear(f"{name}.out_proj", self.attend(query, key, value, causal=False))
+        return self.linear(f"{name}.out_proj", self.attend(name, query, key, value, causal=None))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    def sizes_of_keys(self) -> list[int]:
+        heads = self.config.kv_heads or self.config.heads
+        return [heads * self.config.key_width, heads * self.config.value_width]
+
+    def attend(self, name: str, query: Tensor, key: Tensor, value: Tensor, causal: bool | None) -> Tensor:
+        """Returns the results of all heads side by side. `causal` is None for attention to the source."""
         widths = (self.config.key_width, self.config.key_width, self.config.value_width)
-        heads = [x.split(width, -1) for x, width in zip((query, key, value), widths, strict=True)]
-        results = []
-        for q, k, v in zip(*heads, strict=True):
-            scores = q @ k.T / math.sqrt(self.config.key_width)
+        queries, keys, values = (x.split(width, -1) for x, width in zip((query, key, value), widths, strict=True))
+        shared, positions, results = len(queries) // len(keys), self.config.positions, []
+        for head, q in enumerate(queries):
+            k, v = keys[head // shared], values[head // shared]
+            if self.config.qk_norm:
+                q, k = self.norm(q, f"{name}.query_norm"), self.norm(k, f"{name}.key_norm")
+            if causal is None or positions not in ("rotary", "relative", "alibi"):
+                scores = q @ k.T / math.sqrt(self.config.key_width)
+                values_of = [v] * len(q)
+            else:
+                scores, values_of = getattr(self, positions)(name, head, q, k, v)
             if causal:
                 scores = scores + torch.full_like(scores, -math.inf).triu(1)
-            results.append(scores.softmax(-1) @ v)
+            weights = scores.softmax(-1)
+            results.append(torch.stack([weights[i] @ values_of[i] for i in range(len(q))]))
         return torch.cat(results, -1)
+
+    def rotary(self, name: str, head: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Su et al. 2021, equation 16, as products of complex numbers: pair i has the elements i and i + K/2."""
+        half, base = q.shape[1] // 2, self.config.rotary_base
+        angles = torch.tensor([[p * base ** (-i / half) for i in range(half)] for p in range(len(q))])
+        turn = torch.polar(torch.ones_like(angles.double()), angles.double())
+        turned_q, turned_k = (torch.complex(x[:, :half], x[:, half:]) * turn for x in (q, k))
+        scores = (turned_q @ turned_k.conj().T).real / math.sqrt(q.shape[1])
+        return scores, [v] * len(q)
+
+    def relative(self, name: str, head: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Shaw et al. 2018, equations 3 and 4: the keys and the values that each query sees."""
+        limit = self.config.max_distance
+        indices = [[max(-limit, min(limit, j - i)) + limit for j in range(len(k))] for i in range(len(q))]
+        keys, values = (self.weights[f"{name}.position_terms.{part}_positions.weight"] for part in ("key", "value"))
+        scores = [(k + keys[row]) @ q[i] / math.sqrt(q.shape[1]) for i, row in enumerate(indices)]
+        return torch.stack(scores), [v + values[row] for row in indices]
+
+    def alibi(self, name: str, head: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Press et al. 2022, section 3, with the slopes of its footnote for 3 heads."""
+        slope = {1: [2**-8], 2: [2**-4, 2**-8], 3: [2**-4, 2**-8, 2**-2], 4: [2**-2, 2**-4, 2**-6, 2**-8]}
+        bias = [[-slope[self.config.heads][head] * abs(i - j) for j in range(len(k))] for i in range(len(q))]
+        return q @ k.T / math.sqrt(q.shape[1]) + torch.tensor(bias), [v] * len(q)
 
     # Section 3.3: feed-forward networks
 

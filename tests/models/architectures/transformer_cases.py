@@ -55,6 +55,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SSRU with norms": {"decoder_self_attention": "ssru", "ssru_norm": True, "pre_norm": True},
     "no feed-forward networks": {"decoder_ffn": "none"},
     "tied layers": {"decoder_tied_layers": (5, 5)},
+    "all layers tied": {"encoder_tied_layers": (1, 1), "decoder_tied_layers": (1, 1)},
+    "rotary": {"positions": "rotary", "rotary_base": 100.0, "d_value": 3},
+    "relative": {"positions": "relative", "max_distance": 3, "d_key": 5},
+    "alibi": {"positions": "alibi", "heads": 3, "d_key": 4, "d_value": 4},
+    "no positions": {"positions": "none"},
+    "RMSNorm": {"norm": "rms", "pre_norm": True},
+    "RMSNorm after the sub-layers": {"norm": "rms", "qk_norm": True},
+    "norms of queries and keys": {"qk_norm": True, "positions": "rotary", "attention_bias": True},
+    "multi-query attention": {"kv_heads": 1, "heads": 4, "d_key": 3, "d_value": 5},
+    "grouped queries": {"kv_heads": 2, "heads": 4, "window": 5},
+    "grouped queries, relative": {"kv_heads": 2, "heads": 4, "positions": "relative", "max_distance": 2},
+    "grouped queries, alibi": {"kv_heads": 2, "heads": 4, "positions": "alibi", "qk_norm": True},
+    "DeepNorm": {"residual": "deepnorm"},
+    "Admin": {"residual": "admin", "decoder_tied_layers": (1, 1)},
 }
 variants = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmtkit.data.packed import IGNORE_INDEX
 from nmtkit.models.layers import losses
-from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
+from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, output_two_pass_loss
 
 
 def case(tokens: int = 37, vocabulary: int = 29, bias: bool = False) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -125,7 +125,7 @@ def test_label_smoothing_is_not_lost_beside_a_bfloat16_softmax() -> None:
 def test_label_smoothing_is_not_lost_by_r_drop() -> None:
     output, features, target = uniform_part_lost(2)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, *_ = output_r_drop_loss(output, features[:1], features[1:], target, 0.125, 0.0)
+        loss, *_ = output_two_pass_loss(output, features[:1], features[1:], target, 0.125, share=0.5, alpha=0.0)
     (gradient,) = torch.autograd.grad(loss, features)
     assert gradient[:, 0].abs().max() < 1e-4
 
@@ -138,17 +138,17 @@ def test_validation_computes_no_gradients(passes: int) -> None:
         if passes == 1:
             output_cross_entropy(output, features, target, 0.1)
         else:
-            output_r_drop_loss(output, features, features, target, 0.1, 5.0)
+            output_two_pass_loss(output, features, features, target, 0.1, share=0.5, alpha=2.5)
     assert counter.get_total_flops() <= passes * 2 * 37 * 11 * 29 + 2 * 37 * 11
 
 
-# R-Drop
+# Two passes
 
 
-V = 29  # of the R-Drop cases
+V = 29  # of the cases with two passes
 
 
-def r_drop_case(bias: bool = False) -> tuple[nn.Linear, list[Tensor], Tensor]:
+def two_pass_case(bias: bool = False) -> tuple[nn.Linear, list[Tensor], Tensor]:
     torch.manual_seed(0)
     output = nn.Linear(11, V, bias=bias)
     nn.init.normal_(output.weight, std=0.3)
@@ -157,37 +157,40 @@ def r_drop_case(bias: bool = False) -> tuple[nn.Linear, list[Tensor], Tensor]:
     return output, [torch.randn(37, 11, requires_grad=True) for _ in range(2)], target
 
 
-def expected_r_drop(
-    output: nn.Linear, passes: list[Tensor], target: Tensor, alpha: float
+def expected_two_pass_loss(
+    output: nn.Linear, passes: list[Tensor], target: Tensor, share: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Returns loss, nll, divergence and the gradients by both passes, weight and bias, computed by torch in float64."""
     inputs = [x.detach().double().requires_grad_() for x in passes]
     parameters = [p.detach().double().requires_grad_() for p in output.parameters()]
     logits = [F.linear(x, *parameters) for x in inputs]
     smoothed, plain = (
-        sum(F.cross_entropy(z, target, label_smoothing=eps, ignore_index=IGNORE_INDEX, reduction="sum") for z in logits)
-        / 2
+        sum(
+            weight * F.cross_entropy(z, target, label_smoothing=eps, ignore_index=IGNORE_INDEX, reduction="sum")
+            for z, weight in zip(logits, (1 - share, share), strict=True)
+        )
         for eps in (0.1, 0.0)
     )
     p, q = (z[target != IGNORE_INDEX].log_softmax(-1) for z in logits)
     divergence = sum(F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))) / 2
-    loss = smoothed + alpha / 2 * divergence
+    loss = smoothed + alpha * divergence
     return loss, plain, divergence, list(torch.autograd.grad(loss, [*inputs, *parameters]))
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("alpha", [0.0, 5.0])
-def test_r_drop_values_and_gradients_equal_float64(
-    monkeypatch: pytest.MonkeyPatch, alpha: float, bias: bool, fused: bool
+@pytest.mark.parametrize(("share", "alpha"), [(0.5, 0.0), (0.5, 2.5), (0.0, 6.0)], ids=["halves", "R-Drop", "SimCut"])
+def test_values_and_gradients_of_two_passes_equal_float64(
+    monkeypatch: pytest.MonkeyPatch, share: float, alpha: float, bias: bool, fused: bool
 ) -> None:
     monkeypatch.setattr(losses, "MIN_CHUNK_TOKENS", 1)
     monkeypatch.setattr(losses, "CHUNK_BYTES", V * 4 * 8)  # chunks of 8 tokens, the last of 5
-    output, passes, target = r_drop_case(bias)
-    loss, *counts = output_r_drop_loss(output if fused else nn.Sequential(output), *passes, target, 0.1, alpha)
+    output, passes, target = two_pass_case(bias)
+    projection = output if fused else nn.Sequential(output)
+    loss, *counts = output_two_pass_loss(projection, *passes, target, 0.1, share=share, alpha=alpha)
     assert not any(count.requires_grad for count in counts)
     gradients = torch.autograd.grad(loss * 0.5, [*passes, *output.parameters()])
-    *right, right_gradients = expected_r_drop(output, passes, target, alpha)
+    *right, right_gradients = expected_two_pass_loss(output, passes, target, share, alpha)
     for ours, theirs in zip((loss, *counts), right, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=0, rtol=1e-6)
     for ours, theirs in zip(gradients, right_gradients, strict=True):
@@ -195,11 +198,11 @@ def test_r_drop_values_and_gradients_equal_float64(
 
 
 def test_r_drop_in_bfloat16_stays_near_float64() -> None:
-    output, passes, target = r_drop_case()
+    output, passes, target = two_pass_case()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, *_ = output_r_drop_loss(output, *passes, target, 0.1, 5.0)
+        loss, *_ = output_two_pass_loss(output, *passes, target, 0.1, share=0.5, alpha=2.5)
     gradients = torch.autograd.grad(loss, [*passes, output.weight])
-    right, _, _, right_gradients = expected_r_drop(output, passes, target, 5.0)
+    right, _, _, right_gradients = expected_two_pass_loss(output, passes, target, 0.5, 2.5)
     assert loss.item() == pytest.approx(right.item(), rel=3e-3)
     for ours, theirs in zip(gradients, right_gradients, strict=True):
         assert ours.dtype == torch.float32
@@ -231,6 +234,6 @@ def test_an_output_projection_with_code_of_its_own_is_called(why: str) -> None:
     torch.testing.assert_close(loss, F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.1))
     loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in output.parameters())
-    drop_loss, drop_nll, _ = output_r_drop_loss(output, features, features, target, 0.0, 1.0)
+    drop_loss, drop_nll, _ = output_two_pass_loss(output, features, features, target, 0.0, share=0.5, alpha=0.5)
     torch.testing.assert_close(drop_loss, F.cross_entropy(logits, target, reduction="sum"))
     torch.testing.assert_close(drop_nll, nll)

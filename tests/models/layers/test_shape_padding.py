@@ -5,7 +5,8 @@ import torch
 from builders import tiny_transformer
 
 from nmtkit.data.packed import Packed
-from nmtkit.models.architectures import transformer
+from nmtkit.models.architectures import transformer, transformer_layers
+from nmtkit.models.layers.attention import AttentionContext
 from nmtkit.models.layers.shape_padding import STEPS, pad_rows
 
 
@@ -59,8 +60,8 @@ def test_padding_rows_change_no_feature_and_no_gradient(
 def test_layers_of_a_plug_in_get_no_padding_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    class Counting(transformer.SelfAttention):
-        def forward(self, x: torch.Tensor, context: transformer.AttentionContext) -> torch.Tensor:
+    class Counting(transformer_layers.SelfAttention):
+        def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
             seen.append(len(x))
             return super().forward(x, context)
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from builders import tiny_transformer
 from torch import Tensor, nn
 
 from nmtkit.config import derive
@@ -35,6 +36,9 @@ class Fixed(nn.Module):
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
         return {"balance": torch.tensor(0.25)}
+
+    def token_embeddings(self) -> list[nn.Module]:
+        return []
 
 
 def batch() -> Batch:
@@ -97,7 +101,41 @@ def test_r_drop_makes_one_pass_in_validation() -> None:
     assert float(loss.sum) == pytest.approx(smoothed(0.1) + 0.75, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["label_smoothed_cross_entropy", "r_drop"])
+def test_simcut_adds_both_divergences_and_the_cross_entropy_of_the_first_pass() -> None:
+    loss = criterion("simcut", simcut_alpha=3.0)(cast(Architecture, Fixed(noise=0.7)), batch())
+    divergences = 0.0
+    for one, other in zip(log_probabilities(0.7), log_probabilities(0.0), strict=True):
+        for log_p, log_q in zip(one, other, strict=True):
+            divergences += math.exp(log_p) * (log_p - log_q) + math.exp(log_q) * (log_q - log_p)
+    assert float(loss.counts["nll"]) == pytest.approx(smoothed(0.0, 0.7), rel=1e-4)
+    assert float(loss.sum) == pytest.approx(smoothed(0.1, 0.7) + 3 * divergences + 0.75, rel=1e-4)
+
+
+def test_simcut_removes_the_embeddings_of_the_second_pass_only() -> None:
+    model = tiny_transformer(dropout=0.0, positions="none").train()
+    seen: list[Tensor] = []
+    for embedding in (model.source_embedding, model.target_embedding):
+        embedding.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    ids = Packed(torch.arange(3, 23), Layout.of(torch.tensor([12, 8])))
+    full = Batch(ids, ids, torch.arange(20), 20, torch.tensor([0, 1]))
+    torch.manual_seed(3)
+    loss = criterion("simcut", simcut_rate=0.5)(model, full)
+    (source, target), (cut_source, cut_target) = seen[:2], seen[2:]
+    assert source.abs().sum(1).all() and target.abs().sum(1).all()
+    for rows in (cut_source, cut_target):
+        removed = ~rows.abs().sum(1).bool()
+        assert 4 <= removed.sum() <= 16
+        torch.testing.assert_close(rows[~removed], source[~removed])
+    assert float(loss.counts["divergence"]) > 0
+    none = criterion("simcut", simcut_rate=0.0)(model, full)
+    assert float(none.counts["divergence"]) == pytest.approx(0, abs=1e-5)
+    assert not model.source_embedding.tokens._forward_hooks
+    seen.clear()
+    criterion("simcut", simcut_rate=1.0).eval()(model.eval(), full)
+    assert len(seen) == 2  # validation makes one pass
+
+
+@pytest.mark.parametrize("name", ["label_smoothed_cross_entropy", "r_drop", "simcut"])
 def test_smoothing_everything_away_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="--label-smoothing"):
         criterion(name, label_smoothing=1.0)

@@ -1,0 +1,91 @@
+"""Positions inside self-attention: rotations of queries and keys, and terms that depend on distances.
+
+The distance between a query and a key is the position of the key minus the position of the query. With these positions,
+a Transformer adds no position encoding to its embeddings.
+"""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+# B sentences, T tokens, H heads, K width of a query or key head, Kv width of a value head, L queries, M keys
+
+
+class Rotary:
+    """Turns queries and keys by angles in proportion to their positions (Su et al. 2021, section 3.2.2, equation 34).
+
+    The product of a turned query and a turned key depends on their distance only. Pair i of a head, elements i and
+    i + K/2, turns by position x base^(-2i / K).
+    """
+
+    def __init__(self, width: int, base: float) -> None:
+        self.width, self.base = width, base
+
+    def __call__(self, x: Tensor, positions: Tensor | int) -> Tensor:
+        """Returns the turned heads, T H K. `positions` has the position of each token [T], or of all tokens."""
+        exponent = torch.arange(0, self.width, 2, device=x.device) / self.width
+        angles = torch.as_tensor(positions, device=x.device)[..., None, None] * self.base**-exponent  # T 1 K/2
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+class PositionTerms(nn.Module):
+    """Terms of attention that depend on distances. `distance` is an integer tensor that broadcasts to B 1 L M."""
+
+    @abstractmethod
+    def scores(self, query: Tensor, distance: Tensor) -> Tensor:
+        """Returns the terms to add to Q K^T / sqrt(K), before the softmax: query B H L K -> B H L M."""
+
+    def values(self, weights: Tensor, distance: Tensor) -> Tensor | None:
+        """Returns the terms to add to the attended values, or None: weights B H L M -> B H L Kv."""
+        return None
+
+
+class Alibi(PositionTerms):
+    """Attention with linear biases (Press et al. 2022, section 3): -m |distance|, with a slope m for each head.
+
+    For n heads, n a power of 2, the slopes are 2^(-8/n), 2^(-16/n), …, 2^-8. For other numbers, the slopes are those of
+    the next lower power of 2, and then every second slope of the next higher power, as in the code of the authors. The
+    paper has causal attention only; here the bias is symmetric in an encoder.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        power = 1 << (heads.bit_length() - 1)
+        exponents = [8 * (i + 1) / power for i in range(power)]
+        exponents += [8 * (2 * i + 1) / (2 * power) for i in range(heads - power)]
+        self.register_buffer("slopes", 2 ** -torch.tensor(exponents)[:, None, None], persistent=False)
+
+    def scores(self, query: Tensor, distance: Tensor) -> Tensor:
+        return (-self.slopes.to(query.dtype) * distance.abs()).expand(*query.shape[:3], -1)
+
+
+class RelativePositions(PositionTerms):
+    """Relative position representations (Shaw et al. 2018, section 3.2, equations 3 to 5).
+
+    A learned vector for each distance, clipped to `limit`, is added to the keys, and another vector to the values. All
+    heads of a layer share the vectors.
+    """
+
+    def __init__(self, limit: int, key_width: int, value_width: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.key_positions = nn.Embedding(2 * limit + 1, key_width)
+        self.value_positions = nn.Embedding(2 * limit + 1, value_width)
+
+    def scores(self, query: Tensor, distance: Tensor) -> Tensor:
+        products = query @ self.key_positions.weight.to(query.dtype).t() * query.shape[-1] ** -0.5  # B H L 2 limit + 1
+        return products.gather(-1, self._indices(distance, query))
+
+    def values(self, weights: Tensor, distance: Tensor) -> Tensor:
+        sums = weights.new_zeros(*weights.shape[:3], len(self.value_positions.weight))
+        sums = sums.scatter_add(-1, self._indices(distance, weights), weights)
+        return sums @ self.value_positions.weight.to(weights.dtype)
+
+    def _indices(self, distance: Tensor, like: Tensor) -> Tensor:
+        """Returns the row of each distance in the tables, with the first three sizes of `like`: B H L M."""
+        return (distance.clamp(-self.limit, self.limit) + self.limit).expand(*like.shape[:3], -1)

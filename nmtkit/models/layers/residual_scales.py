@@ -1,0 +1,73 @@
+"""Weights of residual connections for deep models with norms after the sub-layers: DeepNorm and Admin.
+
+A layer computes norm(scale * x + f(x)) for each sub-layer f. The layer has the scales in `scales`, by the name of the
+sub-layer.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")  # in the order of their computation
+
+
+def deepnorm(encoder_layers: int, decoder_layers: int) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Returns alpha and beta of the encoder, and alpha and beta of the decoder (Wang et al. 2022, figure 2).
+
+    Alpha is the scale of x, and beta the factor of the initial weights.
+    """
+    n, m = encoder_layers, decoder_layers
+    if not n:  # a language model
+        return (1.0, 1.0), ((2 * m) ** 0.25, (8 * m) ** -0.25)
+    power = n**4 * m
+    return (0.81 * power ** (1 / 16), 0.87 * power ** (-1 / 16)), ((3 * m) ** 0.25, (12 * m) ** -0.25)
+
+
+def use_deepnorm(layers: Iterable[nn.Module], alpha: float, beta: float) -> None:
+    """Sets the scales of layers to `alpha`, and multiplies the initial weights of their products by `beta`.
+
+    The weights of queries and keys stay as they are.
+    """
+    for layer in dict.fromkeys(layers):  # tied layers occur several times
+        layer.scales = dict.fromkeys(SUBLAYERS, alpha)  # type: ignore[assignment]
+        for name, module in layer.named_modules():
+            kind = name.rpartition(".")[2]
+            if not isinstance(module, nn.Linear) or kind == "q_proj":
+                continue
+            rows: tuple[int, ...] = getattr(module.weight, "stacked_rows", ())
+            values = rows[-1] if kind in ("qkv_proj", "kv_proj") else len(module.weight)
+            module.weight.detach()[-values:].mul_(beta)
+
+
+def use_admin(layers: Sequence[nn.Module], width: int, run: Callable[[], object]) -> None:
+    """Sets the scales of a stack of layers from the variances of one forward pass, `run` (Liu et al. 2020, section 4).
+
+    The scales are vectors of parameters. The scale of sub-layer i is sqrt(Var[x_0] + sum of Var[f_j(x_j-1)] for j < i),
+    where x_0 is the input of the stack, so the input and the output of a sub-layer are in the proportion of a model
+    with norms before the sub-layers.
+    """
+    by_sublayer: dict[nn.Module, nn.Parameter] = {}
+    for layer in dict.fromkeys(layers):
+        names = [name for name in SUBLAYERS if getattr(layer, name, None) is not None]
+        layer.scales = nn.ParameterDict({name: torch.ones(width) for name in names})
+        by_sublayer |= {getattr(layer, name): layer.scales[name] for name in names}
+    if next(layers[0].parameters()).is_meta:  # only the names and shapes of the parameters are needed
+        return
+    inputs: list[Tensor] = []
+    outputs: list[tuple[nn.Module, float]] = []
+    hooks = [layers[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))]
+    hooks += [
+        module.register_forward_hook(lambda module, arguments, output: outputs.append((module, float(output.var()))))
+        for module in by_sublayer
+    ]
+    with torch.no_grad():
+        run()
+    for hook in hooks:
+        hook.remove()
+    total = float(inputs[0].var())
+    for module, variance in outputs:
+        scale = by_sublayer.pop(module, None)  # None: a tied layer, whose scale comes from its first place in the stack
+        if scale is not None:
+            scale.data.fill_(total**0.5)
+        total += variance

@@ -1,0 +1,91 @@
+"""DeepNorm and Admin against the formulas of their papers, and the formats that do not have the new variants."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import save_tiny_transformer, tiny_model, tiny_tokenizer
+from torch import Tensor
+from transformer_cases import SIZE, model_of
+
+from nmtkit.data.packed import Packed
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_layers import Layer
+from nmtkit.models.formats import bergamot, ctranslate2, huggingface_export, marian_export
+
+WIDTHS = {"d_model": 32, "d_ff": 64, "encoder_layers": 3, "decoder_layers": 2}
+
+
+def test_deepnorm_shrinks_all_weights_but_those_of_queries_and_keys() -> None:
+    plain, deep = model_of(**WIDTHS), model_of(**WIDTHS, residual="deepnorm")
+    beta = {"encoder": 0.87 * (3**4 * 2) ** (-1 / 16), "decoder": 24**-0.25}
+    for name, weight in deep.state_dict().items():
+        before, factor = plain.state_dict()[name], beta.get(name.partition(".")[0], 1.0)
+        if name.endswith("_norm.weight") or name.endswith(".bias") or name.endswith("q_proj.weight"):
+            factor = 1.0
+        factors = torch.full((len(weight), 1) if weight.dim() > 1 else (), factor)
+        if name.endswith(("qkv_proj.weight", "kv_proj.weight")):
+            factors[:-32] = 1.0
+        torch.testing.assert_close(weight, before * factors)
+
+
+def outputs_of_sublayers(model: Transformer) -> dict[str, list[float]]:
+    """Returns the variances of the input and of the sub-layers' outputs of each stack, for random sentences."""
+    generator, variances = torch.Generator().manual_seed(5), {"encoder": [], "decoder": []}
+
+    def record(side: str, output: Tensor) -> None:
+        variances[side].append(float(output.detach().var()))
+
+    for side, layers in (("encoder", model.encoder), ("decoder", model.decoder)):
+        layers[0].register_forward_pre_hook(lambda module, inputs, side=side: record(side, inputs[0]))
+        for layer in layers:
+            for name in ("self_attention", "cross_attention", "feed_forward"):
+                if hasattr(layer, name):
+                    getattr(layer, name).register_forward_hook(lambda m, i, output, side=side: record(side, output))
+    source, target = (Packed.from_lists(torch.randint(SIZE, (64, 12), generator=generator).tolist()) for _ in range(2))
+    model.eval()(source, target)
+    return variances
+
+
+def test_admin_gives_the_input_the_variance_of_all_sub_layers_before() -> None:
+    variances, model = outputs_of_sublayers(model_of(**WIDTHS)), model_of(**WIDTHS, residual="admin")
+    for side, layers in (("encoder", model.encoder), ("decoder", model.decoder)):
+        total, scales = 0.0, [scale for layer in layers for scale in by_order(layer)]
+        for variance, scale in zip(variances[side], scales, strict=False):
+            total += variance
+            torch.testing.assert_close(scale, torch.full((32,), math.sqrt(total)), rtol=0.1, atol=0.0)
+    assert all(scale.requires_grad for layer in model.encoder for scale in by_order(layer))
+    assert model.training
+
+
+def by_order(layer: Layer) -> list[Tensor]:
+    names = ("self_attention", "cross_attention", "feed_forward")
+    return [scale for name in names if isinstance(scale := layer.scales.get(name), Tensor)]
+
+
+def test_experts_refuse_scales_of_residual_connections() -> None:
+    with pytest.raises(ValueError, match="--residual admin"):
+        tiny_model("transformer_moe_tiny", residual="admin")
+
+
+NEW: dict[str, dict[str, Any]] = {
+    "--positions": {"positions": "rotary"},
+    "--norm": {"norm": "rms"},
+    "--kv-heads": {"kv_heads": 1},
+    "--no-qk-norm": {"qk_norm": True},
+    "--residual": {"residual": "deepnorm"},
+    "--encoder-tied-layers": {"encoder_layers": 2, "encoder_tied_layers": (1, 1)},
+}
+
+
+@pytest.mark.parametrize("flag", NEW)
+def test_programs_without_a_variant_refuse_it_by_name(flag: str, tmp_path: Path) -> None:
+    saved = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), **NEW[flag])
+    with pytest.raises(ValueError, match=flag):
+        ctranslate2.save(saved, tmp_path / "ct2", "float32")
+    for export in (marian_export.save, huggingface_export.save, lambda *paths: bergamot.save(*paths, [("a", "b")])):
+        with pytest.raises(ValueError, match=flag):
+            export(saved, tmp_path / "export")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
