@@ -46,9 +46,9 @@ class PositionTerms(nn.Module):
 class Alibi(PositionTerms):
     """Attention with linear biases (Press et al. 2022, section 3): -m |distance|, with a slope m for each head.
 
-    For n heads, n a power of 2, the slopes are 2^(-8/n), 2^(-16/n), …, 2^-8. For other numbers, the slopes are those of
-    the next lower power of 2, and then every second slope of the next higher power, as in the code of the authors. The
-    paper has causal attention only; here the bias is symmetric in an encoder.
+    For n heads, n a power of 2, the slopes are 2^(-8/n), 2^(-16/n), …, 2^-8. For another number of heads, the first
+    slopes belong to the next lower power of 2, and the others are every second slope of the next higher power, as in
+    the code of the authors. The paper has causal attention only; here the bias is symmetric in an encoder.
     """
 
     slopes: Tensor
