@@ -31,20 +31,19 @@ from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
 from nmtkit.cleaning.scores import ScoreReader, ScoreWriter
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
+from nmtkit.data.corpora.lines import count_lines
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.corpora.writer import CorpusWriter, output_paths
+from nmtkit.jobs import progress
 from nmtkit.jobs.workers import Workers
 
 BLOCK = 4096  # pairs
-
-Progress = Callable[[int], None]
 
 
 def clean(
     config: CleanConfig,
     names: Sequence[str],
     configs: dict[str, Any],
-    on_progress: Progress = lambda pairs: None,
     scorer: PairScorer | None = None,
 ) -> CleanReport:
     """Writes the kept pairs of the corpora `names` to `config.output`, and the other files that `config` names.
@@ -56,8 +55,8 @@ def clean(
     check_files(config, names)
     corpora = corpora_of(config, names)
     filters = make_filters(config, configs)
-    score = partial(score_corpora, config, corpora, filters, on_progress=on_progress)
-    return write_outputs(config, corpora, filters, score, scorer, on_progress)
+    score = partial(score_corpora, config, corpora, filters)
+    return write_outputs(config, corpora, filters, score, scorer)
 
 
 def corpora_of(config: CleanConfig, names: Sequence[str], columns: bool = True) -> list[Corpus]:
@@ -111,7 +110,6 @@ def write_outputs(
     filters: dict[str, Filter],
     score: Callable[[Path, Sequence[str]], Scored],
     scorer: PairScorer | None,
-    on_progress: Progress,
 ) -> CleanReport:
     """Decides which pairs to keep, and writes the outputs that `config` names.
 
@@ -132,7 +130,8 @@ def write_outputs(
         if late and config.from_scores is None:
             each = list(filters.values())
             late_scorer = LateScorer(each, partial(score_block, each), scorer, late, config.seed)
-            scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late", on_progress)
+            scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late")
+        progress.begin("Writing", "pairs", len(scored.keys))
         return Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
 
 
@@ -144,11 +143,13 @@ class Sample:
         self._generator = np.random.default_rng(seed)
         self._numbers = np.empty(0)  # random number of each sampled pair; pairs with the smallest numbers are sampled
         self._threshold = 1.0
+        self.count = 0  # pairs of the text
         self._sources: list[str] = []
         self._targets: list[str] = []
 
     def add(self, part: Pairs) -> None:
         """Adds the next pairs of the text as candidates. The sample does not depend on the sizes of the parts."""
+        self.count += len(part)
         drawn = self._generator.random(len(part))
         rows = np.flatnonzero(drawn <= self._threshold).tolist()
         self._sources += [part.sources[row] for row in rows]
@@ -171,7 +172,13 @@ def read_blocks(corpora: Sequence[Corpus], sample: Sample) -> Iterator[tuple[int
     for index, corpus in enumerate(corpora):
         for part in pairs(corpus, BLOCK):
             sample.add(part)
+            progress.advance(len(part))
             yield index, part
+
+
+def count_pairs(corpora: Sequence[Corpus]) -> int | None:
+    """Returns the number of pairs of corpora of lines, or None if counting is not cheap."""
+    return None if any(corpus.format for corpus in corpora) else count_lines([corpus.source for corpus in corpora])
 
 
 def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
@@ -180,7 +187,8 @@ def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
         mender = Mender()
         sample = Pairs(mender(sample.sources), mender(sample.targets), sample.extras)
     texts = TextBlock(sample.sources, sample.targets)
-    for each in filters.values():
+    for name, each in filters.items():
+        progress.begin(f"Fitting filter {name}")
         each.fit(texts)
         keep = ~each.drops(checked_scores(each, texts))
         if not keep.all():
@@ -193,13 +201,12 @@ def score_corpora(
     filters: dict[str, Filter],
     scratch: Path,
     columns: Sequence[str],
-    *,
-    on_progress: Progress,
 ) -> Scored:
     """Mends and scores all pairs. If `config.from_scores` is given, reads the scores `columns` from this file."""
     earlier = None if config.from_scores is None else ScoreReader(config.from_scores, columns)
     sample = Sample(config.sample, config.seed)
     blocks = []
+    progress.begin("Reading", "pairs", lambda: count_pairs(corpora))
     for number, (index, part) in enumerate(read_blocks(corpora, sample)):
         blocks.append(StoredBlock(index, scratch / str(number)))
         with blocks[-1].path.open("wb") as file:
@@ -208,12 +215,12 @@ def score_corpora(
     if earlier is None:
         active = list(filters.values())
         fit(filters, sample.pairs(), config.mend)
-    table, mended, done = ScratchTable(scratch), Counter[str](), 0
+    table, mended = ScratchTable(scratch), Counter[str]()
+    progress.begin("Scoring", "pairs", sample.count)
     with Workers(config.worker_count(), partial(BlockScorer, active, config.mend)) as workers:
         for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block.path) for block in blocks):
             table.append(scores if earlier is None else earlier.next(sums), keys)
-            done += len(keys)
-            on_progress(done)
+            progress.advance(len(keys))
         for counts in workers.broadcast((BlockScorer.mended,)):
             mended.update(counts)
     if earlier is not None:

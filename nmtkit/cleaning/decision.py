@@ -18,6 +18,7 @@ from nmtkit.cleaning.similarity import SimilarTexts
 from nmtkit.data.corpora.corpus import Corpus, Pairs
 from nmtkit.data.corpora.dropping import Mask, RowNumbers, find_duplicates, first_reasons, partition
 from nmtkit.data.corpora.writer import CorpusWriter
+from nmtkit.jobs import progress
 
 log = logging.getLogger("nmtkit")
 
@@ -182,6 +183,7 @@ class Decision:
                 scores.write(stored.corpus, block.first, sums, values, [self._reason(code) for code in codes])
             self._examples(block, rows)
             row += len(block)
+            progress.advance(len(block))
             counts[stored.corpus] += len(block), (first < 0).sum()
         kept = int((self._first < 0).sum())
         assert row == len(self._first) == kept + sum(report.dropped for report in self.reports)

@@ -18,6 +18,7 @@ from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.filters.text_block import ScoreMatrix, Scores, TextBlock
 from nmtkit.data.corpora.corpus import Pairs
 from nmtkit.data.corpora.dropping import Mask, RowNumbers
+from nmtkit.jobs import progress
 
 MODEL, PROBABILITY = "model", "probability"
 MODEL_UNIT = "exp(-dual cross-entropy)"
@@ -121,15 +122,12 @@ class LateScorer:
         used = [limits[index] for index in self._used]
         self._probability = PairProbability([*used, *(late[name] for name in self._names if name == MODEL)])
 
-    def add(
-        self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, path: Path, on_progress: Callable[[int], None]
-    ) -> ScoreMatrix:
+    def add(self, blocks: Sequence[StoredBlock], scores: ScoreMatrix, path: Path) -> ScoreMatrix:
         """Returns `scores` [pairs, filters] with further columns: the scores of models, and the probability of a pair.
 
         `scores` may have one more column, in which the kept pairs already have their scores of models. The result is a
-        memory-mapped array in the new file `path`. `blocks` are the pairs in the order of the rows. The method calls
-        `on_progress` with the number of pairs that have their scores. Raises ValueError if the filters keep fewer than
-        FEWEST pairs, because the probability is fitted to the kept pairs.
+        memory-mapped array in the new file `path`. `blocks` are the pairs in the order of the rows. Raises ValueError
+        if the filters keep fewer than FEWEST pairs, because the probability is fitted to the kept pairs.
         """
         width = len(self._limits)
         result = np.memmap(path, np.float32, "w+", shape=(len(scores), width + len(self._names)))
@@ -137,8 +135,10 @@ class LateScorer:
             np.flatnonzero(~dropped_rows(self._limits, part[:, :width])) + start
             for start in range(0, len(scores), 1 << 16) for part in (scores[start : start + (1 << 16)],)
         ])  # fmt: skip
+        progress.begin("Fitting models" if self._scorer is not None else "Fitting the probability")
         self._fit(blocks, scores[:, :width], kept)
-        done = 0
+        runs_models = self._scorer is not None and scores.shape[1] == width
+        progress.begin("Scoring kept pairs", "pairs", len(kept), passes=2 if runs_models else 1)
         for start, block in _read(blocks):
             rows = slice(start, start + len(block))
             result[rows, :width] = scores[rows, :width]
@@ -147,8 +147,8 @@ class LateScorer:
             if len(inside):
                 sides = [[side[row] for row in (inside - start).tolist()] for side in (block.sources, block.targets)]
                 result[inside, width:] = self._late(scores[inside], *sides)
-            done += len(block)
-            on_progress(done)
+            if not runs_models:  # the forward and the backward model count their lines
+                progress.advance(len(inside))
         return result
 
     def _late(self, scores: ScoreMatrix, sources: list[str], targets: list[str]) -> ScoreMatrix:

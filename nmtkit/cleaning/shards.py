@@ -23,7 +23,6 @@ import numpy as np
 import nmtkit
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock
 from nmtkit.cleaning.clean import (
-    Progress,
     Sample,
     check_files,
     corpora_of,
@@ -41,6 +40,7 @@ from nmtkit.config import flag_of
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins, source_digests
 from nmtkit.data.corpora.corpus import Corpus, Pairs
+from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, merge, open_plan
 from nmtkit.jobs.shard_processes import ShardResults, shard_processes
@@ -212,7 +212,7 @@ def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
     return files
 
 
-def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig, on_progress: Progress) -> CleanReport:
+def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig) -> CleanReport:
     """Writes the outputs of `clean` that `config` names, from all shards.
 
     Raises ValueError if shards are missing or damaged, or if an output would overwrite another output.
@@ -225,6 +225,7 @@ def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig, on_progress: 
 
     def read_shards(scratch: Path, columns: Sequence[str]) -> Scored:
         table, blocks, done = ScratchTable(scratch), [], 0
+        progress.begin("Reading", "pairs", sum(shard.lines for shard in plan.shards))
         for shard in plan.shards:
             with plan.output(shard).open("rb") as file:
                 end = done + shard.lines
@@ -234,7 +235,7 @@ def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig, on_progress: 
                     table.append(matrix, keys)
                     blocks.append(StoredBlock(corpus, plan.output(shard), position))
                     done += len(block)
-                    on_progress(done)
+                    progress.advance(len(block))
         return table.scored(blocks, mended)
 
-    return write_outputs(config, job.corpora, job.filters, read_shards, job.scorer, on_progress)
+    return write_outputs(config, job.corpora, job.filters, read_shards, job.scorer)

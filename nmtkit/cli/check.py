@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
+from nmtkit.cli.command import Command, echo, errors_in_one_line, parsed_known_flags
 from nmtkit.cli.flags import flags, on_command_line, plugin_option
 from nmtkit.config import split_settings
 from nmtkit.config.plugins import load_plugins
@@ -88,12 +88,12 @@ def command(
     for contract, name in components(names):
         component_settings = split_settings(on_command_line(settings), type(contract.registry[name].preset))[0]
         subject = contract.subject(name, tokenizer, **component_settings)
-        click.echo(str(subject))
+        echo(str(subject))
         told: dict[str, str] = {}  # reason -> first check that failed for this reason
         for result in contract.results(subject):
             total += 1
             mark = click.style("ok    ", fg="green") if result.error is None else click.style("failed", fg="red")
-            click.echo(f"  {mark}  {result.name}")
+            echo(f"  {mark}  {result.name}")
             if result.error is None:
                 continue
             failed += 1
@@ -102,6 +102,6 @@ def command(
             as_above = f"as above: {told[result.reason]}" if result.reason in told else result.reason
             told.setdefault(result.reason, result.name)
             for line in as_above.split("\n"):
-                click.echo(" " * INDENT + line)
-    click.echo(f"{total - failed} of {total} checks passed" + (f", {failed} failed" if failed else ""))
+                echo(" " * INDENT + line)
+    echo(f"{total - failed} of {total} checks passed" + (f", {failed} failed" if failed else ""))
     sys.exit(1 if failed else 0)

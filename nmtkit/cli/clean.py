@@ -13,10 +13,10 @@ from nmtkit.cli.preprocess import show_table
 from nmtkit.config import COMMAND_LINE, check_flags, derive, split_settings
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
+from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import SHARD_RULES, ShardOptions
 
 if TYPE_CHECKING:
-    from nmtkit.cleaning.clean import Progress
     from nmtkit.cleaning.decision import CleanReport
     from nmtkit.cleaning.filters import Filter
     from nmtkit.config.registry import Registry
@@ -83,23 +83,20 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     if config.output is None:
         raise ValueError("give --output CORPUS, or --output-dir DIR to work in shards")
     scorer = scorer_of(config)
-    show_run(config, lambda progress: clean(config, corpora, configs, progress, scorer))
+    show_run(config, lambda: clean(config, corpora, configs, scorer))
 
 
 command.params += flags(CleanConfig)
 command.params += flags(ShardOptions)
 
 
-def show_run(config: CleanConfig, run: "Callable[[Progress], CleanReport]") -> None:
-    """Calls `run`, which writes the kept pairs. Shows its progress, writes the page of --report, prints the counts."""
+def show_run(config: CleanConfig, run: "Callable[[], CleanReport]") -> None:
+    """Calls `run`, which writes the kept pairs. Writes the page of --report, and prints the counts."""
     from nmtkit.cleaning.report import page
 
     started = time.monotonic()
-    if stderr.is_terminal:
-        with stderr.status("clean") as status:
-            report = run(lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"))
-    else:
-        report = run(lambda pairs: None)
+    report = run()
+    progress.close()
     if config.report is not None:
         with atomic_write(config.report) as file:
             file.write(page(report, config.source_lang, config.target_lang).encode())
@@ -116,6 +113,7 @@ def show(report: "CleanReport", seconds: float) -> None:
     if mended:
         stderr.print(f"mended lines: {mended}", soft_wrap=True, markup=False)
     stderr.print(
-        f"{report.read:,} pairs read, {report.read - report.kept:,} dropped, {report.kept:,} kept; {seconds:.1f} s",
+        f"{report.read:,} pairs read, {report.read - report.kept:,} dropped, {report.kept:,} kept; "
+        f"{progress.pace(report.read, 'pairs', seconds)}",
         soft_wrap=True,
     )

@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
+from nmtkit.cli.progress import CommandProgress
 from nmtkit.config.files import explained
 from nmtkit.config.plugins import plugin_message
+from nmtkit.jobs import progress
 
 stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
 
@@ -51,7 +53,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         set_up_logging(ctx.meta)
-        with errors_in_one_line(ctx):
+        with errors_in_one_line(ctx), progress_shown(ctx):
             check_encoding(ctx)
             return super().invoke(ctx)
 
@@ -67,6 +69,33 @@ def check_encoding(ctx: click.Context) -> None:
                 except UnicodeEncodeError:
                     name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.make_metavar(ctx)
                     raise ValueError(f"{name} is not UTF-8: {os.fsencode(text)!r}") from None
+
+
+@contextlib.contextmanager
+def progress_shown(ctx: click.Context) -> Iterator[None]:
+    """Shows the progress of the command, and at its end a line with the time. Nothing is shown with --quiet.
+
+    Of several processes of torchrun, only the first shows its progress.
+    """
+    if ctx.meta.get("quiet") or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    display = CommandProgress(stderr)
+    progress.show_on(display)
+    display.resume()
+    try:
+        yield
+        if (line := display.summary()) is not None:
+            logging.getLogger("nmtkit").info("%s", line)
+    finally:
+        display.close()
+        progress.show_on(None)
+
+
+def echo(text: str, nl: bool = True) -> None:
+    """Writes data to stdout. In a terminal, the progress of the command makes room."""
+    progress.hide()
+    click.echo(text, nl=nl)
 
 
 @contextlib.contextmanager

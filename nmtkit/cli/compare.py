@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, echo
 from nmtkit.config.files import check_outputs
 
 FORMATS = ("text", "tsv", "csv", "latex", "json")
@@ -40,7 +40,7 @@ def command(
     check_outputs({"--report": report, "--curves": curves}, inputs)
     summaries = [comparison.summarize(folder) for folder in folders]
     rows = comparison.means_over_seeds(summaries) if mean_over_seeds else summaries
-    click.echo(comparison_output.formatted(rows, format), nl=False)
+    echo(comparison_output.formatted(rows, format), nl=False)
     if report:
         comparison_output.write_page(report, summaries, rows)
     if curves:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command
+from nmtkit.jobs import progress
 
 
 @click.command(cls=Command)
@@ -27,6 +28,7 @@ def command(folder: Path, overwrite: bool) -> None:
 
     from nmtkit.demo.run import run
 
+    progress.close()  # each command of the demo shows its own progress
     out = Console() if sys.stdout.isatty() else Console(width=200)  # wide, so that lines in a file are not broken
     run(folder, program(), out, overwrite)
 

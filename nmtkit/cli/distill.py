@@ -1,5 +1,6 @@
 """`nmtkit distill`: stores the probabilities of a teacher, to train a student with them."""
 
+import logging
 from pathlib import Path
 
 import click
@@ -7,6 +8,9 @@ import click
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import plugin_option
+from nmtkit.jobs import progress
+
+log = logging.getLogger("nmtkit")
 
 
 @click.command(cls=Command)
@@ -98,9 +102,11 @@ def command(
         },
     )
     missing = list(stored.missing())
-    for done, (number, pairs) in enumerate(missing, stored.count - len(missing) + 1):
+    if 0 < len(missing) < stored.count:
+        log.info("%s: continuing, %s of %s files left", folder, len(missing), stored.count)
+    progress.begin("Distilling", "pairs", sum(len(pairs) for _, pairs in missing))
+    for number, pairs in missing:
         stored.write(number, teacher_rows(teachers, split, pairs, stored, max_tokens))
-        stderr.print(f"{folder}: {done} of {stored.count} files", markup=False)
     size = sum(path.stat().st_size for path in folder.iterdir())
     stderr.print(
         f"{folder}: {stored.candidates} pieces for each of {int(stored.lengths.sum()):,} target tokens of {subset}, "

@@ -8,6 +8,7 @@ import click
 from nmtkit.cli.command import Command
 from nmtkit.cli.flags import plugin_option
 from nmtkit.config.plugins import load_plugins
+from nmtkit.jobs import progress
 
 CALIBRATION_LINES = 500
 
@@ -65,6 +66,7 @@ def command(
     from nmtkit.models.formats import bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
+    progress.begin(f"Writing {destination.name}")
     if format == "ctranslate2":
         ctranslate2.save(source, destination, quantization or "float32")
     elif format == "huggingface":
@@ -86,5 +88,8 @@ def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:
     from nmtkit.translation.translator import Translator
 
     lines = [line for line in next(line_windows(text, CALIBRATION_LINES)) if line.strip()]
-    translations = Translator.load(model).translate(lines, beam=1)
+    translator = Translator.load(model)
+    progress.begin("Translating", "lines", len(lines))
+    translations = translator.translate(lines, beam=1)
+    progress.begin("Writing")
     return [(line, translation.text) for line, translation in zip(lines, translations, strict=True)]

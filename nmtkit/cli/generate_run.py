@@ -16,6 +16,8 @@ from nmtkit.cli.command import standard_input, stderr
 from nmtkit.cli.generate_config import GenerateConfig, GenerateJob
 from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import format_of as corpus_format
+from nmtkit.data.corpora.lines import count_lines, count_lines_ahead
+from nmtkit.jobs import progress
 from nmtkit.text.documents import Document, ReadOptions, check_text, notice, read_document
 from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.text.sentences import has_several
@@ -123,6 +125,7 @@ def write_output(job: GenerateJob, translations: Iterator["Translation"], stack:
         out.write(job.document.encoded(job.document.render([translation.text for translation in translations])))
     else:
         for translation in translations:
+            progress.hide()
             out.write(output_line(translation, config.format, job.search.score_reference) + b"\n")
             out.flush()
     if report is not None:
@@ -153,9 +156,18 @@ def generate(job: GenerateJob) -> None:
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
         generation = Generation(job, device, ranks, stack)  # keeps its decoder until the ranks have finished
+        if is_dialogue(job):
+            progress.close()
         translations = generation.translations()
         if translations is not None:
             write_output(job, translations, stack)
+
+
+def is_dialogue(job: GenerateJob) -> bool:
+    """Returns whether a person types lines, perhaps into a pipe, and reads the translations in the same terminal."""
+    if job.data is not None or job.document is not None or job.files or sys.stdin is None:
+        return False
+    return sys.stdin.isatty() or (sys.stdout.isatty() and count_lines_ahead(standard_input()) is None)
 
 
 def generate_shards(job: GenerateJob, device: str) -> None:
@@ -235,19 +247,27 @@ class Generation:
         return self.counted(self.translator.run(requests, pipeline, self.decoder, self.processes))
 
     def counted(self, translations: Iterable["Translation"]) -> Iterator["Translation"]:
-        """Yields translations, and shows their count in a terminal. Warns if many lines look like several sentences."""
+        """Yields translations, and shows their progress. Warns if many lines look like several sentences."""
         several = count = 0
         plain = self.dataset is None and self.job.document is None and self.text.split_sentences is None
-        with ExitStack() as stack:
-            show = stderr.is_terminal and not sys.stdout.isatty()
-            status = stack.enter_context(stderr.status("Translating")) if show else None
-            for count, translation in enumerate(translations, 1):
-                yield translation
-                several += plain and has_several(translation.source)
-                if status is not None and count % 100 == 0:
-                    status.update(f"{count:,} lines translated")
+        progress.begin("Translating", "lines", self.total_lines, 1 if self.config.pivot is None else 2)
+        for translation in translations:
+            yield translation
+            count += 1
+            several += plain and has_several(translation.source)
         if not self.search.score_reference and several >= MANY_LINES * count:
             warn_of_several_sentences(several, count, "lines")
+
+    def total_lines(self) -> int | None:
+        """Returns the number of lines to translate, or None if counting is not cheap."""
+        job, config = self.job, self.config
+        if self.dataset is not None:
+            return len(self.dataset[config.gen_subset])
+        if job.document is not None:
+            return len(job.document.segments)
+        if config.input_format is None and any(corpus_format(path) is not None for path in job.files):
+            return None
+        return count_lines(job.files) if job.files else count_lines_ahead(standard_input())
 
     def through_pivot(self, pivot: str) -> Iterator["Translation"]:
         """Translates through the language `pivot`. Raises ValueError for many directions and for several ranks."""

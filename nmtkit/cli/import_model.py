@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nmtkit.cli.command import Command, stderr
+from nmtkit.jobs import progress
 
 if TYPE_CHECKING:
     from nmtkit.data.checkpoint_file import Checkpoint
@@ -47,13 +48,16 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
 
     if destination.exists():
         raise ValueError(f"{destination} exists already; remove it or choose another name")
+    progress.begin(f"Reading {source.name}")
     contents = load(source)
     tokenizer = tokenizer_of(contents, source)
     tries = bool(line.strip()) and (not tokenizer.languages or target_lang is not None)
     if tries or source_lang is not None or target_lang is not None:
         # raises an error for unknown languages before a file is written
         tokenizer.language_ids(source_lang, target_lang)
+    progress.begin(f"Writing {destination.name}")
     checkpoint_file.save(destination, contents)
+    progress.begin(f"Loading {destination.name}")
     model, _ = from_checkpoint(destination)
     for fact in facts(contents, tokenizer):
         stderr.print(f"{destination}: {fact}", markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, echo
 
 if TYPE_CHECKING:
     from nmtkit.experiments.inspection import Description
@@ -39,30 +39,30 @@ def command(path: Path, verify: bool, format: str) -> None:
             raise ValueError(
                 "--verify and --format toml cannot be combined: a config cannot show the result of --verify"
             )
-        click.echo(config_of(path), nl=False)
+        echo(config_of(path), nl=False)
         return
     described = inspect(path, verify)
     if format == "json":
-        click.echo(json.dumps(dataclasses.asdict(described), default=str, ensure_ascii=False, indent=1))
+        echo(json.dumps(dataclasses.asdict(described), default=str, ensure_ascii=False, indent=1))
     else:
         show(described)
 
 
 def show(described: "Description") -> None:
     """Prints the facts in two columns, then the commands."""
-    click.echo(f"{described.path} is an nmtkit {described.kind}.")
+    echo(f"{described.path} is an nmtkit {described.kind}.")
     for title, facts in described.sections.items():
-        click.echo("\n" + click.style(title, bold=True))
+        echo("\n" + click.style(title, bold=True))
         rows = dict(flattened(facts))
         width = max((len(name) for name in rows), default=0)
         for name, value in rows.items():
-            click.echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
+            echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
     if described.verified:
-        click.echo("\n" + click.style("Verified", bold=True))
-        click.echo("\n".join(f"  {line}" for line in described.verified))
-    click.echo("\n" + click.style("Commands", bold=True))
+        echo("\n" + click.style("Verified", bold=True))
+        echo("\n".join(f"  {line}" for line in described.verified))
+    echo("\n" + click.style("Commands", bold=True))
     for purpose, line in described.commands.items():
-        click.echo(f"  To {purpose}:\n    {line}")
+        echo(f"  To {purpose}:\n    {line}")
 
 
 def flattened(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:

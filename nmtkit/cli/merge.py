@@ -85,4 +85,4 @@ def merge_clean(
     load_plugins(plugins)
     job = read_job(plan.folder)
     config = dataclasses.replace(job.config, output=output, dropped=dropped, scores=scores, report=report)
-    show_run(config, lambda progress: merge_cleaned(plan, job, config, progress))
+    show_run(config, lambda: merge_cleaned(plan, job, config))

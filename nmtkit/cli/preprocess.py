@@ -11,6 +11,7 @@ from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, check_flags, derive
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.jobs import progress
 
 if TYPE_CHECKING:
     from nmtkit.data.dataset.report import DatasetReport
@@ -33,14 +34,8 @@ def command(**settings: Any) -> None:
     started = time.monotonic()
     config: PreprocessConfig = derive(PreprocessConfig, on_command_line(settings), COMMAND_LINE)
     check_flags(PREPROCESS_RULES, given_flags(), given_flags())
-    if stderr.is_terminal:
-        with stderr.status("preprocess") as status:
-            report = preprocess(
-                config,
-                lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"),
-            )
-    else:
-        report = preprocess(config)
+    report = preprocess(config)
+    progress.close()
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
         stderr.print(f"next: nmtkit train {config.destdir} --save-dir checkpoints", soft_wrap=True, markup=False)
@@ -66,7 +61,8 @@ def show(report: "DatasetReport", seconds: float) -> None:
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(report.vocabulary.values()))
     stderr.print(
         f"{read:,} training pairs read, {sum(report.cleaning().dropped.values()):,} dropped; "
-        f"vocabulary {sizes}; {seconds:.1f} s",
+        f"vocabulary {sizes}; "
+        f"{progress.pace(read, 'pairs', seconds)}",
         soft_wrap=True,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, standard_input, stderr
+from nmtkit.cli.command import Command, echo, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
@@ -145,4 +145,4 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     for nbest in lists:
         record = nbest.reranked(weights)
         as_json = config.format == "jsonl"
-        click.echo(json.dumps(record, ensure_ascii=False) if as_json else record["hypotheses"][0]["text"])
+        echo(json.dumps(record, ensure_ascii=False) if as_json else record["hypotheses"][0]["text"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, standard_input
+from nmtkit.cli.command import Command, echo, standard_input
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
@@ -235,4 +235,4 @@ def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig
 
 def show(report: "ScoreReport", config: ScoreConfig) -> None:
     as_json = config.format == "json"
-    click.echo(json.dumps(report.value, indent=2, ensure_ascii=False) if as_json else "\n".join(report.lines))
+    echo(json.dumps(report.value, indent=2, ensure_ascii=False) if as_json else "\n".join(report.lines))

@@ -4,19 +4,17 @@ import logging
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 
 from nmtkit.cli.command import stderr
+from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, described
 from nmtkit.jobs.shard_processes import ShardResults
 
 log = logging.getLogger("nmtkit")
-
-SECONDS_OF_MESSAGES = 30.0  # seconds between two messages about progress, if stderr is not a terminal
 
 
 def this_command() -> str:
@@ -43,7 +41,9 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
     try:
         with stop_on_signals():
             if unfinished:
-                show_progress(run(unfinished), sum(shard.lines for shard in unfinished))
+                progress.begin("Working", "lines", sum(shard.lines for shard in unfinished))
+                for _, record in run(unfinished):
+                    progress.advance(record["lines"])
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args else signal.SIGINT
         command = shlex.join(["nmtkit", *sys.argv[1:]])
@@ -70,20 +70,3 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def show_progress(results: ShardResults, total: int) -> None:
-    """Consumes the results of shards, which have `total` lines together. Shows finished lines and lines per second."""
-    began = shown = time.monotonic()
-    done = 0
-    with ExitStack() as stack:
-        status = stack.enter_context(stderr.status("Working")) if stderr.is_terminal else None
-        for _, record in results:
-            done += record["lines"]
-            now = time.monotonic()
-            text = f"{done:,} of {total:,} lines, {done / (now - began):,.0f} lines/s"
-            if status is not None:
-                status.update(text)
-            elif now - shown > SECONDS_OF_MESSAGES:
-                log.info("%s", text)
-                shown = now

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.command import Command, echo, stderr
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.config.files import check_outputs
+from nmtkit.jobs import progress
 
 RULES = (
     FlagRule("--optuna", excludes=("--shard",), reason="with --optuna, machines that share the folder share one study"),
@@ -69,10 +70,11 @@ def command(
     of_part = runs[part - 1 :: parts]
     if dry_run:
         lines = [f"# {run.name}\n{shlex.join(sweep.command(run, train_flags))}" for run in of_part]
-        click.echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
+        echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []
     trainer = SweepTrainer(sweep, [*train_flags, *quiet])
+    progress.close()  # each run shows its own progress
     try:
         failed = study.run(trainer.train) if study else trainer.train_all(of_part)
     except SweepStoppedError as stopped:
@@ -83,7 +85,7 @@ def command(
     begun = [comparison.summarize(folder) for folder in folders if (folder / "log.jsonl").is_file()]
     if begun:
         rows = comparison.means_over_seeds(begun) if len(sweep.seeds) > 1 else begun
-        click.echo(comparison_output.formatted(rows, format), nl=False)
+        echo(comparison_output.formatted(rows, format), nl=False)
         if report:
             comparison_output.write_page(report, begun, rows)
     for name, reason in failed.items():

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 import click
 
-from nmtkit.cli.command import Command, errors_in_one_line, message_of, parsed_known_flags, stderr
+from nmtkit.cli.command import Command, echo, errors_in_one_line, message_of, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
 from nmtkit.config import FlagRule, check_flags
+from nmtkit.jobs import progress
 from nmtkit.training.config import DEFAULTS, REGISTRIES, Component, ConfigFile, JobConfig, kind_of
 from nmtkit.training.run_config import RunConfig
 
@@ -128,7 +129,7 @@ def command(
     if dry_run:
         from nmtkit.experiments.estimate import dry_run as estimated
 
-        click.echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
+        echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
     if job.data is None:
         raise ValueError("give a dataset, the folder that nmtkit preprocess wrote")
@@ -136,6 +137,7 @@ def command(
     from nmtkit.training.plan import device_of, processes_to_start
 
     processes = processes_to_start(job.run)
+    progress.close()  # a run shows its own progress
     if processes > 1:
         device_of(job.run)  # raises the error of a missing device once, not in every process
         sys.exit(launch(["train", *arguments], processes))

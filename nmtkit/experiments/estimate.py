@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nmtkit.config.plugins import is_own
 from nmtkit.data.dataset.binarized import Dataset, Split
 from nmtkit.data.packed import Layout, Packed
+from nmtkit.jobs.progress import duration
 from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.architectures.contract import check_forward
@@ -27,7 +28,6 @@ from nmtkit.training.optimizers import state_bytes
 from nmtkit.training.parallel import trainable_parameters
 from nmtkit.training.parameters import choose_trained, embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
-from nmtkit.training.run_log import duration
 from nmtkit.training.setup import build_loader, build_trainer
 
 P100_FLOPS = 9.5e12  # sustained FLOP/s of a P100, assumed in the paper for the training cost (table 2)

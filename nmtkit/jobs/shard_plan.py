@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nmtkit.config.files import atomic_write
+from nmtkit.jobs import progress
 from nmtkit.jobs.folder_lock import lock
 
 FORMAT = 1
@@ -152,6 +153,7 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
         )
     lines = 0
     counts: Counter[str] = Counter()
+    progress.begin("Joining", "lines", sum(shard.lines for shard in plan.shards))
     for shard in plan.shards:
         record = plan.record(shard)
         assert record is not None
@@ -162,6 +164,7 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
                 f"{record['bytes']:,}, with another checksum; remove both files and repeat the command: {plan.command}"
             )
         lines += shard.lines
+        progress.advance(shard.lines)
         counts.update(record["counts"])
     return lines, counts
 

@@ -11,9 +11,11 @@ import numpy.typing as npt
 from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
+from nmtkit.jobs import progress
 from nmtkit.text.language_identification import BatchIdentifier, columns_of
 from nmtkit.text.languages import subtags
 
+BATCH = 32  # lines that COMET reads at a time
 TOKENIZED_BLEU = "tokenized BLEU (not comparable with BLEU)"
 
 logger = logging.getLogger("nmtkit")
@@ -114,6 +116,7 @@ class SacrebleuComet(SentenceMetric):
             raise ValueError("COMET also reads the source: give --src FILE, or --data")
         self.model_name = model
         self.sources = sources
+        progress.begin(f"Loading {model}")
         self.model: Any = comet.load_from_checkpoint(comet.download_model(model))
 
     def _extract_corpus_statistics(
@@ -130,7 +133,17 @@ class SacrebleuComet(SentenceMetric):
             {"src": source, "mt": hypothesis, "ref": reference}
             for source, hypothesis, reference in zip(self.sources, hypotheses, references[0], strict=True)
         ]
-        prediction = self.model.predict(data, batch_size=32, gpus=int(torch.cuda.is_available()), progress_bar=False)
+        left = len(data)
+        progress.begin("Computing comet", "lines", left)
+
+        def count_batch(*_: Any) -> None:
+            nonlocal left
+            progress.advance(min(BATCH, left))
+            left -= min(BATCH, left)
+
+        with self.model.register_forward_hook(count_batch):
+            gpus = int(torch.cuda.is_available())
+            prediction = self.model.predict(data, batch_size=BATCH, gpus=gpus, progress_bar=False)
         return [[100 * float(value), 1.0] for value in prediction.scores]
 
     def get_signature(self) -> Signature:

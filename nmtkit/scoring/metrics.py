@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nmtkit.jobs import progress
 from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, warn_if_unsegmented
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
@@ -55,7 +56,8 @@ def score(
     """
     check_sentences(hypotheses, references)
     scores = []
-    for metric in build_metrics(metrics, settings or MetricSettings(), references):
+    for name, metric in zip(metrics, build_metrics(metrics, settings or MetricSettings(), references), strict=True):
+        progress.begin(f"Computing {name}")
         result = metric.corpus_score(hypotheses, references, n_bootstrap=bootstrap or 1)
         scores.append(
             Score(
@@ -82,7 +84,9 @@ def sentence_scores(
     """
     check_sentences(hypotheses, references)
     table = []
-    for metric in build_metrics(metrics, settings or MetricSettings(), references, sentence_level=True):
+    built = build_metrics(metrics, settings or MetricSettings(), references, sentence_level=True)
+    for name, metric in zip(metrics, built, strict=True):
+        progress.begin(f"Computing {name}")
         statistics = metric._extract_corpus_statistics(hypotheses, references)
         results = [metric._aggregate_and_compute([row]) for row in statistics]
         signature = str(metric.get_signature())

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nmtkit.jobs import progress
 from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, Score, build_metrics, check_sentences
 
 Test = Literal["bootstrap", "randomization"]
@@ -55,6 +56,7 @@ def compare(
         n_samples=samples or SAMPLES[test],
         n_ar_confidence=SAMPLES["bootstrap"] if confidence and test == "randomization" else -1,
     )
+    progress.begin("Comparing the systems")
     signatures, scores = paired()
     results: dict[str, list[Any]] = dict(scores)
     baseline, *_ = systems.values()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmtkit.jobs import progress
 from nmtkit.serving.config import ServeJob, read_api_keys
 from nmtkit.serving.languages import described
 
@@ -77,6 +78,7 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         workers = f"{len(pool.workers)} worker{'s' * (len(pool.workers) > 1)}"
         where = f"{workers} on {pool.models.facts.device}" if pool.models is not None else workers
+        progress.close()
         logger.info("translating %s at http://%s:%d (%s)", pairs, host, address[1], where)
         try:
             await server.serve(sockets=[listener])

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.jobs import progress
+
 BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
 # number of links whose `IndexedLinks` stay in memory (4 bytes for each link); others are computed in each iteration
 KEPT_LINKS = 1 << 28
+ITERATIONS = 5  # of the EM algorithm; the pairs are also read once before
 FLOOR = 1e-7  # probability of a pair of words without an entry
 
 LinkKeys = npt.NDArray[np.int64]
@@ -95,7 +98,7 @@ class LexicalTable:
 
     @staticmethod
     def train(
-        source: WordIdSentences, target: WordIdSentences, sources: int, targets: int, iterations: int = 5
+        source: WordIdSentences, target: WordIdSentences, sources: int, targets: int, iterations: int = ITERATIONS
     ) -> "LexicalTable":
         """Trains a table by maximum likelihood. The EM algorithm starts from uniform probabilities.
 
@@ -106,6 +109,7 @@ class LexicalTable:
         keys = np.empty(0, np.int64)
         pending: list[LinkKeys] = []
         for block in blocks(source, target, targets, sources):
+            progress.advance(block.last - block.first)
             pending.append(_distinct(np.sort(block.keys)))
             if sum(map(len, pending)) > max(len(keys), BLOCK_LINKS):
                 keys, pending = _distinct(np.sort(np.concatenate([keys, *pending]))), []
@@ -114,11 +118,13 @@ class LexicalTable:
         probabilities = np.ones(len(keys))
         kept: list[IndexedLinks] = []
         for _ in range(iterations):
-            counts = np.zeros(len(keys))
+            counts, first = np.zeros(len(keys)), 0
             for links in _indexed(keys, source, target, targets, sources, kept):
                 share = probabilities[links.entries][links.position]
                 share /= np.repeat(np.add.reduceat(share, links.starts), links.widths)
                 counts[links.entries] += np.bincount(links.position, share)
+                progress.advance(links.last - first)
+                first = links.last
             probabilities = counts / np.bincount(word, counts)[word]
         return LexicalTable(sources, targets, keys, probabilities)
 

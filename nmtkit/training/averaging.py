@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nmtkit.data import checkpoint_file
 from nmtkit.data.checkpoint_file import Checkpoint
+from nmtkit.jobs import progress
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints
 from nmtkit.training.metrics import Objective
@@ -86,7 +87,9 @@ def write(paths: list[Path], output: Path) -> None:
     check_files(paths, output)
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
-    checkpoint_file.save(output, average(paths))
+    contents = average(paths)
+    progress.begin(f"Writing {output.name}")
+    checkpoint_file.save(output, contents)
     logging.getLogger("nmtkit").info("averaged into %s: %s", output, ", ".join(path.name for path in paths))
 
 
@@ -172,6 +175,7 @@ def average(paths: list[Path]) -> Checkpoint:
     owner = checkpoint.tied_to(first["model"])
     sums: dict[str, Tensor] = {}  # tied weights are summed only once
     newest, shortlist = -1, None
+    progress.begin("Averaging", "checkpoints", len(paths))
     for path in paths:
         member = checkpoint.load(path, mmap=True)
         check_same_model(first, member, paths[0], path)
@@ -186,6 +190,7 @@ def average(paths: list[Path]) -> Checkpoint:
             else:
                 sums[name] = tensor.to(torch.float32, copy=True)  # a copy, because the mapped file must not change
         newest, shortlist = max(newest, member["update"]), shortlist or member.get("shortlist")
+        progress.advance()
     for name, tensor in sums.items():
         if tensor.is_floating_point():
             sums[name] = tensor.div_(len(paths)).to(first["model"][name].dtype)

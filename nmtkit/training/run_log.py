@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from nmtkit.jobs.progress import duration
+
 log = logging.getLogger("nmtkit")
 
 Record = dict[str, Any]
@@ -43,14 +45,14 @@ class LiveLine(Lines):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console.width)
-        self.live = Live(Text(""), console=console, refresh_per_second=4, transient=True)
+        self.live = Live(Text("starting …", style="dim"), console=console, refresh_per_second=4, transient=True)
         self.live.start()
         self.last: Record = {}
 
     def tick(self, record: Record) -> None:
         self.last.update(record)
-        shown = fields(self.last, LIVE)
-        self.live.update(Text(fitting(shown, self.live.console.width), no_wrap=True, overflow="ellipsis", style="dim"))
+        shown = "  ".join(fields(self.last, LIVE, self.live.console.width))
+        self.live.update(Text(shown, no_wrap=True, overflow="ellipsis", style="dim"))
 
     def note(self, text: str) -> None:
         self.live.update(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
@@ -109,11 +111,10 @@ def numbers_of(record: Mapping[str, Any], left_out: Container[str] = ()) -> dict
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
     """Returns the text lines of a record, or no lines for a record that is only in the file.
 
-    An update has one line, which leaves out the last fields that do not fit into `width` columns.
+    An update has one line of at most `width` columns.
     """
     if record["kind"] == "train":
-        shown = fields(record)
-        return [fitting(shown, width) if width else "  ".join(shown)]
+        return ["  ".join(fields(record, width=width))]
     if record["kind"] == "valid":
         directions = _directions(record.get("directions", ()))
         return ["valid  " + "  ".join(fields(record)), *directions, *_translations(record.get("followed", ()))]
@@ -136,18 +137,28 @@ def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [f"  {name:<12} {row[name]}" for row in rows for name in names if name in row]
 
 
-def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
-    """Returns the fields of a record as texts: the update, the fields of `order`, then the others by importance."""
-    shown = []
+def fields(record: Mapping[str, Any], order: Sequence[str] = (), width: int | None = None) -> list[str]:
+    """Returns the fields of a record as texts: the update, the fields of `order`, then the others by importance.
+
+    With `width`, leaves out fields, so that the others, joined by two spaces, have at most `width` columns. The norm of
+    the gradient is left out first, and fields of `order` later; epoch and time left stay as long as possible.
+    """
+    shown = {}
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""
-        shown.append(f"update {record['update']:,}{of}")
+        shown["update"] = f"update {record['update']:,}{of}"
     others = (key for key, value in record.items() if isinstance(value, float) and key not in (*HIDDEN, *FORMS))
     for name in dict.fromkeys((*order, *FIRST, *others, *FORMS)):
         value = record.get(name)
         if value is not None and value is not False:
-            shown.append(FORMS[name](value) if name in FORMS else f"{name} {value:.4g}")
-    return shown
+            shown[name] = FORMS[name](value) if name in FORMS else f"{name} {value:.4g}"
+    if width is not None:
+        optional = [name for name in shown if name not in KEPT]
+        first = [name for name in LEFT_OUT if name not in order]
+        for name in [*first, *reversed(optional), *reversed(KEPT[1:])]:
+            if len("  ".join(shown.values())) > width:
+                shown.pop(name, None)
+    return list(shown.values())
 
 
 def shown_scores(record: Mapping[str, Any]) -> list[str]:
@@ -160,6 +171,8 @@ SHOWN_DIRECTIONS = 30  # largest number of directions whose scores are shown in 
 UNTRAINED = {True: (), False: ("(not trained)",)}
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
+LEFT_OUT = ("norm", "tokens_per_second", "ppl", "lr")  # fields that a narrow line leaves out first, in this order
+KEPT = ("update", "loss", "epoch", "seconds_left")  # fields that a narrow line leaves out last
 HIDDEN = ("nll",)  # numbers that are not shown, because ppl = exp(nll) is shown
 NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
@@ -179,23 +192,3 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "skipped": lambda value: f"{value} skipped",
     "seconds": lambda value: f"in {duration(value)}",
 }
-
-
-def fitting(shown: list[str], width: int) -> str:
-    """Returns a line of the first fields that fit into `width` columns, separated by two spaces."""
-    text = shown[0]
-    for field in shown[1:]:
-        if len(text) + 2 + len(field) > width:
-            break
-        text += "  " + field
-    return text
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration in one or two units: 3.2 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
-    whole = round(seconds)
-    for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit} {rest} {part_unit}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmtkit.data.corpora.corpus import ColumnNames
+from nmtkit.jobs import progress
 from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.search.options import SearchOptions
@@ -100,6 +101,7 @@ def text_likelihoods(
     for title, lines in texts.items():
         if sources is not None:
             check_equal_counts({str(source): sources, title: lines})
+        progress.begin("Scoring", "lines", len(lines))
         results[title] = list(likelihoods(translator, sources, lines, *languages))
     return results
 

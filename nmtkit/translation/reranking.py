@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.building import check_language_model, languages_of
 from nmtkit.text.languages import subtags
@@ -165,9 +166,11 @@ class ChannelModels:
         texts = [hypothesis["text"] for _, hypothesis in pairs]
         if self.backward is not None:
             sources = [source for source, _ in pairs]
+            progress.begin("Backward model", "hypotheses", len(texts))
             backward = likelihoods(self.backward, texts, sources, self.languages[1], self.languages[0])
             _add(pairs, BACKWARD, (each.log_probability for each in backward))
         if self.lm is not None:
+            progress.begin("Language model", "hypotheses", len(texts))
             _add(pairs, LM, (each.log_probability for each in likelihoods(self.lm, None, texts)))
 
 
@@ -216,6 +219,7 @@ def tune(
             known[chosen] = score([each.hypotheses[i]["text"] for each, i in zip(lists, chosen, strict=True)])
         return known[chosen]
 
+    progress.begin("Tuning", "trials", trials)
     best, first = start, value(start)
     highest = first
     for drawn in generator.uniform(0, LARGEST, (trials, 3 + len(start.features))).round(3).tolist():
@@ -225,4 +229,5 @@ def tune(
         weights = RerankingWeights(drawn[0] * used[0], drawn[1] * used[1], drawn[2], features)
         if value(weights) > highest:
             best, highest = weights, value(weights)
+        progress.advance()
     return best, highest, first

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.jobs import progress
 from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.models import building
 from nmtkit.models.architectures import Architecture
@@ -79,6 +80,7 @@ class Translator:
         Raises FileNotFoundError or ValueError. The message names the file.
         """
         paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
+        progress.begin(f"Loading {', '.join(file.name for file in paths)}")
         contents = [building.from_checkpoint(file) for file in paths]
         tokenizer = contents[0][1]
         for file, (_, other) in zip(paths, contents, strict=True):
@@ -177,7 +179,8 @@ class Translator:
         background threads encode lines and decode tokens while this thread launches kernels.
         """
         waiting: deque[SegmentNode] = deque()  # lines that are not yet translated, in order
-        under_way: dict[int, list[SegmentNode]] = {}  # number of an unfinished batch -> segments of the batch
+        # number of an unfinished batch -> segments of the batch, and their share of the lines
+        under_way: dict[int, tuple[list[SegmentNode], float]] = {}
 
         def prepared() -> Iterator[tuple[list[SegmentNode], list[list[SegmentNode]]]]:
             id = first
@@ -190,14 +193,17 @@ class Translator:
             number = 0
             for lines, leaves_of_batches in prepared:
                 waiting.extend(lines)
+                parts = sum(map(len, leaves_of_batches))
                 for leaves in leaves_of_batches:
-                    under_way[number] = leaves
+                    under_way[number] = leaves, len(lines) * (len(leaves) / parts if parts else 1)
                     number += 1
                     yield [leaf.input for leaf in leaves]
 
         def complete_lines(number: int, decoded: BatchHypotheses) -> list[SegmentNode]:
-            for leaf, hypotheses in zip(under_way.pop(number), decoded, strict=True):
+            leaves, share = under_way.pop(number)
+            for leaf, hypotheses in zip(leaves, decoded, strict=True):
                 leaf.hypotheses = hypotheses
+            progress.advance(share)
             return [waiting.popleft() for _ in list(takewhile(lambda line: line.complete, waiting))]
 
         def translations(lines: list[SegmentNode]) -> list[Translation]:

@@ -96,7 +96,7 @@ def test_only_pairs_that_all_filters_keep_get_late_scores(tmp_path: Path) -> Non
     limits = [Limits(lowest=0.5), Limits(highest=1)]
     names = late_limits(scorer, False, 0, 0.2)
     late = LateScorer(limits, lambda block: np.tile(np.float32([1, 0]), (len(block), 1)), scorer, names, seed=1)
-    result = late.add([StoredBlock(0, tmp_path / name) for name in "01"], scores, tmp_path / "late", lambda pairs: None)
+    result = late.add([StoredBlock(0, tmp_path / name) for name in "01"], scores, tmp_path / "late")
     np.testing.assert_array_equal(result[:, :2], scores)
     np.testing.assert_array_equal(np.isnan(result[:, 2:]).all(1), scores[:, 1] == 9)
     np.testing.assert_allclose(result[1::4, 2], [1 / len(target) for target in targets[1::4]])
@@ -125,7 +125,7 @@ def test_scores_of_rules_do_not_count_beside_scores_of_words(tmp_path: Path) -> 
     probabilities = {}
     for name, limits in {"one": [Rule(), Words()], "both": [Rule(), Rule()]}.items():
         late = LateScorer(limits, score_block, None, late_limits(None, False, 0, 0), seed=1)
-        result = late.add([StoredBlock(0, tmp_path / "0")], scores, tmp_path / name, lambda pairs: None)
+        result = late.add([StoredBlock(0, tmp_path / "0")], scores, tmp_path / name)
         probabilities[name] = [float(result[row, 2]) for row in (3, 2, 1)]  # scores (1, 1), (0, 1) and (1, 0)
     assert probabilities["one"][0] == probabilities["one"][1] > 0.5 > probabilities["one"][2]
     assert probabilities["both"][0] > probabilities["both"][1]
@@ -136,7 +136,7 @@ def test_too_few_pairs_for_late_scores_are_an_error(tmp_path: Path) -> None:
     names = late_limits(None, False, 0, 0.2)
     late = LateScorer([], lambda block: np.empty((len(block), 0), np.float32), None, names, 1)
     with pytest.raises(ValueError, match=r"40 pairs, .*100"):
-        late.add([StoredBlock(0, tmp_path / "0")], np.empty((40, 0), np.float32), tmp_path / "late", lambda pairs: None)
+        late.add([StoredBlock(0, tmp_path / "0")], np.empty((40, 0), np.float32), tmp_path / "late")
 
 
 def test_the_probability_needs_no_models() -> None:

@@ -64,7 +64,7 @@ def test_every_file_of_a_command_is_registered() -> None:
     files = {path.stem for path in (ROOT / "nmtkit/cli").glob("*.py")}
     modules = {MODULES.get(name, name.replace("-", "_")) for name in COMMANDS}
     parts = {name for name in files if name.startswith("generate_")}
-    assert files - parts - {"__init__", "command", "flags", "other_toolkits", "prompt", "shards"} == modules
+    assert files - parts - {"__init__", "command", "flags", "other_toolkits", "progress", "prompt", "shards"} == modules
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,14 +7,18 @@ returns. Bytes that are not UTF-8 raise an error with file and line.
 
 import codecs
 import logging
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
-from nmtkit.data.corpora.compression import open_bytes
+from nmtkit.data.corpora.compression import is_compressed, open_bytes
 
 CHUNK = 1 << 20
+COUNTED = 1 << 31  # bytes of the largest file whose lines are counted in advance, which takes about a second
 
 log = logging.getLogger("nmtkit")
 
@@ -114,3 +118,38 @@ def line_windows(path: Path, size: int) -> Iterator[list[str]]:
     if decoder.next_line == 1:
         raise ValueError(f"{path} is empty")
     decoder.warn()
+
+
+def count_lines(paths: Sequence[Path]) -> int | None:
+    """Returns the number of lines of all files together, to show progress.
+
+    Returns None if counting is not cheap: for a missing or compressed file, a pipe, and a large file.
+    """
+    count = 0
+    for path in paths:
+        if is_compressed(path) or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            lines = count_lines_ahead(file)
+        if lines is None:
+            return None
+        count += lines
+    return count
+
+
+def count_lines_ahead(file: BinaryIO) -> int | None:
+    """Returns the number of lines from the position of an unread file to its end. The position does not change.
+
+    Returns None for a pipe and for a large file.
+    """
+    try:
+        descriptor = file.fileno()
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > COUNTED:
+            return None
+        position, count, last = os.lseek(descriptor, 0, os.SEEK_CUR), 0, b"\n"
+        while chunk := os.pread(descriptor, CHUNK, position):
+            count, position, last = count + chunk.count(b"\n"), position + len(chunk), chunk[-1:]
+    except OSError:  # a stream without a file, or a file that cannot be read
+        return None
+    return count + (last != b"\n")

@@ -4,7 +4,7 @@ import functools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from nmtkit.config.files import atomic_write, check_outputs
 from nmtkit.data.corpora import dropping
+from nmtkit.data.corpora.lines import count_lines
 from nmtkit.data.dataset import mixing
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import (
@@ -43,6 +44,7 @@ from nmtkit.data.dataset.spm_training import dataset_tokenizer, expected_pieces_
 from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, Sizes, storage_of
 from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+from nmtkit.jobs import progress
 from nmtkit.jobs.scheduler import Task
 from nmtkit.jobs.workers import Workers
 
@@ -51,11 +53,10 @@ MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 log = logging.getLogger("nmtkit")
 
 
-def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> DatasetReport:
+def preprocess(config: PreprocessConfig) -> DatasetReport:
     """Writes the dataset to `config.destdir`, completely or not at all, and the report page to `config.report`.
 
-    `on_progress` is called with the number of training pairs read so far. Raises ValueError or OSError for errors in
-    the settings or in the text.
+    Raises ValueError or OSError for errors in the settings or in the text.
     """
     with AtomicFolder(_final_folder(config), config.overwrite) as destination:
         scratch = destination.folder / SCRATCH_FOLDER
@@ -68,7 +69,7 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
             log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
         tokenizer = dataset_tokenizer(config, corpora)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
-        writer = DatasetWriter(config, tokenizer, destination.folder, corpora.directions, on_progress)
+        writer = DatasetWriter(config, tokenizer, destination.folder, corpora.directions)
         for split, held_out in corpora.held_out.items():
             writer.add_held_out(split, held_out)
         if corpora.train:
@@ -96,10 +97,9 @@ class DatasetWriter:
     """Writes subsets and the manifest to `folder`. Valid and test sets must be added before the training set."""
 
     def __init__(
-        self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, directions: Sequence[Direction],
-        on_progress: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        self.config, self.tokenizer, self.folder, self.on_progress = config, tokenizer, folder, on_progress
+        self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, directions: Sequence[Direction]
+    ) -> None:
+        self.config, self.tokenizer, self.folder = config, tokenizer, folder
         self._scratch = folder / SCRATCH_FOLDER
         self.storage = storage_of(config, tokenizer, folder, self._scratch, directions)
         languages = config.source_lang, config.target_lang
@@ -127,6 +127,7 @@ class DatasetWriter:
         Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
         in the training set. Raises ValueError for a line of more than --max-line-bytes bytes.
         """
+        progress.begin(f"Encoding {split}")
         blocks, texts = [], []
         for index, corpus in enumerate(corpora):
             lines, sides = self._read(corpus, self._scratch / f"{split}.{index}")
@@ -179,7 +180,9 @@ class DatasetWriter:
             if not bounds[-1] and self.config.shard is None:  # a shard of a small corpus can be empty
                 dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
                 raise ValueError(f"no training pair is left; dropped: {dropped}")
-            self.storage.write_rows(TRAIN, self._mixed_rows(bounds, self._find_duplicates(workers, bounds)))
+            dropped_rows = self._find_duplicates(workers, bounds)
+            progress.begin("Writing")
+            self.storage.write_rows(TRAIN, self._mixed_rows(bounds, dropped_rows))
             if self.config.report is not None:
                 self._report_pieces(piece_counts)
             self._report_split(TRAIN)
@@ -192,9 +195,9 @@ class DatasetWriter:
         """Encodes and writes all corpora. Returns the first row of each corpus, then the total number of rows."""
         offset = Sizes()
         bounds = [0]
-        pairs_read = 0
         unwritten: deque[tuple[int, int]] = deque()  # (corpus index, number of pairs) of each unwritten block
         longest, shard = self.config.max_line_bytes + 1, self.config.shard_of() or (1, 1)
+        progress.begin("Encoding", "pairs", lambda: self._pairs_of_shard(corpora, shard[1]))
 
         def tasks() -> Iterator[Task]:
             for index, corpus in enumerate(corpora):
@@ -215,15 +218,22 @@ class DatasetWriter:
                 report.text.append(text)
             report.read += pairs
             report.written += sizes[HASHES]
-            pairs_read += pairs
-            self.on_progress(pairs_read)
+            progress.advance(pairs)
         return bounds + [offset[HASHES]] * (len(corpora) + 1 - len(bounds))
+
+    @staticmethod
+    def _pairs_of_shard(corpora: Sequence[ParallelCorpus], shards: int) -> float | None:
+        """Returns the number of pairs of one of `shards` equal shards, or None if counting is not cheap."""
+        counts = [None if corpus.container else count_lines(corpus.paths[:1]) for corpus in corpora]
+        known = [count * len(corpus.pairs) for count, corpus in zip(counts, corpora, strict=True) if count is not None]
+        return sum(known) / shards if len(known) == len(corpora) else None
 
     def _find_duplicates(self, workers: Workers, bounds: list[int]) -> mixing.Dropped | None:
         """Counts the rows that repeat an earlier row.
 
         Returns an array [rows] that is 1 for a row to drop, or None if duplicates are kept.
         """
+        progress.begin("Finding duplicates")
         hashes = self.storage.path(TRAIN, HASHES)
         partitions = dropping.partition(hashes, self._scratch)
         hashes.unlink()

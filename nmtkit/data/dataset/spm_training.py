@@ -4,14 +4,15 @@ import io
 import logging
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.corpora.lines import lists_of_lines
+from nmtkit.data.corpora.lines import count_lines, lists_of_lines
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
 from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, ParallelCorpus
@@ -27,6 +28,7 @@ from nmtkit.data.tokenizers.spm_model import (
     with_preparation,
 )
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer, normalize
+from nmtkit.jobs import progress
 
 # Sums in unigram training depend on the number of threads. A fixed number gives the same model on every machine.
 TRAINING_THREADS = 8
@@ -115,10 +117,12 @@ def train_tokenizer(config: PreprocessConfig, corpora: DatasetCorpora, tags: Seq
             raise ValueError(f"--vocab-size {size} is too small for text and {len(tokens)} language tokens")
         lines = sample_languages(texts, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
         log.info("training %s tokenizer on %s lines in %d languages", kind, f"{len(lines):,}", len(texts))
+        progress.begin("Training the tokenizer")
         return Tokenizer(train_model(lines, size, kind, control=tokens))
     source, target = sample_pairs(corpora.train, config.spm_sample, config.seed, config.max_line_bytes)
     plural = "s" if config.separate_vocab else ""
     log.info("training %s tokenizer%s on %s lines", kind, plural, f"{len(source) + len(target):,}")
+    progress.begin("Training the tokenizer")
     if config.separate_vocab:
         return Tokenizer(train_model(source, size, kind, tags), train_model(target, size, kind))
     return Tokenizer(train_model(source + target, size, kind, tags))
@@ -334,9 +338,12 @@ def sample_pairs(
     UTF-8. Also raises ValueError if the two files of a corpus have different numbers of lines.
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
+    files = [] if any(corpus.container for corpus in corpora) else [path for each in corpora for path in each.paths]
+    progress.begin("Reading text", "lines", lambda: count_lines(files) or None)
     for corpus in corpora:
         for side, lines in corpus.line_lists(max_bytes):
             samples[side].add(lines, max_bytes)
+            progress.advance(len(lines))
     return samples[0].lines(), samples[1].lines()
 
 
@@ -348,10 +355,15 @@ def sample_languages(
     The share of a language with n lines is proportional to n^(1 / temperature). Lines of a language with fewer lines
     than its share are repeated. Reads all files twice, with bounded memory.
     """
+
+    def read(paths: Sequence[Path]) -> Iterator[list[str]]:
+        for lines in chain.from_iterable(lists_of_lines(path, max_bytes) for path in paths):
+            progress.advance(len(lines))
+            yield lines
+
+    progress.begin("Reading text", "lines", lambda: count_lines(list(chain.from_iterable(texts.values()))), passes=2)
     counts = {
-        language: sum(
-            sum(map(bool, map(str.strip, lines))) for path in paths for lines in lists_of_lines(path, max_bytes)
-        )
+        language: sum(sum(map(bool, map(str.strip, lines))) for lines in read(paths))
         for language, paths in texts.items()
     }
     total = sum(count ** (1 / temperature) for count in counts.values()) or 1.0
@@ -362,9 +374,8 @@ def sample_languages(
         if not share:
             continue
         sample = LineSample(share, seed + number)
-        for path in paths:
-            for lines in lists_of_lines(path, max_bytes):
-                sample.add(lines, max_bytes)
+        for lines in read(paths):
+            sample.add(lines, max_bytes)
         drawn = sample.lines()
         result += (drawn * -(-share // max(1, len(drawn))))[:share]
     return result

@@ -16,6 +16,7 @@ from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.dataset.teacher_file import TeacherFile
 from nmtkit.data.packed import IGNORE_INDEX, Batch
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.jobs import progress
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.building import check_translation_models, from_checkpoint
 from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
@@ -147,6 +148,7 @@ def teacher_rows(
         where = np.concatenate([np.r_[stored.rows_of(pair)[1]] for pair in part.tolist()])
         rows["target"][where], rows["ids"][where] = batch.target_output.cpu().numpy(), ids.numpy()
         rows["log_probabilities"][where] = probabilities.clamp_min(1e-30).log().numpy()
+        progress.advance(len(part))
     return rows
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Tokenizer
+from nmtkit.jobs import progress
 from nmtkit.models.formats.lexical_shortlist import LexicalEntries, NumpyArray
-from nmtkit.text.ibm_model1 import LexicalTable
+from nmtkit.text.ibm_model1 import ITERATIONS, LexicalTable
 
 # B sentences, V target vocabulary
 
@@ -135,6 +136,7 @@ def learned_entries(source: Encoded, target: Encoded, tokenizer: Tokenizer, numb
     Sentences end in eos, which does not count. The source id `source_size` stands for the empty source word.
     """
     source, target = without_eos(source), without_eos(target)
+    progress.begin("Learning", "pairs", len(source.lengths), passes=1 + ITERATIONS)
     table = LexicalTable.train(source, target, tokenizer.source_size, tokenizer.target_size)
     return LexicalEntries(*table.best(number), None)
 
