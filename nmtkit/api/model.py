@@ -400,7 +400,9 @@ class Model:
         Raises ValueError for an ensemble, a list, an empty or too long source, and a model without attention.
         """
         check_text("attention", source)
-        return attend(self._single("attention"), self.tokenizer, source, target, beam, source_lang, target_lang)
+        return attend(
+            self._single("attention"), self.tokenizer, source, target, beam, languages=(source_lang, target_lang)
+        )
 
     def _single(self, method: str) -> Architecture:
         if len(self.architectures) > 1:

@@ -19,6 +19,7 @@ from nmtkit.models import checkpoint
 from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run import train_job
+from nmtkit.translation.languages import Codes, codes_for
 from nmtkit.translation.likelihood import likelihoods
 from nmtkit.translation.translator import Translator
 
@@ -27,7 +28,6 @@ SETTINGS = {  # with post-norm, the models need twice as many updates for the sa
     "encoder_layers": 2, "decoder_layers": 2, "d_ff": 512, "dropout": 0.1, "pre_norm": True,
     "lr": 0.004, "warmup_updates": 100, "batch_tokens": 1500, "keep_last": 1, "save_interval": None,
 }  # fmt: skip
-Codes = tuple[str | None, str | None]  # codes of source and target language; None if the model needs no code
 
 VOCABULARY = 8000  # entries of the joint vocabulary
 
@@ -55,8 +55,8 @@ class DualCrossEntropy:
 
     def score(self, sources: list[str], targets: list[str]) -> npt.NDArray[np.float32]:
         forward, backward = self._models
-        a = cross_entropies(forward, sources, targets, self._codes[0])
-        b = cross_entropies(backward, targets, sources, self._codes[1])
+        a = cross_entropies(forward, sources, targets, codes=self._codes[0])
+        b = cross_entropies(backward, targets, sources, codes=self._codes[1])
         return np.exp(-(np.abs(a - b) + (a + b) / 2)).astype(np.float32)
 
 
@@ -70,9 +70,7 @@ def codes_of(path: Path, languages: tuple[str, str]) -> Codes:
     if not reads_source(contents):
         raise language_model_error(path)
     tokenizer = tokenizer_of(contents, path)
-    if not tokenizer.languages:
-        return None, None
-    codes = None if tokenizer.has_target_languages_only else languages[0], languages[1]
+    codes = codes_for(tokenizer, *languages)
     unknown = [code for code in codes if code is not None and code not in tokenizer.languages]
     if unknown:
         raise ValueError(
@@ -83,7 +81,7 @@ def codes_of(path: Path, languages: tuple[str, str]) -> Codes:
 
 
 def cross_entropies(
-    model: Translator, sources: Sequence[str], targets: Sequence[str], codes: Codes = (None, None)
+    model: Translator, sources: Sequence[str], targets: Sequence[str], *, codes: Codes
 ) -> npt.NDArray[np.float64]:
     """Returns the mean negative log probability of the pieces and eos of each target, in nats.
 
@@ -91,7 +89,7 @@ def cross_entropies(
     """
     if codes[0] and codes[1]:
         model.notice_untrained([(codes[0], codes[1])])
-    scored = likelihoods(model, sources, targets, source_lang=codes[0], target_lang=codes[1])
+    scored = likelihoods(model, sources, targets, languages=codes)
     return np.minimum([-each.log_probability / each.pieces for each in scored], 30)
 
 

@@ -55,7 +55,7 @@ def command(
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)
     check_translation_models([path], [model])
-    attention = attend(model, tokenizer, sentence, target, beam, source_lang, target_lang)
+    attention = attend(model, tokenizer, sentence, target, beam, languages=(source_lang, target_lang))
     with atomic_write(output) as file:
         file.write(page(attention, f"Attention in {path.name}").encode(errors="backslashreplace"))
     heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)

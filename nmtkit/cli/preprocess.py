@@ -1,5 +1,6 @@
 """`nmtkit preprocess`: makes a binarized dataset from raw parallel text. The flags are fields of `PreprocessConfig`."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ def command(**settings: Any) -> None:
     progress.close()
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
-        stderr.print(f"next: nmtkit train {config.destdir} --save-dir checkpoints", soft_wrap=True, markup=False)
+        command = shlex.join(["nmtkit", "train", str(config.destdir), "--save-dir", "checkpoints"])
+        stderr.print(f"next: {command}", soft_wrap=True, markup=False, highlight=False)
 
 
 command.params[:0] = flags(PreprocessConfig)

@@ -53,7 +53,7 @@ class RerankConfig(Config):
         None, "language of the sources, for a multilingual backward model", flag="-s/--source-lang", metavar="CODE"
     )
     target_lang: str | None = option(
-        None, "language of the translations, for a multilingual backward model and for the tokenizer of BLEU",
+        None, "language of the translations, for multilingual models and for the tokenizer of BLEU",
         flag="-t/--target-lang", metavar="CODE",
     )  # fmt: skip
     format: Literal["text", "jsonl"] = option(
@@ -111,7 +111,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     name = str(path or "standard input")
     lines = read_lines(path) if path else lines_of(standard_input().read(), Path(name))
     lists = read_nbest(lines, name)
-    models = ChannelModels(config.backward, config.lm, config.source_lang, config.target_lang)
+    models = ChannelModels(config.backward, config.lm, source_lang=config.source_lang, target_lang=config.target_lang)
     references = None if config.tune is None else read_lines(config.tune)
     if references is not None:
         check_equal_counts({name: lines, str(config.tune): references})
@@ -136,6 +136,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         words = ["nmtkit", "rerank", "test.jsonl"]
         words += [word for flag in FIELDS if (file := getattr(config, flag)) for word in (f"--{flag}", str(file))]
         words += [word for each in plugins for word in ("--plugin", each)]
+        codes = {"--source-lang": config.source_lang, "--target-lang": config.target_lang}
+        words += [word for flag, code in codes.items() if code for word in (flag, code)]
         words += [word for flag in known for word in (f"--weight-{flag}", f"{getattr(weights, flag):g}")]
         words += ["--lenpen", f"{weights.lenpen:g}"]
         if features:

@@ -81,8 +81,8 @@ class ScoreConfig(Config):
     )
     target_lang: str | None = option(
         None,
-        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, and off-target expects this "
-        "language; --data contains it",
+        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, off-target expects this "
+        "language, and a multilingual model of --path reads it; --data contains it",
         flag="-t/--target-lang",
         metavar="CODE",
     )

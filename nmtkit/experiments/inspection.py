@@ -155,7 +155,7 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
     generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
     result = {"translate": shlex.join(generate) + " < source.txt"}
     if not reads_source(contents):
-        score = ["nmtkit", "score", "--path", str(path), *plugins]
+        score = ["nmtkit", "score", "--path", str(path), *language_model_flags(tokenizer, known[1]), *plugins]
         result = {"perplexity of a text": shlex.join(score) + " < text.txt"}
     if "adapters" in contents:
         result["merge the adapters into the base"] = shlex.join(
@@ -184,6 +184,11 @@ def config_of(path: Path) -> str:
     return config_text(f"The run of {path}, saved in {folder}.", facts, to_toml(tables))
 
 
+def language_model_flags(tokenizer: Tokenizer, target: str | None) -> list[str]:
+    """Returns the flags that choose the language of a text for a language model. TGT stands for a missing code."""
+    return [] if tokenizer.has_target_languages_only else tokenizer.language_flags(None, target)[2:]
+
+
 def after_training(job: JobConfig, end: TrainingResult) -> list[str]:
     """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
     folder, data = end.save_dir, job.data
@@ -200,9 +205,12 @@ def after_training(job: JobConfig, end: TrainingResult) -> list[str]:
     languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
     if dataset.directions and not known:
         languages = dataset.tokenizer.language_flags(dataset.directions[0].source, dataset.directions[0].target)
-    generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
-    score = ["nmtkit", "score", "--path", str(model), *plugins, "--sys", f"text.{dataset.target_lang}"]
-    use = generate if getattr(job.components["architecture"].config, "reads_source", True) else score
+    use = generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
+    if not getattr(job.components["architecture"].config, "reads_source", True):
+        target = dataset.directions[0].target if dataset.directions else dataset.target_language
+        languages = language_model_flags(dataset.tokenizer, target)
+        text = f"text.{target or dataset.target_lang}"
+        use = ["nmtkit", "score", "--path", str(model), *languages, *plugins, "--sys", text]
     steps = [shlex.join(step) for step in ([average, use] if count > 1 else [use])]
     if use is generate and not known:
         steps[-1] += " < source.txt"

@@ -1,6 +1,5 @@
 """Loads the models to serve. Each language pair has a model, search settings and text settings."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,6 +18,7 @@ from nmtkit.serving.config import CPU_MAX_TOKENS, ModelPath, ServeJob
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
+from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
@@ -196,11 +196,9 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
     if pair[1] not in tokenizer.languages:
         known = ", ".join(sorted(tokenizer.languages))
         raise ValueError(f"--path {'-'.join(pair)}=FILE: the model has no language {pair[1]!r}; it has {known}")
-    with contextlib.suppress(ValueError):
-        tokenizer.language_ids(None, pair[1])  # multilingual models of Marian need only the target language
-        return dataclasses.replace(search, target_lang=pair[1])
-    tokenizer.language_ids(*pair)
-    return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])
+    source, target = codes_for(tokenizer, *pair)
+    tokenizer.language_ids(source, target)
+    return dataclasses.replace(search, source_lang=source, target_lang=target)
 
 
 def text_options(job: ServeJob, pair: Pair) -> TextOptions:

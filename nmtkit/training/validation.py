@@ -23,6 +23,7 @@ from nmtkit.training.due import StopRequestedError
 from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
 from nmtkit.training.report import RatedTranslation
+from nmtkit.translation.languages import codes_for
 
 T = TypeVar("T")
 
@@ -278,7 +279,7 @@ class Validator:
         if not self.split.directions:
             return self.languages
         direction = self.split.directions[number]
-        return (None if self.split.tokenizer.has_target_languages_only else direction.source), direction.target
+        return codes_for(self.split.tokenizer, direction.source, direction.target)
 
     def _prepared_copy(self, model: Architecture) -> Architecture:
         """Returns a copy of the model that is prepared like in `nmtkit generate`.

@@ -10,6 +10,7 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import layer_index
+from nmtkit.translation.languages import Codes
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
@@ -48,19 +49,19 @@ def attend(
     source: str,
     target: str | None = None,
     beam: int = 4,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
+    *,
+    languages: Codes,
 ) -> Attention:
     """Returns the attention weights of a model over `source` and `target`.
 
-    Without `target`, the model translates `source`. Raises ValueError for an empty source, for a source that is too
-    long, and for a model without attention.
+    `languages` are the codes of both, for a model of several languages. Without `target`, the model translates
+    `source`. Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
     """
     if not source.strip():
         raise ValueError("the sentence is empty; give a sentence with words")
     device = next(model.parameters()).device
     search = SearchOptions(
-        beam=beam, score_reference=target is not None, source_lang=source_lang, target_lang=target_lang
+        beam=beam, score_reference=target is not None, source_lang=languages[0], target_lang=languages[1]
     )
     pipeline = Pipeline(tokenizer, search, max_source_len=UNLIMITED, models=[model])
     (line,) = pipeline.segments([Request(source, reference=target)])

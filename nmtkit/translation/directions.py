@@ -9,6 +9,7 @@ import numpy as np
 
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
+from nmtkit.translation.languages import codes_for
 from nmtkit.translation.lines import dataset_requests
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.options import SearchOptions
@@ -63,5 +64,5 @@ class DirectionsTranslator:
 
 def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:
     """Returns the search options with the languages of a direction."""
-    source = None if translator.tokenizer.has_target_languages_only else direction.source
-    return dataclasses.replace(search, source_lang=source, target_lang=direction.target)
+    source, target = codes_for(translator.tokenizer, direction.source, direction.target)
+    return dataclasses.replace(search, source_lang=source, target_lang=target)

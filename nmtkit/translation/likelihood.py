@@ -11,6 +11,7 @@ from nmtkit.data.corpora.corpus import ColumnNames
 from nmtkit.jobs import progress
 from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
+from nmtkit.translation.languages import Codes
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import WINDOW, Translator
@@ -55,14 +56,15 @@ def likelihoods(
     translator: Translator,
     sources: Iterable[str] | None,
     targets: Iterable[str],
-    source_lang: str | None = None,
-    target_lang: str | None = None,
+    *,
+    languages: Codes,
 ) -> Iterator[Likelihood]:
     """Yields the likelihood of each target given its source. Without `sources`, all sources are empty.
 
-    Raises ValueError for languages that the model does not have.
+    `languages` are the codes of the source and the target, for a model of several languages. Raises ValueError for
+    languages that the model does not have.
     """
-    search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
+    search = SearchOptions(score_reference=True, source_lang=languages[0], target_lang=languages[1])
     pipeline = translator.pipeline(search)
     if sources is None:
         requests = (Request("", reference=text) for text in targets)
@@ -79,7 +81,7 @@ def text_likelihoods(
     stream: BinaryIO | None,
     source: Path | None,
     columns: ColumnNames | None,
-    languages: tuple[str | None, str | None],
+    languages: Codes,
 ) -> dict[str, list[Likelihood]]:
     """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.
 
@@ -102,7 +104,7 @@ def text_likelihoods(
         if sources is not None:
             check_equal_counts({str(source): sources, title: lines})
         progress.begin("Scoring", "lines", len(lines))
-        results[title] = list(likelihoods(translator, sources, lines, *languages))
+        results[title] = list(likelihoods(translator, sources, lines, languages=languages))
     return results
 
 

@@ -15,6 +15,7 @@ from nmtkit.text import glossary
 from nmtkit.text.alignment import Link, piece_spans, word_links
 from nmtkit.text.glossary import forms, without
 from nmtkit.text.normalization import check_characters
+from nmtkit.translation.languages import in_language
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
 from nmtkit.translation.search.constraints import (
     NO_CONSTRAINTS,
@@ -286,6 +287,7 @@ class ModelInput(Step):
         self, tokenizer: Tokenizer, options: SearchOptions, source_tag: str | None, models: Sequence[Architecture]
     ) -> None:
         self.tokenizer, self.options, self.models = tokenizer, options, models
+        options = in_language(options, tokenizer, models)
         languages, self.target_language = tokenizer.language_ids(options.source_lang, options.target_lang)
         if source_tag is not None:
             tokenizer.check_tag(source_tag)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from nmtkit.text.languages import subtags
+from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
@@ -33,8 +34,8 @@ class PivotTranslator:
     ) -> None:
         text = text or TextOptions()
         check(pivot, search, text)
-        reads_pivot = "--source-lang" in second.tokenizer.language_flags()
-        for translator, names_pivot in ((first, True), (second, reads_pivot)):
+        from_pivot, _ = codes_for(second.tokenizer, pivot, search.target_lang)
+        for translator, names_pivot in ((first, True), (second, from_pivot is not None)):
             languages = translator.tokenizer.languages
             if names_pivot and languages and pivot not in languages:
                 known = ", ".join(sorted(languages))
@@ -42,7 +43,6 @@ class PivotTranslator:
         self.first, self.second = first, second
         kept = {name: getattr(search, name) for name in OF_BOTH_STEPS}
         into_pivot = pivot if first.tokenizer.languages else None
-        from_pivot = pivot if reads_pivot else None
         searches = (
             SearchOptions(**kept, source_lang=search.source_lang, target_lang=into_pivot),
             dataclasses.replace(search, source_lang=from_pivot),

@@ -21,6 +21,7 @@ from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.building import check_language_model, languages_of
 from nmtkit.text.languages import subtags
+from nmtkit.translation.languages import Codes, codes_for
 from nmtkit.translation.likelihood import is_language_model, likelihoods
 from nmtkit.translation.options import DeviceOptions
 from nmtkit.translation.search.rules import length_penalty
@@ -141,24 +142,31 @@ class ChannelModels:
     """
 
     def __init__(
-        self, backward: Path | None, lm: Path | None, source_lang: str | None = None, target_lang: str | None = None
+        self, backward: Path | None, lm: Path | None, *, source_lang: str | None, target_lang: str | None
     ) -> None:
         """Loads the checkpoints. `source_lang` is the language of the sources x, `target_lang` of the translations y.
 
-        Raises ValueError if a model is of the wrong kind, or if the backward model is of another direction.
+        Raises ValueError if a model is of the wrong kind or of another direction, or if it needs a language.
         """
         device = rank_device(DeviceOptions().named_device, 1)
         self.backward, self.lm = (None if file is None else Translator.load(file, device) for file in (backward, lm))
+        self.languages: Codes = target_lang, source_lang  # of the backward model, which reads y
+        self.lm_language: str | None = None
         if lm is not None and self.lm is not None:
             check_language_model(lm, self.lm.models[0])
-        self.languages = source_lang, target_lang
+            self.lm_language = language_for_lm(lm, self.lm, target_lang)
         if backward is None or self.backward is None:
             return
         if is_language_model(self.backward):
             raise ValueError(f"--backward {backward} is a language model; give it as --lm")
-        if not self.backward.tokenizer.languages and (pair := languages_of(backward)) is not None:
-            check_backward_direction(backward, pair, lm, source_lang, target_lang)
-            self.languages = None, None  # the model has no language tokens
+        self.languages = codes_for(self.backward.tokenizer, *self.languages)
+        if not self.backward.tokenizer.languages:
+            if (pair := languages_of(backward)) is not None:
+                check_backward_direction(backward, pair, lm, source_lang, target_lang)
+            return
+        check_language(backward, self.backward, "--source-lang", source_lang)
+        if not self.backward.tokenizer.has_target_languages_only:
+            check_language(backward, self.backward, "--target-lang", target_lang)
 
     def add_features(self, lists: Sequence[NBest]) -> None:
         """Adds log p(x | y) and log p(y) to all hypotheses."""
@@ -167,16 +175,37 @@ class ChannelModels:
         if self.backward is not None:
             sources = [source for source, _ in pairs]
             progress.begin("Backward model", "hypotheses", len(texts))
-            backward = likelihoods(self.backward, texts, sources, self.languages[1], self.languages[0])
+            backward = likelihoods(self.backward, texts, sources, languages=self.languages)
             _add(pairs, BACKWARD, (each.log_probability for each in backward))
         if self.lm is not None:
             progress.begin("Language model", "hypotheses", len(texts))
-            _add(pairs, LM, (each.log_probability for each in likelihoods(self.lm, None, texts)))
+            scored = likelihoods(self.lm, None, texts, languages=(None, self.lm_language))
+            _add(pairs, LM, (each.log_probability for each in scored))
 
 
 def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, values: Iterator[float]) -> None:
     for (_, hypothesis), value in zip(pairs, values, strict=True):
         hypothesis[field] = value if math.isfinite(value) else None
+
+
+def language_for_lm(path: Path, model: Translator, target_lang: str | None) -> str | None:
+    """Returns the language code that a language model needs. Raises ValueError for a model of another language."""
+    if model.tokenizer.languages:
+        if model.tokenizer.has_target_languages_only:
+            return None  # the tokens are in the source, which a language model does not read
+        check_language(path, model, "--target-lang", target_lang)
+        return target_lang
+    own = (languages_of(path) or (None, None))[1]
+    if own and target_lang and subtags(own)[0] != subtags(target_lang)[0]:
+        raise ValueError(f"--lm {path} is a model of {own}, and --target-lang is {target_lang}")
+    return None
+
+
+def check_language(path: Path, model: Translator, flag: str, code: str | None) -> None:
+    """Raises ValueError, with the known codes, if a model of several languages does not get a language that it has."""
+    if code not in model.tokenizer.languages:
+        known = ", ".join(sorted(model.tokenizer.languages))
+        raise ValueError(f"{path} is a model of several languages; give {flag}, one of {known}")
 
 
 def check_backward_direction(

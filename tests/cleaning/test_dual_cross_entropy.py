@@ -43,7 +43,7 @@ def test_directions_without_training_data_are_noticed(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(dual_cross_entropy, "likelihoods", lambda *arguments, **languages: [])
     for codes in (("it", "de"), (None, "de"), (None, None)):
-        dual_cross_entropy.cross_entropies(Multilingual, [], [], codes)  # type: ignore[arg-type]
+        dual_cross_entropy.cross_entropies(Multilingual, [], [], codes=codes)  # type: ignore[arg-type]
     assert noticed == [("it", "de")]
 
 

@@ -38,7 +38,7 @@ def model_and_tokenizer():
 @pytest.fixture(scope="module")
 def attention(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
-    return attend(model, tokenizer, SENTENCE, "ein Hund läuft")
+    return attend(model, tokenizer, SENTENCE, "ein Hund läuft", languages=(None, None))
 
 
 def test_every_row_of_every_head_sums_to_one_and_the_decoder_does_not_look_ahead(attention):
@@ -61,13 +61,16 @@ def test_without_a_translation_it_looks_at_the_models_own(model_and_tokenizer):
 
     source = Packed.from_lists([tokenizer.encode_source(["a dog"]).ids.tolist()])
     tokens = beam_search([model], source, SearchOptions(beam=2))[0][0].tokens
-    assert attend(model, tokenizer, "a dog", beam=2).target == [*tokenizer.target_pieces(tokens), "end"]
+    assert attend(model, tokenizer, "a dog", beam=2, languages=(None, None)).target == [
+        *tokenizer.target_pieces(tokens),
+        "end",
+    ]
 
 
 def test_an_empty_sentence_is_refused(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
     with pytest.raises(ValueError, match="the sentence is empty"):
-        attend(model, tokenizer, "  ")
+        attend(model, tokenizer, "  ", languages=(None, None))
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(attention):

@@ -391,7 +391,7 @@ class Tokenizer:
         """Whether the language tokens name target languages only, as in multilingual models of Marian (>>deu<<)."""
         return any(self.source.piece(id).startswith(">>") for id in self.languages.values())
 
-    def language_flags(self, source: str | None = None, target: str | None = None) -> list[str]:
+    def language_flags(self, source: str | None, target: str | None) -> list[str]:
         """Returns the flags of `nmtkit generate` that choose the languages. SRC and TGT stand for missing codes."""
         flags = ["--target-lang", target or "TGT"] if self.languages else []
         return flags if self.has_target_languages_only or not flags else ["--source-lang", source or "SRC", *flags]

@@ -1,0 +1,40 @@
+"""The language codes that a model needs for a direction, as fields of SearchOptions."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.models.architectures import Architecture
+from nmtkit.translation.search.options import SearchOptions
+
+Codes = tuple[str | None, str | None]  # of the source and of the target language
+
+
+def codes_for(tokenizer: Tokenizer, source: str | None, target: str | None) -> Codes:
+    """Returns the codes of a direction that a model with this tokenizer needs.
+
+    A model without language tokens needs no code. A model with tokens such as >>de<< needs only the target language.
+    """
+    if not tokenizer.languages:
+        return None, None
+    return None if tokenizer.has_target_languages_only else source, target
+
+
+def in_language(search: SearchOptions, tokenizer: Tokenizer, models: Sequence[Architecture]) -> SearchOptions:
+    """Returns the options of a search. A language model needs only the target language, so the source gets its code.
+
+    `models` may be empty for a translation model. Raises ValueError if a source language is given for language models.
+    """
+    if not models or any(model.reads_source for model in models):
+        return search
+    if search.source_lang is not None:
+        raise ValueError(f"--source-lang {search.source_lang} has no effect: a language model reads no source")
+    if tokenizer.has_target_languages_only and search.target_lang is None:
+        # the token would begin the source, which is empty
+        return dataclasses.replace(search, target_lang=next(iter(tokenizer.languages)))
+    if tokenizer.languages and not tokenizer.has_target_languages_only:
+        known = ", ".join(sorted(tokenizer.languages))
+        if search.target_lang is None:
+            raise ValueError(f"the language model has several languages; give --target-lang, one of {known}")
+        return dataclasses.replace(search, source_lang=search.target_lang)
+    return search

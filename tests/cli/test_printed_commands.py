@@ -1,0 +1,162 @@
+"""Commands that nmtkit prints for models of several languages are typed as they are printed."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from digits import digit_rows, spelled, write_digits
+
+import nmtkit
+from nmtkit.cli import main
+
+LANGUAGES = ("en", "de", "it")
+CORPORA = """
+[[corpus]]
+languages = ["en", "de", "it"]
+train = "train"
+valid = "val"
+test = "test"
+"""
+TINY = shlex.split("""
+    --d-model 16 --d-ff 16 --heads 2 --decoder-layers 1 --precision fp32 --device cpu --threads 1 --max-update 4
+    --save-interval none --save-interval-updates 2 --batch-tokens 400 --max-tokens 400 --validate-interval none
+""")
+KINDS = ("both", "target-on-source", "one direction")
+
+
+def invoke(*words: object, text: str | None = None) -> Result:
+    result = CliRunner().invoke(main, list(map(str, words)), input=text)
+    assert result.exit_code == 0, f"{shlex.join(map(str, words))}\n{result.output}"
+    return result
+
+
+def typed(line: str) -> Result:
+    """Runs a printed command as a shell does, with < and >. Every --sys and < file exists."""
+    for words in (shlex.split(part) for part in line.split("&&")):
+        files = {sign: Path(words.pop(words.index(sign) + 1)) for sign in "<>" if sign in words}
+        words = [word for word in words if word not in files]
+        assert words[0] == "nmtkit"
+        more = TINY if words[1] == "train" else []
+        result = invoke(*words[1:], *more, text=files["<"].read_text() if "<" in files else None)
+        if ">" in files:
+            files[">"].write_text(result.stdout)
+    return result
+
+
+def next_commands(stderr: str) -> list[str]:
+    return re.findall(r"^(?:next|then): (.*)$", stderr, re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts, a dataset with language tokens, and `lm` and `mt`, models of this dataset."""
+    folder = tmp_path_factory.mktemp("a home")  # the space must be quoted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, count, seed in (("train", 60, 1), ("val", 4, 2), ("test", 4, 3), ("text", 4, 4)):
+            write_digits(Path(name), digit_rows(count, seed, 3), LANGUAGES)
+        Path("source.txt").write_text("one two\nthree\n")
+        Path("text.txt").write_text("eins zwei\ndrei\n")
+        Path("corpora.toml").write_text(CORPORA)
+        tokens = "both" if request.param == "one direction" else request.param
+        words = ["--model-type", "word", "--vocab-size", 36, "--workers", 1]
+        preprocess = ["preprocess", "--corpora", "corpora.toml", *words, "--language-tokens", tokens]
+        result = invoke(*preprocess, "--destdir", "data bin")
+        if request.param == "one direction":
+            given = ["-s", "en", "-t", "de", "--trainpref", "train", "--validpref", "val", "--testpref", "test"]
+            given += ["--source-language-token", "en", "--target-language-token", "de"]
+            result = invoke("preprocess", *given, "--tokenizer-from", "data bin", "--destdir", "one bin")
+        (line,) = next_commands(result.stderr)
+        data = shlex.split(line)[2]
+        for name, layers in (("mt", 1), ("lm", 0)):
+            arch = ["--arch", "transformer_tiny" if layers else "transformer_lm_tiny", "--encoder-layers", layers]
+            result = invoke("train", data, *arch, *TINY, "--save-dir", name, *(["--dropout", 0] if layers else []))
+            Path(f"{name}.txt").write_text(result.stderr)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mt", "lm"])
+def test_the_next_commands_of_train_and_inspect(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    commands = next_commands(Path(f"{name}.txt").read_text())
+    assert len(commands) == 2
+    outputs = [typed(line).stdout for line in commands]
+    assert ("perplexity" in outputs[-1]) == (name == "lm")
+    for path in (f"{name}/last.pt", "data bin"):
+        for purpose, line in json.loads(invoke("inspect", path, "--format", "json").stdout)["commands"].items():
+            if path == "data bin" and purpose == "train":
+                continue  # transformer_base
+            shutil.rmtree("again", ignore_errors=True)  # the folder of "repeat the training"
+            typed(line.replace("checkpoints/best.pt", "mt/last.pt"))
+
+
+def test_the_next_command_of_rerank(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    tokenizer = nmtkit.load("mt/last.pt").tokenizer
+    languages = [] if tokenizer.has_target_languages_only else ["--source-lang", "en"]
+    (line,) = [line for line in next_commands(Path("mt.txt").read_text()) if " generate " in line]
+    base = ["generate", "--path", "mt/last.pt", *languages, "--target-lang", "de", "--nbest", 2, "--beam", 2]
+    for name in ("val", "test"):
+        result = invoke(*base, "--format", "jsonl", text=Path(f"{name}.en").read_text())
+        Path(f"{name}.jsonl").write_text(result.stdout)
+    models = ["--backward", "mt/last.pt", "--lm", "lm/last.pt", "--source-lang", "en", "--target-lang", "de"]
+    tuned = invoke("rerank", "val.jsonl", *models, "--tune", "val.de", "--trials", 3)
+    (line,) = next_commands(tuned.stderr)
+    typed(line)
+    assert len(Path("test.out").read_text().splitlines()) == 4
+    # the log probabilities are those of the models with the direction of the request
+    scored = invoke("rerank", "test.jsonl", *models, "--format", "jsonl").stdout
+    back, lm = nmtkit.load("mt/last.pt"), nmtkit.load("lm/last.pt")
+    backward = (
+        {"target_lang": "en"} if tokenizer.has_target_languages_only else {"source_lang": "de", "target_lang": "en"}
+    )
+    of_lm = {} if tokenizer.has_target_languages_only else {"target_lang": "de"}
+    for record in map(json.loads, scored.splitlines()):
+        for each in record["hypotheses"]:
+            expected = back.score(each["text"], record["source"], **backward)
+            assert each["backward_log_probability"] == pytest.approx(expected, abs=1e-3)
+            assert each["lm_log_probability"] == pytest.approx(lm.score("", each["text"], **of_lm), abs=1e-3)
+    if not tokenizer.has_target_languages_only:
+        other = invoke("rerank", "test.jsonl", "--lm", "lm/last.pt", "-t", "it", "--format", "jsonl").stdout
+        first = [json.loads(text.splitlines()[0])["hypotheses"][0]["lm_log_probability"] for text in (scored, other)]
+        assert first[0] != first[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (["--lm", "lm/last.pt"], "--target-lang"),
+        (["--backward", "mt/last.pt", "-t", "de"], "--source-lang"),
+        (["--backward", "mt/last.pt", "-s", "en"], "--target-lang"),
+        (["--lm", "lm/last.pt", "-t", "xx"], "--target-lang"),
+    ],
+)
+def test_a_missing_language_is_named(
+    flags: list[str], missing: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    if nmtkit.load("mt/last.pt").tokenizer.has_target_languages_only and missing == "--target-lang":
+        pytest.skip("this model needs the language of the sources only")
+    nbest = {"source": "one", "hypotheses": [{"text": "eins", "log_probability": -1, "pieces": ["▁eins"]}]}
+    result = CliRunner().invoke(main, ["rerank", *flags], input=json.dumps(nbest) + "\n")
+    assert result.exit_code == 2
+    assert missing in result.stderr and "de, en, it" in result.stderr
+
+
+def test_perplexity_of_a_language_needs_its_code_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    model = nmtkit.load("lm/last.pt")
+    if model.tokenizer.has_target_languages_only:
+        pytest.skip("the language model has no tokens of languages")
+    line = spelled([1, 2], "de")
+    expected = model.score("", line, target_lang="de")
+    assert len(model.logits("", line, target_lang="de")) == len(line.split()) + 2
+    shown = invoke("score", "--path", "lm/last.pt", "-t", "de", "--sentence-level", text=line + "\n").stdout
+    assert float(shown.split("\t")[0]) == pytest.approx(expected, abs=1e-3)
+    for words in (["--path", "lm/last.pt"], ["--path", "lm/last.pt", "-s", "en", "-t", "de"]):
+        refused = CliRunner().invoke(main, ["score", *words], input=line + "\n")
+        assert refused.exit_code == 2 and ("--target-lang" in refused.stderr or "--source-lang" in refused.stderr)
