@@ -108,7 +108,7 @@ def test_the_next_command_of_rerank(home: Path, monkeypatch: pytest.MonkeyPatch)
     (line,) = next_commands(tuned.stderr)
     typed(line)
     assert len(Path("test.out").read_text().splitlines()) == 4
-    # the log probabilities are those of the models with the direction of the request
+    # the models, asked with the direction of the request, give the same log probabilities
     scored = invoke("rerank", "test.jsonl", *models, "--format", "jsonl").stdout
     back, lm = nmtkit.load("mt/last.pt"), nmtkit.load("lm/last.pt")
     backward = (
