@@ -14,7 +14,17 @@ from nmtkit.config.fields import (
     flag_of,
     option,
 )
-from nmtkit.config.values import COMMAND_LINE, convert, derive, present, split_settings, suggestion, to_dict, to_toml
+from nmtkit.config.values import (
+    COMMAND_LINE,
+    convert,
+    derive,
+    present,
+    setting_text,
+    split_settings,
+    suggestion,
+    to_dict,
+    to_toml,
+)
 
 __all__ = [
     "COMMAND_LINE",
@@ -33,6 +43,7 @@ __all__ = [
     "flag_of",
     "option",
     "present",
+    "setting_text",
     "split_settings",
     "suggestion",
     "to_dict",

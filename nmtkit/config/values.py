@@ -20,9 +20,9 @@ COMMAND_LINE = "the command line"  # `origin` of settings that are given as flag
 def convert(value: Any, hint: Any, text: bool = False) -> Any:
     """Returns `value` converted to the annotated type `hint`. Raises ValueError if the conversion is not possible.
 
-    With `text`, the value is text from the command line: `a,b,c` is a list and `none` is None. Without `text`, the
-    value comes from TOML or a checkpoint and must already have the right type: 1 is not a boolean, and 1.0 is not a
-    whole number. An empty item of a list of `str | None` becomes None.
+    With `text`, the value is text from the command line: `a,b,c` is a list, and `none` is None or an empty list.
+    Without `text`, the value comes from TOML or a checkpoint and must already have the right type: 1 is not a boolean,
+    and 1.0 is not a whole number. An empty item of a list of `str | None` becomes None.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
@@ -31,7 +31,7 @@ def convert(value: Any, hint: Any, text: bool = False) -> Any:
         return convert(value, present(hint), text)
     if origin is tuple:
         if text:
-            value = [item.strip() for item in value.split(",")]
+            value = [item.strip() for item in value.split(",")] if value.strip().lower() != "none" else []
         if isinstance(value, list | tuple):
             optional = type(None) in typing.get_args(arguments[0])
             if text and "" in value and not optional:
@@ -122,6 +122,15 @@ def split_settings(settings: Mapping[str, Any], *classes: type) -> list[dict[str
         index, name = owners.get(key.replace("-", "_"), (len(classes), key))
         parts[index][name] = value
     return parts
+
+
+def setting_text(value: Any) -> str:
+    """Returns the text of a setting's value, in the form that its flag accepts."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    if isinstance(value, list | tuple):
+        return ",".join(setting_text(item) for item in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from nmtkit.config import setting_text
 from nmtkit.config.files import atomic_write
 from nmtkit.experiments.comparison import RunSummary, ValidationScore, as_plain, differing, setting
 from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, legend, line_chart
 from nmtkit.pages.document import Html, render
-from nmtkit.training.config import setting_text
 from nmtkit.training.report import CURVES, KINDS, LOGARITHMIC, UNDRAWN, UNITS, points
 from nmtkit.training.run_log import numbers_of
 

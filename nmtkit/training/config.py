@@ -330,15 +330,6 @@ def flat_settings(tables: Tables) -> dict[str, Any]:
     }
 
 
-def setting_text(value: Any) -> str:
-    """Returns the text of a setting's value, in the form that its flag accepts."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    if isinstance(value, list | tuple):
-        return ",".join(setting_text(item) for item in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def relative_to(path: str, folder: Path) -> str:
     """Returns `path` relative to `folder`, or absolute if the two share only the root directory."""
     both = os.path.abspath(path), os.path.abspath(folder)

@@ -9,12 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nmtkit.config import derive, flag_of
+from nmtkit.config import derive, flag_of, setting_text
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.checkpoint import tied_to
-from nmtkit.training.config import setting_text
 
 SideName = Literal["source", "target"]
 Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: they cannot spell the piece

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nmtkit.config import setting_text
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.dataset_files import counts_language_token
-from nmtkit.training.config import JobConfig, Tables, flat_settings, kind_of, setting_text
+from nmtkit.training.config import JobConfig, Tables, flat_settings, kind_of
 from nmtkit.training.lr_schedulers import learning_rate
 from nmtkit.training.run_facts import fingerprint
 from nmtkit.training.trainer import Trainer

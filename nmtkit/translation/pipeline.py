@@ -177,6 +177,18 @@ class Pipeline:
             ]
         return Translation(line.segment.id, line.segment.text, hypotheses)
 
+    @property
+    def empty(self) -> Hypothesis:
+        """The translation of a text without words, with the same fields as other translations.
+
+        All candidates would be this translation, so its utility is 100.
+        """
+        return Hypothesis(
+            [], 0.0, 0.0, token_log_probabilities=[] if self.search.quality else None,
+            alignment=[] if self.search.alignment in ("hard", "soft") else None,
+            utility=None if self.search.mbr is None else 100.0,
+        )  # fmt: skip
+
     def hypotheses(self, node: SegmentNode, depth: int) -> list[Hypothesis]:
         """Returns the translations of the segment of `node`, which is a result of the first `depth` steps.
 
@@ -187,7 +199,7 @@ class Pipeline:
             assert node.hypotheses is not None
             columns = [node.hypotheses]
         elif not node.parts:  # the segment has nothing to translate
-            return [Hypothesis([], 0.0, 0.0, token_log_probabilities=[] if self.search.quality else None)]
+            return [self.empty]
         else:
             columns = [self.hypotheses(part, depth + 1) for part in node.parts]
         hypotheses = [

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal
 
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Tokenizer
@@ -208,13 +209,14 @@ def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts:
     """Joins the translations of the parts of a text.
 
     `starts` has the position of each part in the source. `gaps` has the white space before each part. If a gap is None,
-    the script of the translations decides between a space and nothing.
+    the script of the translations decides between a space and nothing. The utility is the mean of the parts.
     """
     text, links = "", []
     for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):
         text += separator(text, hypothesis.text) if gap is None else gap
         links += [link.moved(start, len(text)) for link in hypothesis.links]
         text += hypothesis.text
+    utilities = [hypothesis.utility for hypothesis in hypotheses if hypothesis.utility is not None]
     log_probabilities = [hypothesis.token_log_probabilities for hypothesis in hypotheses]
     with_terms = any(hypothesis.terms is not None for hypothesis in hypotheses)
     return Hypothesis(
@@ -227,7 +229,7 @@ def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts:
         text=text,
         pieces=[piece for hypothesis in hypotheses for piece in hypothesis.pieces],
         links=links,
-        utility=hypotheses[0].utility if len(hypotheses) == 1 else None,
+        utility=fmean(utilities) if utilities else None,
         terms=[term for hypothesis in hypotheses for term in hypothesis.terms or []] if with_terms else None,
     )
 

@@ -166,6 +166,30 @@ def test_every_mode_gives_the_same_from_one_process_and_from_two_workers(folder,
         assert [x["text"] for x in ours["hypotheses"]] == [x["text"] for x in theirs["hypotheses"]]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--alignment", "hard"],
+        ["--alignment", "soft"],
+        ["--alignment", "words"],
+        ["--mbr", "chrf", "--nbest", "3"],
+        ["--mbr", "bleu", "--nbest", "3", "--sampling", "--quality"],
+        ["--glossary", "terms"],
+        ["--protect-spans", "--truecase-caps", "--markup", "html"],
+    ],
+)
+def test_a_line_without_words_has_the_fields_of_other_lines(folder, tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    beside(tmp_path, "terms", ["dog\tcat"])
+    result = run("--path", folder / "model.pt", "--format", "jsonl", *flags, text="a dog\n\n \t\n")
+    assert result.exit_code == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    fields = [{key for hypothesis in line["hypotheses"] for key in hypothesis} for line in lines]
+    assert fields[0] == fields[1] == fields[2] and {"text", "pieces", "score", "log_probability"} <= fields[0]
+    assert len(lines[1]["hypotheses"]) == 1 and lines[1]["hypotheses"][0].get("utility", 100.0) == 100.0
+
+
 def test_a_dataset_gives_what_its_text_gives_and_is_checked(folder, tmp_path):
     """A dataset with the tokenizer of the checkpoint is translated; a dataset with another tokenizer is refused."""
     tokenizer = Tokenizer.from_state(checkpoint.load(folder / "model.pt")["tokenizer"])

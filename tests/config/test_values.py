@@ -29,6 +29,12 @@ def test_an_empty_item_is_refused_where_it_means_nothing(text: str) -> None:
             convert(text, hint, text=True)
 
 
+@pytest.mark.parametrize("hint", [tuple[str, ...], tuple[Path, ...], tuple[float, ...], tuple[str | None, ...]])
+def test_none_is_an_empty_list(hint: Any) -> None:
+    assert convert("none", hint, text=True) == convert(" None ", hint, text=True) == ()
+    assert convert("none", hint | None, text=True) is None
+
+
 @pytest.mark.parametrize(
     ("value", "hint"),
     [

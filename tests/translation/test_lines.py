@@ -146,6 +146,18 @@ def test_sentences_are_translated_by_themselves_and_white_space_stays(path, monk
     assert texts[1].strip() == "" and texts[2] == model.translate("a dog", **SHORT)
 
 
+def test_the_utility_of_a_line_is_the_mean_of_its_sentences(path, monkeypatch):
+    monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split_at_marks)
+    options = {"mbr": "chrf", "nbest": 4, **SHORT}
+    model = nmtkit.load(path)
+    sentences = ["the dog runs.", "two men sleep!"]
+    parts = [[found.utility for found in each.hypotheses] for each in model.translate(sentences, **options)]
+    whole = model.translate(" ".join(sentences), split_sentences="en", **options).hypotheses
+    assert [found.utility for found in whole] == pytest.approx([sum(both) / 2 for both in zip(*parts, strict=True)])
+    with_empty = model.translate("the dog runs. \u200b.", split_sentences="en", **options).hypotheses
+    assert all(found.utility is not None for found in with_empty)
+
+
 def test_tags_may_go_over_sentences(path, monkeypatch):
     monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split_at_marks)
     line = "<i>the <b>dog runs. two</b> men</i> sleep."

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nmtkit.config import flag_of
+from nmtkit.config import flag_of, setting_text
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 from nmtkit.models.architectures import Architecture
@@ -71,7 +71,7 @@ def as_flag(field: dataclasses.Field[Any], values: Sequence[Any]) -> str:
     flag = flag_of(field)
     if isinstance(field.default, bool):
         return flag if values[0] else f"--no-{flag[2:]}"
-    return f"{flag} {'|'.join('none' if value is None else str(value) for value in values)}"
+    return f"{flag} {'|'.join(map(setting_text, values))}"
 
 
 def add_biases(model: Transformer) -> None:

@@ -6,7 +6,6 @@ import functools
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -83,7 +82,6 @@ def prepack(model: nn.Module, precision: Precision) -> None:
                 setattr(parent, name, child)
             else:
                 visit(child, f"{path}{name}.")
-            skip_hook_lookup(child)
             visited.add(child)
 
     if may_change(model):
@@ -106,36 +104,6 @@ def may_change(module: nn.Module) -> bool:
     # composite modules of torch, and their subclasses, read the weights of their children
     torch_classes = [base for base in kind.__mro__ if base.__module__.startswith("torch.nn.")]
     return not module._modules or set(torch_classes) <= {nn.Module, *CONTAINERS}
-
-
-def skip_hook_lookup(module: nn.Module) -> None:
-    """Makes a module of torch or nmtkit run `forward` directly, without looking for hooks. Saves 0.7 µs per call.
-
-    Python then also finds the parameters and children of the module in its `__dict__`. The look-up of nn.Module takes
-    0.4 µs and happens hundreds of times in each step of a search. Registering a hook restores the original class.
-    """
-    kind = type(module)
-    if kind.__module__.startswith(("torch.nn.", "nmtkit.")) and kind.__qualname__ == kind.__name__:
-        module.__class__ = without_hook_lookup(kind)  # type: ignore[arg-type]  # a class is hashable
-        module.__dict__.update(module._modules)
-        module.__dict__.update(module._parameters)
-
-
-@functools.cache
-def without_hook_lookup(kind: type[nn.Module]) -> type[nn.Module]:
-    """Returns a subclass of `kind` whose instances call `forward` directly, until a hook is registered."""
-    base = InferenceLayerNorm if kind is nn.LayerNorm else kind
-
-    def registering(name: str) -> Callable[..., Any]:
-        def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.__class__ = kind
-            return getattr(self, name)(*args, **kwargs)
-
-        return register
-
-    names = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
-    methods: dict[str, Any] = {f"register_{name}": registering(f"register_{name}") for name in names}
-    return type(kind.__name__, (base,), methods | {"__call__": base.forward, "__module__": kind.__module__})
 
 
 @functools.cache
@@ -164,13 +132,6 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
         half = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.in_features >= MIN_BF16_CACHE_WIDTH
         return torch.bfloat16 if half else torch.float32
     return next((weight.dtype for weight in linear.parameters() if weight.is_floating_point()), torch.float32)
-
-
-class InferenceLayerNorm(nn.LayerNorm):
-    """An `nn.LayerNorm` without the Python code of torch, which doubles the time for few rows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 # --- linear layers ----------------------------------------------------------------------------------------------------

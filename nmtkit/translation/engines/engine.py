@@ -19,6 +19,7 @@ from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers import is_unmodified
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import free_search
@@ -208,14 +209,25 @@ class Decoder:
         if options.score_reference or (self.engine.shares_memory and not alone):
             return self.torch
         reason = self.engine.refusal(options)
+        if reason is not None and not self.engine.falls_back and alone:
+            raise ValueError(reason)
+        reason = reason or self.modification()
         if reason is None:
             return self.engine
-        if not self.engine.falls_back and alone:
-            raise ValueError(reason)
         if reason not in self.told:
             self.told.add(reason)
             logger.info("PyTorch searches instead of the engine %s, which does not support %s", self.name, reason)
         return self.torch
+
+    def modification(self) -> str | None:
+        """Returns the reason why the engine and the modules of the models would give different results now, or None.
+
+        An engine other than PyTorch has copies of the weights or recorded graphs, without hooks and new code.
+        """
+        modules = [module for model in self.torch.loaded.models for module in model.modules()]
+        if self.engine is self.torch or all(is_unmodified(module, type(module)) for module in modules):
+            return None
+        return "modules with hooks or a replaced forward"
 
     def decoder(self, options: SearchOptions, alone: bool = True, polled: bool = False) -> BatchDecoder:
         """Returns a decoder of batches with these options. Raises the same errors as `engine_for`."""
