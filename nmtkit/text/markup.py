@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from nmtkit.text.alignment import Link, PositionMap, Span, has_letter, units, words
-from nmtkit.text.patterns import is_message
+from nmtkit.text.patterns import NAMED_CONVERSION, is_message
+from nmtkit.text.template_code import codes, masked
 
 
 def names(text: str) -> frozenset[str]:
@@ -20,6 +21,7 @@ def names(text: str) -> frozenset[str]:
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
 MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
+_END_TAG = re.compile(r"</(\w+)")
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
 _LONG_REFERENCE = re.compile(r"&#(?=[0-9]{8})0*+([0-9]*+)")
 # Score of a target word for an element. The word is linked to a source word inside the element, to a source word
@@ -51,12 +53,27 @@ def _short_reference(match: re.Match[str]) -> str:
 
 
 def tags(line: str) -> Iterator[Tag]:
-    """Yields the tags, comments and declarations of a line. A comment without an end is text."""
+    """Yields the tags, comments, declarations and template code such as <?php … ?> of a line.
+
+    A tag may hold code of templates. A comment without an end is text, and so is a placeholder such as %<PRIu64>.
+    """
+    if "<" not in line:
+        return
+    # code that holds tags may be a text in which tags stand for codes of a document
+    spans = [code for code in codes(line) if line[code.start] == "<" or "<" not in line[code.start : code.end]]
+    ends = {code.start: code.end for code in spans if line[code.start] == "<"}
+    placeholders = _placeholders(line)
     position = 0
+    text, line = line, masked(line, spans)
     last_comment_end = line.rfind("-->")
-    while (start := line.find("<", position)) >= 0:
+    while (start := text.find("<", position)) >= 0:
         position = start + 1
-        if (match := TAG.match(line, start)) is not None:
+        if start in ends:
+            position = ends[start]
+            yield Tag("alone", start, position)
+        elif start in placeholders:
+            continue
+        elif (match := TAG.match(line, start)) is not None:
             name = match[2].lower()
             alone = not match[1] and (name in VOID or match[3].endswith("/"))
             yield Tag("closing" if match[1] else "alone" if alone else "opening", *match.span(), name)
@@ -67,6 +84,13 @@ def tags(line: str) -> Iterator[Tag]:
         elif (match := _DECLARATION.match(line, start)) is not None:
             yield Tag("alone", *match.span())
             position = match.end()
+
+
+def _placeholders(line: str) -> set[int]:
+    """Returns the position of < in each placeholder such as %<count>d. In 50%<br> or 50%<b>off</b>, it begins a tag."""
+    matches = list(NAMED_CONVERSION.finditer(line))
+    names = VOID.union(name.lower() for name in _END_TAG.findall(line)) if matches else ()
+    return {match.start(1) for match in matches if match[2].lower() not in names}
 
 
 def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:

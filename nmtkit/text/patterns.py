@@ -27,10 +27,15 @@ _LINK_END = r"(?<![.,;:!?)\]}'’…])"
 
 # printf: flags, width, precision and length before the conversion. The space flag is left out, and the minus needs a
 # width, because "50 % discount" and "50 %-ig" are not conversions.
-_SPECIFICATION = r"[-+#0']{0,5}+(?:\d{1,9}|\*(?:\d{1,2}\$)?)?(?:\.(?:\d{1,9}+|\*(?:\d{1,2}\$)?)?)?(?:hh?|ll?|[Lqzjt])?"
+_SPECIFICATION = r"[-+#0',]{0,5}+(?:\d{1,9}|\*(?:\d{1,2}\$)?)?(?:\.(?:\d{1,9}+|\*(?:\d{1,2}\$)?)?)?(?:hh?|ll?|[Lqzjt])?"
 CONVERSION = rf"%(?!-[A-Za-z])(?:\d{{1,2}}\$)?{_SPECIFICATION}[diouxXeEfFgGaAcCsSrp@]"
 _CONVERSION_ALONE = re.compile(CONVERSION)
-_NAMED_CONVERSION = rf"%\([\w. -]{{1,100}}+\){_SPECIFICATION}[diouxXeEfFgGaAcrs]"
+# %(count)d of Python; %<count>d and %-5<count>.2f of Ruby; %<PRIu64> of gettext
+_PARENTHESIZED = rf"%\([\w. -]{{1,100}}+\){_SPECIFICATION}[diouxXeEfFgGaAcrs]"
+NAMED_CONVERSION = re.compile(
+    r"%(?:\d{1,2}\$)?[-+#0', ]{0,5}+\d{0,9}+(?:\.\d{0,9}+)?+(<([A-Za-z_]\w{0,60}+)>)"
+    rf"(?:{_SPECIFICATION}[diouxXeEfFgGaAcsp](?![a-z]))?"
+)
 
 MESSAGE = re.compile(
     r"\{\s*+[\w.-]++\s*+,\s*+(?:(?:plural|selectordinal|select)\s*+,\s*+(?:offset:\s*+\d++\s*+)?+(?:=\d++|[\w-]++)\s*+\{"
@@ -40,7 +45,7 @@ WEBLATE = r"\[X\d{1,9}X\]"  # placeholders that Weblate puts into texts for a tr
 
 # Spans that a translation may write in the number format of its language, such as 5,50 € for €5.50.
 MEASURES = (
-    rf"(?<![\w.,])(?:[{_SIGNS}])?{_NUMBER}[{_SPACES}]?(?!{_NAMED_CONVERSION}|{CONVERSION})(?:{_UNITS})(?![\w²³%])",
+    rf"(?<![\w.,])(?:[{_SIGNS}])?{_NUMBER}[{_SPACES}]?(?!{_PARENTHESIZED}|{CONVERSION})(?:{_UNITS})(?![\w²³%])",
     rf"[€$£¥][{_SPACES}]?{_NUMBER}(?!\w)",
 )
 PATTERNS = (
@@ -50,13 +55,18 @@ PATTERNS = (
     r"\b(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,63}/[^\s<>\"“”«»]*" + _LINK_END,
     r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",  # IP addresses
     r"(?<![\w.@])@\w+",
-    r"\$?\{\{[^{}\n]*+\}\}|\{%[^{}\n]*%\}|[$#]?\{\s*+(?:[\w.$@\[\]'\"-]++)?\s*+(?:[!:,|][^{}\n]*+)?\}",
+    r"\$?\{\{[^{}\n]*+\}\}|\{%[^{}\n]*%\}|"
+    r"[$#%]?\{\s*+(?:[\w.$@\[\]'\"-]++)?\s*+(?:[!:,|](?>[^{}\n]++|\{[^{}\n]{0,100}+\})*+)?\}",
     r"%%",
-    _NAMED_CONVERSION,
+    _PARENTHESIZED,
+    NAMED_CONVERSION.pattern,
     rf"(?<!\d){CONVERSION}",
     rf"%[A-Za-z_]\w{{1,63}}+(?!%%|{CONVERSION})%",  # a variable such as %name%, but not text between two conversions
-    r"(?<![\d%])%(?:L?\d{1,2}|n)(?![\w$%])",  # Qt
-    r"\$[A-Za-z_]\w*",
+    r"(?<![\d%])%[A-Za-z_][A-Za-z0-9_]{3,63}+(?!%)",  # a variable of Drupal, such as %title
+    r"(?<![\d%])%L?\d{1,2}(?![\w$%])|(?<![\d%])%\d{1,2}%(?![\w%])",  # Qt, KDE; Boost
+    r"(?<![\d%])%[+#]?[A-Za-z](?!\w)|%\d{1,2}\$t[A-Za-z]|%#@\w{1,63}+@",  # %m of C, %v of Go; Java; Apple
+    r"(?<![\w:/])::?[a-z_]\w{2,63}+:?|(?<!\w)@:\(?[\w.]{1,63}+\)?",  # :count of Laravel, @:key of Vue I18n
+    r"\$t\([^()\n]{1,100}+\)|\$[A-Za-z_]\w*",  # i18next; variables
     WEBLATE,
     *MEASURES,
 )

@@ -14,11 +14,23 @@ from nmtkit.text.protection import PATTERNS
 UNITS = ["0", "a", " ", ".", "-", "%", "{", "}", "<", ">", '"', "'", "=", "&", "#", ":", "\\", "\n", "[", "*", "1.",
          ",000", "a.", "<a ", '<a x="', "<a ='", "<!--", "{\\", "{a", "{n,plural,", "%0", "%(a", "%1$", "&a", "aa.",
          "aa. ", "aa.)", "00:", "00:00:00.0 -->", "-->", "http://", "www.", "a@", "$", "€1 ", "[X1", "[[", "charset",
-         "<meta ", "<?xml ", "encoding=", "msgid ", "#\n", "日", "。", "\u0301", "x-format"]  # fmt: skip
+         "<meta ", "<?xml ", "encoding=", "msgid ",
+         "<?php ", "<% ", "<%--", "{{", "{{!--", "{%", "{#", "{!!", "${", "@if(", "@if (x) {", "@php ", "%<a",
+         "#\n", "日", "。", "\u0301", "x-format"]  # fmt: skip
 PREFIXES = ["", '"', "<a ", "%", "aa."]
 
 
-ANCHORED = ["_SYMBOLS", "_KEYWORD", "_STRING", "_TIMING", "_DASH", "_NUMBER"]  # matched at one position only
+ANCHORED = [
+    "_SYMBOLS",
+    "_KEYWORD",
+    "_STRING",
+    "_TIMING",
+    "_DASH",
+    "_NUMBER",
+    "_STATEMENT_OF_BRACES",
+    "_VALUE_OF_PHP",
+    "_VALUE_OF_ERB",
+]  # matched at one position only
 
 
 def patterns() -> dict[str, re.Pattern]:

@@ -46,6 +46,14 @@ def restored(source, target, patterns=BUILT_IN, links=None, known=True):
         ("It is 12 km, 3.5 kg, 1,000.5 m², 5 minutes, $5.50 away", ["12 km", "3.5 kg", "1,000.5 m²", "$5.50"]),
         ("Ping 10.0.0.1:80, PATH is $HOME, %APPDATA%", ["10.0.0.1:80", "$HOME", "%APPDATA%"]),
         ("[X6X]Save[X12X] as [Y]", ["[X6X]", "[X12X]"]),
+        ("%{n} of %{all_n}, %<name>d, %-10<x>.2f", ["%{n}", "%{all_n}", "%<name>d", "%-10<x>.2f"]),
+        ("%<PRIu64> of %5<PRId32>, %1$<PRIx8>: %m", ["%<PRIu64>", "%5<PRId32>", "%1$<PRIx8>", "%m"]),
+        ("%v, %+v and %q; %1$tY %,d %#@n@ %lld %1$@", ["%v", "%+v", "%q", "%1$tY", "%,d", "%#@n@", "%lld", "%1$@"]),
+        ("%Y-%m-%d at %H:%M", ["%Y", "%m", "%d", "%H", "%M"]),
+        ("%title of %1%, %2% and %d个文件", ["%title", "%1%", "%2%", "%d"]),
+        ("The :attribute of :count, $t(a.b), @:message.x", [":attribute", ":count", "$t(a.b)", "@:message.x"]),
+        ("{0:{1}} and {name!r:>{width}} {!! $x !!}", ["{0:{1}}", "{name!r:>{width}}", "{!! $x !!}"]),
+        ("At 12:30, Nutzer:innen of a::b say :D: 50 % mehr, 5 %", ["50 %", "5 %"]),
         ("Two dogs run in 2024; it is 5 o'clock.", []),
     ],
 )  # fmt: skip
@@ -291,7 +299,8 @@ def test_the_work_for_a_line_grows_linearly_with_its_length(unit):
 
 MATCHES = [
     "http://a.b/c", "www.a.b", "joe@a.de", "a.org/b", "10.0.0.1", "@joe", "{name}", "{{ a }}", "%%", "%(a)s", "%s",
-    "%d", "%APPDATA%", "%1", "%n", "$HOME", "[X1X]", "5 km", "€5", "{n, plural, one {# a} other {# b}}", "日本", "🏽",
+    "%d", "%APPDATA%", "%1", "%n", "$HOME", "%<n>d", "%<PRIu64>", "%{n}", "%m", "%1%", "%#@n@", "%1$tY", "%title",
+    ":count", "@:key", "$t(a.b)", "{0:{1}}", "[X1X]", "5 km", "€5", "{n, plural, one {# a} other {# b}}", "日本", "🏽",
     "a\u0301",
 ]  # fmt: skip
 ENDS = [
@@ -331,7 +340,7 @@ def test_no_start_or_end_of_a_line_raises_or_loses_a_span(match, known):
         for end in ENDS:
             for source in (f"{start}{match}{end}", f"A dog {start}{match}{end}", f"{start}{match}{end} runs {match}_"):
                 expected = strings(source)
-                for target in ("", "_", "Ein Hund", source, f"{match}{end}", f"Ein {match}_"):
+                for target in ("", source, f"Ein {match}_"):
                     result = restored(source, target, known=known)
                     for string in expected:
                         # a number may be written in another form

@@ -21,6 +21,7 @@ from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, line_of, line_spans, newline_of
 from nmtkit.text.documents.lines import continues, words_of, wrapped
+from nmtkit.text.documents.placeholders import in_order, placeholders
 from nmtkit.text.documents.plural_forms import Plurals, plural_rule
 from nmtkit.text.markup import unescape_entities
 from nmtkit.text.patterns import is_message
@@ -28,21 +29,13 @@ from nmtkit.text.patterns import is_message
 WIDTH = 80  # maximum width of a line of the file, the same as in the programs of gettext
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
-_KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d+)\])?[ \t]*+(?=\")")
+_KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:[ \t]*+\[[ \t]*+(\d+)[ \t]*+\])?[ \t]*+(?=\")")
 _STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
 _STRINGS = re.compile(r"[ \t]*+((?:\"(?>[^\"\\\r\n]++|\\[^\r\n])*+\"[ \t]*+)++)(?:#[^\r\n]*+)?")
 _BYTE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2}))")
 _ESCAPE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{1,2}))+)|\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-_CONVERSION = re.compile(
-    r"%%|%[-+ #0']{0,6}+(?:\d{1,9}+|\*)?+(?:\.(?:\d{1,9}+|\*)?+)?+(?:hh?|ll?|[jztLq])?[diouxXeEfFgGaAcspr@]"
-)
-_PLACEHOLDER = re.compile(
-    r"%(?:\(\w+\)|\d{1,2}\$)?[-+ #0]{0,6}+(?:\d{1,9}+|\*)?+(?:\.\d{1,9}+)?+[a-zA-Z]|%\d|\{[^{}]*+\}"
-)
-_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # matches neither no-c-format nor possible-c-format
-_NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
-_UNNUMBERED = frozenset(["python", "lua", "awk"])  # formats without numbered placeholders
+_FORMAT = re.compile(r"(?<![\w-])(?!(?:no|possible|impossible)-)([\w+]+(?:-\w+)?)-format\b")
 
 logger = logging.getLogger("nmtkit")
 
@@ -190,7 +183,7 @@ def parts_of(text: str) -> Iterator[MessagePart]:
                 pieces.append(Piece("text", " ", "\n"))
             for role, begin, stop, name in split_markup(line):
                 raw = line[begin:stop]
-                pieces.append(Piece(role, read(raw) if role == "text" else "", raw, name))
+                pieces.append(Piece(role, read(raw) if role == "text" else "", raw, name, role == "alone"))
         start, end = trimmed(pieces)
         if has_words(pieces[start:end]):
             opening, closing = pieces[start], pieces[end - 1]
@@ -202,29 +195,6 @@ def parts_of(text: str) -> Iterator[MessagePart]:
                 Inline(pieces[start:end]), write,
             )  # fmt: skip
         first = last
-
-
-def in_order(source: str, target: str, formats: set[str]) -> str | None:
-    """Returns the translation with placeholders that take the same arguments as in the source.
-
-    If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s. Returns
-    None if the format cannot number the placeholders.
-    """
-    wanted, present = ([part for part in _CONVERSION.findall(text) if part != "%%"] for text in (source, target))
-    if present == wanted or sorted(present) != sorted(wanted) or not formats & (_NUMBERED | _UNNUMBERED):
-        return target
-    if formats & _UNNUMBERED or any("*" in part for part in wanted):
-        return None
-    free = list(enumerate(wanted, 1))
-
-    def number(match: re.Match[str]) -> str:
-        if match[0] == "%%":
-            return "%%"
-        argument = next(entry for entry in free if entry[1] == match[0])
-        free.remove(argument)
-        return f"%{argument[0]}${match[0][1:]}"
-
-    return _CONVERSION.sub(number, target)
 
 
 class Catalogue(Document):
@@ -254,8 +224,11 @@ class Catalogue(Document):
             if any(parts.values()):
                 self.entries.append(entry)
                 self.parts.append(parts)
-        self.plurals = Plurals("".join(form.text for form in self.header.forms.values()) if self.header else "")
-        self.lacks_rule = self.plurals.count is None and any("msgid_plural" in parts for parts in self.parts)
+        header = "".join(form.text for form in self.header.forms.values()) if self.header else ""
+        self.plurals = Plurals(header)
+        has_plurals = any("msgid_plural" in parts for parts in self.parts)
+        # the header of a template says nplurals=INTEGER
+        self.lacks_rule = self.plurals.count is None and (has_plurals or "Plural-Forms:" in header)
         if self.lacks_rule:
             self.plurals = Plurals(f"Plural-Forms: {plural_rule(options.target_language)}")
         self.segments = [part.inline.markup for parts in self.parts for each in parts.values() for part in each]
@@ -293,12 +266,12 @@ class Catalogue(Document):
             if len(complete) < len(texts):
                 untranslated += 1
                 continue
-            edits += self.form_edits(entry, complete)
+            edits += self.form_edits(entry, complete, formats)
             edits += self.fuzzy_edit(entry)
         if untranslated:
             logger.warning(
-                "%d entries stay untranslated: the order of unnamed placeholders is different in the translation, and "
-                "formats such as python-format cannot number placeholders", untranslated,
+                "%d entries stay untranslated: their translations have other placeholders, or unnamed placeholders in "
+                "another order, which formats such as python-format cannot number", untranslated,
             )  # fmt: skip
         return edits
 
@@ -315,14 +288,14 @@ class Catalogue(Document):
         line_end = "" if message.text.endswith("\n") or not message.text else "\\n"
         return message.start, message.end, f'{raw[:-1]}{line_end}"{self.newline}"{rule}\\n"'
 
-    def form_edits(self, entry: CatalogueEntry, texts: dict[str, str]) -> Iterator[FileEdit]:
+    def form_edits(self, entry: CatalogueEntry, texts: dict[str, str], formats: set[str]) -> Iterator[FileEdit]:
         source = entry.messages["msgid"]
         forms = entry.forms
         if "msgstr" in forms:
             message = forms["msgstr"]
             yield message.start, message.end, self.message("msgstr", texts["msgid"], source)
             return
-        singular, plural = (sorted(_PLACEHOLDER.findall(entry.messages[name].text)) for name in texts)
+        singular, plural = (sorted(placeholders(entry.messages[name].text, formats)) for name in texts)
         lines = []
         for form in range(self.plurals.count or len(forms)):
             name = "msgid" if self.plurals.is_singular(form, singular == plural) else "msgid_plural"

@@ -5,6 +5,9 @@ html5lib, lxml and selectolax build a tree and write a different file, with othe
 `html.parser` reports positions, but its rules for tags change between releases of Python, and damaged input can take
 quadratic time. This module replaces only the ranges of the texts, so all other bytes of the file stay the same. All
 its regular expressions take linear time.
+
+Code of templates (PHP, ERB, Jinja, …) is found first, and is masked for the tokenizer: such code may stand inside a tag
+or an attribute. A value, such as {{ name }}, is a part of a sentence. No sentence continues after a statement.
 """
 
 import html
@@ -13,17 +16,24 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
 
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
-from nmtkit.text.markup import TAG, VOID, names, unescape_entities
+from nmtkit.text.markup import TAG, VOID, names, partners, unescape_entities
+from nmtkit.text.template_code import codes, masked
 
 INLINE = names(
-    "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
-    "samp small span strike strong sub sup svg time tt u var wbr"
+    "a abbr acronym b bdi bdo big br button cite code data del dfn em font i img ins kbd label mark math meter nobr "
+    "output picture progress q rb rp rt rtc ruby s samp slot small source span strike strong sub sup svg time tt u var "
+    "wbr"
 )
+# Inline elements that often stand side by side. Unless text stands beside them, the text of each element is a separate
+# segment. Custom elements, whose names have a hyphen, are such elements, too.
+SEPARATE = names("button label meter output progress slot")
 # elements that contain no tags, only text
 RAW = names("iframe noembed noframes plaintext script style textarea title xmp")
 # Elements whose text is not translated, unless they have translate="yes".
@@ -45,6 +55,7 @@ DESCRIPTIONS = names(
 )
 RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
+_MESSAGE = "{"  # the name of the piece of a message of ICU
 _ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")
 _CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
@@ -95,6 +106,14 @@ def is_xml(text: str) -> bool:
     return text.startswith("<?xml")
 
 
+def is_separate(name: str) -> bool:
+    return name in SEPARATE or "-" in name
+
+
+def is_inline(name: str) -> bool:
+    return name in INLINE or "-" in name
+
+
 def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
     """Returns start, end and value of each attribute of a start tag, by name. Only the first of equal names counts.
 
@@ -130,8 +149,10 @@ class _PageReader:
 
     def __init__(self, text: str) -> None:
         self.text, self.xml = text, is_xml(text)
+        self.codes = codes(text)
+        self.masked = masked(text, self.codes)
         self.runs: list[list[Piece]] = []
-        self.attributes: list[tuple[int, int, str]] = []
+        self.attributes: list[tuple[int, int]] = []  # start and end of each value to translate, with its quotes
         self.root: Token | None = None  # the start tag <html …>
         self.run: list[Piece] = []
         self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
@@ -145,27 +166,51 @@ class _PageReader:
         return self.open[-1][1] if self.open else True
 
     def read(self) -> None:
-        for token in tokens(self.text):
+        for token in tokens(self.masked):
             if token.kind == "opening":
                 self.start_tag(token)
             elif token.kind == "closing":
                 self.end_tag(token)
-            elif token.kind == "text" or self.text.startswith("<!--", token.start):
-                self.add("text" if token.kind == "text" else "alone", token)
+            elif token.kind == "text":
+                for piece in self.pieces(token.start, token.end):
+                    self.add(piece)
+            elif self.text.startswith("<!--", token.start):
+                self.add(Piece("alone", "", "", "", False, token.start, token.end))
             elif self.copied is None:
                 self.flush()
         self.flush()
 
-    def add(self, role: str, token: Token) -> None:
-        """Adds a token to the run if the open element is translated."""
-        if self.copied is not None:
-            return
-        if not self.translates:
-            self.flush()
-        else:
-            text = unescape_entities(self.text[token.start : token.end]) if role == "text" else ""
-            spaced = token.name in ("br", "img")
-            self.run.append(Piece(role, text, "", token.name, spaced, token.start, token.end))
+    def pieces(self, start: int, end: int) -> Iterator[Piece | None]:
+        """Yields the texts and the code of a part of the page, and None for each statement."""
+        cursor = start
+        first = bisect_left(self.codes, start, key=lambda code: code.start)
+        for code in takewhile(lambda code: code.start < end, islice(self.codes, first, None)):
+            if cursor < code.start:
+                yield self.text_piece(cursor, code.start)
+            name = _MESSAGE if code.role == "message" else ""
+            shown = code.role in ("value", "message")
+            yield None if code.role == "statement" else Piece("alone", "", "", name, shown, code.start, code.end)
+            cursor = code.end
+        if cursor < end:
+            yield self.text_piece(cursor, end)
+
+    def has_code(self, tag: Token) -> bool:
+        return self.masked[tag.start : tag.end] != self.text[tag.start : tag.end]
+
+    def text_piece(self, start: int, end: int) -> Piece:
+        return Piece("text", unescape_entities(self.text[start:end]), "", "", False, start, end)
+
+    def add(self, piece: Piece | None) -> None:
+        """Adds a piece to the run if the open element is translated. None ends the run."""
+        if self.copied is None:
+            if piece is None or not self.translates:
+                self.flush()
+            else:
+                self.run.append(piece)
+
+    def add_tag(self, role: str, tag: Token) -> None:
+        spaced = tag.name in ("br", "img") or (role == "alone" and "-" in tag.name)
+        self.add(Piece(role, "", "", tag.name, spaced, tag.start, tag.end))
 
     def start_tag(self, tag: Token) -> None:
         name = tag.name
@@ -174,22 +219,22 @@ class _PageReader:
         if name == "html" and self.root is None:
             self.root = tag
         inherited = self.translates
-        by_name = attributes(self.text, tag)
+        by_name = attributes(self.masked, tag)
         translate = by_name.get("translate", (0, 0, "none"))[2].lower()
         if "notranslate" in by_name.get("class", (0, 0, ""))[2].split():
             translate = "no"
         if inherited and translate != "no":
-            self.attributes += [by_name[key] for key in shown_attributes(name, by_name)]
+            self.attributes += [by_name[key][:2] for key in shown_attributes(name, by_name)]
         translates = translate in ("yes", "") or (inherited and translate != "no" and name not in UNTRANSLATED)
-        alone = name in VOID or (self.xml and self.text[tag.end - 2] == "/")
-        if name not in INLINE:
+        alone = name in VOID or ((self.xml or "-" in name) and self.text[tag.end - 2] == "/")
+        if not is_inline(name):
             self.flush_at_block()
         elif alone:
-            self.add("alone", tag)
+            self.add_tag("alone", tag)
         elif self.copied is None and inherited and not translates:
             self.copied = tag.start, len(self.open), name in ("svg", "math")
         else:
-            self.add("opening", tag)
+            self.add_tag("opening", tag)
         if not alone:
             self.open.append((name, translates))
             self.names[name] += 1
@@ -199,11 +244,11 @@ class _PageReader:
             while self.open[-1][0] != tag.name:
                 self.pop(tag.start)
             self.pop(tag.end)
-        if tag.name not in INLINE:
+        if not is_inline(tag.name):
             self.flush_at_block()
         # if the tag ended the copied element, that element is already in the run
         elif not self.run or self.run[-1].end < tag.end:
-            self.add("closing", tag)
+            self.add_tag("closing", tag)
 
     def pop(self, position: int) -> None:
         """Closes the last open element, whose content ends at `position`."""
@@ -222,8 +267,37 @@ class _PageReader:
         """Ends the run. If a copied element is still open, it is left out of the run."""
         self.copied = None
         if self.run:
-            self.runs += _sentences_of(self.run)
+            self.runs += [part for run in _separated(self.run) for part in _sentences_of(run)]
             self.run = []
+
+
+def _separated(run: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yields the parts of a run between the tags of separate elements that have no text beside them."""
+    pairs = partners([(piece.role, piece.name) for piece in run])
+    closing = {end: start for start, end in pairs.items()}
+    around: list[int] = [-1]  # indices of the start tags of the open separate elements; -1 stands for the run
+    parent: dict[int, int] = {}
+    with_text: set[int] = set()
+    for index, piece in enumerate(run):
+        if index in pairs and is_separate(piece.name):
+            parent[index] = around[-1]
+            around.append(index)
+        elif closing.get(index) == around[-1]:
+            around.pop()
+        elif piece.role == "text" and has_words([piece]):
+            with_text.add(around[-1])
+    ends = {-1}  # start tags of elements that are not inside a sentence
+    part: list[Piece] = []
+    for index, piece in enumerate(run):
+        if index in parent and parent[index] in ends and parent[index] not in with_text:
+            ends.add(index)
+        paired = index in pairs or index in closing
+        if is_separate(piece.name) and piece.role != "alone" and (closing.get(index, index) in ends or not paired):
+            yield part
+            part = []
+        else:
+            part.append(piece)
+    yield part
 
 
 def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -262,25 +336,44 @@ class WebPage(Document):
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
-        reader = _PageReader(text)
+        reader = self.reader = _PageReader(text)
         reader.read()
-        self.root = reader.root
         self.runs: list[tuple[int, int, Inline]] = []
-        self.attributes: list[tuple[int, int, Inline]] = []
+        self.attributes: list[tuple[int, int, str, Inline]] = []  # start, end, quote, text
         for run in reader.runs:
-            if pieces := translatable(run):
+            if not any(piece.name == _MESSAGE for piece in run) and (pieces := translatable(run)):
                 self.runs.append((pieces[0].start, pieces[-1].end, Inline(pieces)))
-        for start, end, value in reader.attributes:
-            if has_words([Piece("text", value)]):
-                self.attributes.append((start, end, Inline([Piece("text", value)])))
-        self.segments = [inline.markup for _, _, inline in (*self.runs, *self.attributes)]
+        for start, end in reader.attributes:
+            self.attributes += self.attribute_parts(start, end)
+        self.segments = [inline.markup for _, _, inline in self.runs]
+        self.segments += [inline.markup for *_, inline in self.attributes]
+
+    def attribute_parts(self, start: int, end: int) -> Iterator[tuple[int, int, str, Inline]]:
+        """Yields the parts of the value of an attribute that are translated: the texts between statements."""
+        quote = self.text[start] if self.text[start : start + 1] in ('"', "'") else ""
+        quotes = len(quote)
+        parts: list[list[Piece]] = [[]]
+        for piece in self.reader.pieces(start + quotes, end - quotes):
+            parts.append([]) if piece is None else parts[-1].append(piece)
+        if quotes or len(parts) == 1:
+            for part in parts:
+                if any(piece.name == _MESSAGE for piece in part) or not (pieces := translatable(part)):
+                    continue
+                if quote:
+                    yield *without_white_space(self.text, pieces[0].start, pieces[-1].end), quote, Inline(pieces)
+                else:
+                    yield start, end, "", Inline(part)
+
+    def raw(self, code: Piece) -> str:
+        return self.text[code.start : code.end]
 
     def edits(self, translations: Sequence[str]) -> list[FileEdit]:
         inner = self.language_edits()
-        for (start, end, inline), translation in zip(self.attributes, translations[len(self.runs) :], strict=True):
-            value = inline.written(translation, str)
+        new_values = translations[len(self.runs) :]
+        for (start, end, quote, inline), translation in zip(self.attributes, new_values, strict=True):
+            value = inline.written(translation, partial(written, quote=quote or '"'), self.raw)
             if value is not None:
-                inner.append((start, end, self.quoted(start, end, value)))
+                inner.append((start, end, value if quote else f'"{value}"'))
         inner.sort()
         outer: list[FileEdit] = []
         for (start, end, inline), translation in zip(self.runs, translations[: len(self.runs)], strict=True):
@@ -294,18 +387,17 @@ class WebPage(Document):
                 outer.append(edit)
         return outer
 
-    def quoted(self, start: int, end: int, value: str) -> str:
-        quote = self.text[start] if self.text[start] in "\"'" else '"'
-        return quote + written(value).replace(quote, "&quot;" if quote == '"' else "&#39;") + quote
-
     def language_edits(self) -> list[FileEdit]:
-        """Returns the changes of the attributes lang and dir of <html>. A page without <html> has no changes."""
-        language = self.options.target_language
-        if language is None or self.root is None:
+        """Returns the changes of the attributes lang and dir of <html>.
+
+        A page without <html> has no changes, nor has a page whose template writes attributes of <html>.
+        """
+        language, root = self.options.target_language, self.reader.root
+        if language is None or root is None or self.reader.has_code(root):
             return []
         code = language.replace("_", "-")
         right_to_left = re.split("[-_]", language.lower())[0] in RIGHT_TO_LEFT
-        by_name = attributes(self.text, self.root)
+        by_name = attributes(self.text, root)
         existing = [name for name in ("lang", "xml:lang") if name in by_name]
         wanted = dict.fromkeys(existing or ["lang"], code)
         if right_to_left or "dir" in by_name:
@@ -318,10 +410,11 @@ class WebPage(Document):
             elif by_name[name][2].lower() != value.lower():
                 start, end, _ = by_name[name]
                 edits.append((start, end, f'="{value}"' if start == end else f'"{value}"'))
-        after_name = self.root.start + len("<html")
+        after_name = root.start + len("<html")
         return [*edits, *([(after_name, after_name, missing)] if missing else [])]
 
 
-def written(text: str) -> str:
-    """Returns a text as HTML, with visible entities for no-break spaces."""
-    return html.escape(text, quote=False).replace("\u00a0", "&#160;")
+def written(text: str, quote: str = "") -> str:
+    """Returns a text as HTML, with visible entities for no-break spaces, and for `quote`."""
+    text = html.escape(text, quote=False).replace("\u00a0", "&#160;")
+    return text.replace(quote, "&quot;" if quote == '"' else "&#39;") if quote else text

@@ -121,12 +121,36 @@ def test_php_stays_as_it_is():
     assert translated(page) == page.replace("One", "ONE").replace("two", "TWO")
 
 
+@pytest.mark.parametrize(
+    ("page", "segments"),
+    [
+        ("<p>The <x-badge>new</x-badge> model", ["The <g1>new</g1> model"]),
+        ("<p>It is <output>5</output> or <meter>6</meter> today", ["It is <g1>5</g1> or <g5>6</g5> today"]),
+        ("<p>Tick <label for=a>this box</label> now", ["Tick <g1>this box</g1> now"]),
+        ("<p>Press <button>OK</button> to go", ["Press <g1>OK</g1> to go"]),
+        ("<label>Yes</label> | <label>No</label>", ["Yes", "No"]),
+        ("<button>Yes</button><button>No</button>", ["Yes", "No"]),
+        ("<x-list><x-item>One</x-item> <x-item>Two</x-item></x-list>", ["One", "Two"]),
+        ("<x-card><p>One</p>Two</x-card>Three", ["One", "Two", "Three"]),
+        ("<x-a>One <x-b>two</x-b><x-b>three</x-b></x-a>", ["One <g1>two</g1><g4>three</g4>"]),
+        ("<p>See <my-icon name=a /> here", ["See <g1/>here"]),
+        ("<p>See <picture><source src=a><img src=b></picture> here", ["See <g1><g2/><g3/></g1>here"]),
+        ("<label>One</i></label><b><label>Two</b></label>", ["One", "Two"]),
+    ],
+)
+def test_custom_elements_and_labels_are_inline_if_text_stands_beside_them(page, segments):
+    found = read_document(page.encode(), "html", "page.html")
+    assert [re.sub(r"(?<=>) (?=here)", "", segment) for segment in found.segments] == segments
+    assert found.render(found.segments) == page
+
+
 MARKUP = st.sampled_from(
     ["<p>", "</p>", "<b>", "</b>", "<i class='a>b'>", "</i>", "<br>", "<br/>", "<div>", "</div>", "<code>", "</code>",
      "<span translate=no>", "</span>", "<span translate='yes'>", "<!-- c<p> -->", "<script>", "</script>", "<pre>",
      "</pre>", "<img alt='Two words' src=x>", "<a title=", "<", ">", "&", "&amp;", "&lt;b>", "&#x41;", "&nbsp;", "'",
      "<li>", "<ul>", "</ul>", '"', "<textarea>", "</textarea>", "<title>", "</title>", "<svg>", "</svg>",
      "<!DOCTYPE html>", "<![CDATA[", "]]>", "<?x", "-->", "<!--", "=", "/>", "\r\n", "\n", "  ",
+     "<label>", "</label>", "<button>", "</button>", "<x-a>", "</x-a>", "<x-b/>", "{{ a }}", "{% b %}", "<% c %>",
      "ß", "ﬁ", "Ÿ", "中文", "🙂"]
 )  # fmt: skip
 PAGES = st.lists(st.one_of(MARKUP, st.sampled_from(["one ", "Two. ", "three", "4 "]))).map("".join)
@@ -228,7 +252,11 @@ def test_the_work_grows_linearly_with_the_page(unit):
     "attack",
     ["<!--" * 10_000, "<a '" * 10_000, '<a x="' * 8_000, "<" * 40_000, "<b>" * 12_000, "</i>" * 12_000,
      "<b>" * 6_000 + "</i>" * 6_000, "<b>x" * 6_000, "<code>" * 6_000, "&" * 40_000, "<p " + "a " * 16_000,
-     "<p " + "= " * 16_000, "<svg>" * 8_000, "<script>" * 4_000, "<br>a" * 8_000, "<![CDATA[" * 6_000],
+     "<p " + "= " * 16_000, "<svg>" * 8_000, "<script>" * 4_000, "<br>a" * 8_000, "<![CDATA[" * 6_000,
+     "<x-a>" * 12_000, "<x-a>b" * 6_000, "<label>b</label>" * 6_000, "<?php " * 8_000, "{{ a }}b" * 6_000,
+     "{{ '" * 9_000,
+     "<x-a>" * 6_000 + "b" + "</x-a>" * 6_000, "{n,plural,one{" * 4_000, "<p title='{{ a }}{% b %}c'>" * 3_000,
+     "@if (x) {" * 5_000, "<% a" * 9_000, "%<a>" * 9_000],
     ids=lambda text: text[:8],
 )  # fmt: skip
 def test_hostile_pages_come_back_unchanged_in_linear_time(
