@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ from nmtkit.jobs import progress
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints
 from nmtkit.training.metrics import Objective
+
+
+@runtime_checkable
+class AveragedWeights(Protocol):
+    """Averages of the trained weights, which a run validates and saves instead of the weights."""
+
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context in which the model has the averages as its weights."""
 
 
 class MovingAverage:

@@ -192,6 +192,32 @@ class StepDecay(LRScheduler):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmupStableDecayConfig(Config):
+    lr: float = option(5e-4, "Learning rate between warm-up and decay.", above=0)
+    warmup_updates: int = option(1000, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
+    decay_share: float = option(0.2, "Share of the run with a falling rate, at its end.", above=0, max=1)
+
+
+@LR_SCHEDULERS.register("warmup_stable_decay", WarmupStableDecayConfig())
+class WarmupStableDecay(LRScheduler):
+    """A constant rate for most of the run, then linear decay to zero (Hägele et al. 2024, section 2)."""
+
+    def __init__(self, config: WarmupStableDecayConfig, run: RunInfo) -> None:
+        if run.max_update is None:
+            raise ValueError("this schedule decays at the end of the run; give --max-update or --max-epoch")
+        self.config, self.end = config, run.max_update
+        if (1 - config.decay_share) * self.end < config.warmup_updates:
+            raise ValueError(
+                f"the decay would begin at update {(1 - config.decay_share) * self.end:.0f}, during the warm-up of "
+                f"{config.warmup_updates} updates"
+            )
+
+    def lr(self, update: int) -> float:
+        left = max(0, self.end - update) / (self.config.decay_share * self.end)
+        return self.config.lr * min(warmup_factor(update, self.config.warmup_updates), left)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlateauConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
     lr_shrink: float = option(0.5, "Factor on the learning rate at each reduction.", above=0, below=1)

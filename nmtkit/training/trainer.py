@@ -19,7 +19,7 @@ from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.adapters import adapters_in
 from nmtkit.training import precision as precisions
-from nmtkit.training.averaging import MovingAverage
+from nmtkit.training.averaging import AveragedWeights, MovingAverage
 from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import Criterion
 from nmtkit.training.loader import Update
@@ -81,12 +81,21 @@ class Trainer:
         component = job.components["optimizer"]
         groups = parameter_groups(weights, job.run.weight_decay_for, embedding_names(model))
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
+        self.averages = self._averages()
         self.configured = _group_settings(self.optimizer)  # settings of the groups, from the flags of this run
         self.transforms_pairs = bool(job.chosen("transforms"))
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.schedule_start = schedule_start
         self.done = 0  # number of updates, including skipped updates
         self.lr: float | None = None  # learning rate of the last update
+
+    def _averages(self) -> AveragedWeights | None:
+        """Returns the averages that are validated and saved instead of the trained weights, if the run has any."""
+        of_optimizer = self.optimizer if isinstance(self.optimizer, AveragedWeights) else None
+        if self.ema and of_optimizer:
+            name = self.job.components["optimizer"].name
+            raise ValueError(f"--optimizer {name} averages the weights itself; leave out --ema-decay")
+        return self.ema or of_optimizer
 
     def _parallelize(self) -> ReplicatedModel:
         if self.job.run.parallel == "ddp" or distributed.world_size() == 1:
@@ -210,19 +219,19 @@ class Trainer:
 
     @contextlib.contextmanager
     def evaluated_weights(self) -> Iterator[None]:
-        """The context in which the model has the weights for validation (with --ema-decay, the running means)."""
-        with self.ema.swapped() if self.ema else contextlib.nullcontext(), self.engine.unsharded():
+        """The context in which the model has the weights for validation (with `averages`, the averages)."""
+        with self.averages.swapped() if self.averages else contextlib.nullcontext(), self.engine.unsharded():
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the weights to save by name. With --ema-decay: the running means; with adapters: only the adapters.
+        """Returns the weights to save by name: the averages, if there are any; with adapters: only the adapters.
 
         The result is complete on rank 0. Every rank must call this method.
         """
         chosen = adapters_in if self.adapters else dict
-        if self.ema is None:
+        if self.averages is None:
             return chosen(self.engine.state_dict())
-        with self.ema.swapped():
+        with self.averages.swapped():
             return copy.deepcopy(chosen(self.engine.state_dict()))
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
@@ -235,7 +244,7 @@ class Trainer:
         """
         gather = self.engine.gather
         state: dict[str, Any] = {}
-        if self.ema:
+        if self.averages:
             state["weights"] = {name: gather(name, weight.detach()) for name, weight in self.engine.parameters.items()}
         return state | {
             "optimizer": self._optimizer_state(),
@@ -249,10 +258,10 @@ class Trainer:
         """Restores the training state after update `done`. Call `load_weights` first.
 
         The resumed run may add or remove --ema-decay. With --reset-optimizer, the run may train different parameters.
-        A checkpoint of a run with --ema-decay has two weights for each trained parameter: the moving average and the
-        weight of the optimizer. A parameter that was trained before and is trained now gets the weight of the
-        optimizer. Any other parameter keeps the weight that `load_weights` has loaded. Raises ValueError if the
-        optimizer state is for different parameters.
+        A checkpoint of a run with averages has two weights for each trained parameter: the average and the weight of
+        the optimizer. A parameter that was trained before and is trained now gets the weight of the optimizer. Any
+        other parameter keeps the weight that `load_weights` has loaded. Raises ValueError if the optimizer state is for
+        different parameters.
         """
         if not self.job.run.reset_optimizer:
             self._load_optimizer(state["optimizer"])

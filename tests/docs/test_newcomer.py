@@ -21,13 +21,13 @@ from nmtkit.training.config import REGISTRIES
 PAGE = (Path(__file__).parents[2] / "docs/plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SNIPPETS = {name[0]: block for block in BLOCKS if (name := re.findall(r'\.register\("(\w+)"', block))}
-for other in ("transformer_rotary", "repetition", "memory"):  # a second architecture, and components of searches
+for other in ("transformer_half_rotary", "repetition", "memory"):  # a second architecture, and components of searches
     del SNIPPETS[other]  # test_plugin_examples.py has their tests
 FLAGS = {
     "gru": "--arch gru --width 12",
     "focal_loss": "--criterion focal_loss",
-    "lion": "--optimizer lion",
-    "warmup_stable_decay": "--lr-scheduler warmup_stable_decay --lr 0.01 --warmup-updates 2",
+    "signum": "--optimizer signum",
+    "one_cycle": "--lr-scheduler one_cycle --lr 0.01 --rise-share 0.5",
     "stop_at": "--callbacks stop_at --stop-at-ppl 1",
     "length_ratio": "--valid-beam 1 --metrics length_ratio --best-checkpoint-metric length_ratio",
     "switchout": "--transforms switchout --switchout 0.2",
@@ -98,10 +98,10 @@ MISTAKES = {
     'no "nll"': ("focal_loss", ('"nll":', '"mine":'), r"criterion FocalLoss returned counts \['mine'\] without 'nll'"),
     "an unreduced loss": ("focal_loss", (r"\(weight \* nll\)\.sum\(\)", "weight * nll"),
         r"criterion FocalLoss returned a Tensor of shape \[\d+\] for 'sum'; it must be a tensor without"),
-    "None from a schedule": ("warmup_stable_decay", ("return self.config.lr", "self.config.lr"),
-        "scheduler WarmupStableDecay returned None for update 1; it must return a finite number of at least 0"),
-    "NaN from a schedule": ("warmup_stable_decay", ("return self.config.lr", 'return float("nan")'),
-        "scheduler WarmupStableDecay returned nan for update 1; it must return a finite number"),
+    "None from a schedule": ("one_cycle", ("return self.config.lr", "self.config.lr"),
+        "scheduler OneCycle returned None for update 1; it must return a finite number of at least 0"),
+    "NaN from a schedule": ("one_cycle", ("return self.config.lr", 'return float("nan")'),
+        "scheduler OneCycle returned nan for update 1; it must return a finite number"),
     "a wrong shape in forward": ("gru", (r"Packed\.from_padded\(states, layout\)\.values", "states"),
         r"GRU.decode returned a Tensor of shape \[2, 8, 12\] for 14 target tokens; it must return features \[T, D\]"),
     "a missing import": ("gru", ("Architecture, Packed, Voc", "Architecture, Voc"),

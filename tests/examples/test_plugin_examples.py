@@ -47,7 +47,17 @@ def test_the_examples_keep_to_their_contracts() -> None:
     namespace["test_my_components"]()  # type: ignore[operator]
 
 
-ROTARY = ["transformer_rotary", "--encoder-layers", "1", "--decoder-layers", "2", "--d-model", "16", "--d-ff", "24"]
+ROTARY = [
+    "transformer_half_rotary",
+    "--encoder-layers",
+    "1",
+    "--decoder-layers",
+    "2",
+    "--d-model",
+    "16",
+    "--d-ff",
+    "24",
+]
 
 
 @pytest.mark.slow
@@ -55,7 +65,7 @@ ROTARY = ["transformer_rotary", "--encoder-layers", "1", "--decoder-layers", "2"
     "changes", [["--heads", "2"], ["--heads", "2", "--pre-norm", "--encoder-layers", "0"]], ids=str
 )
 def test_the_variant_of_the_transformer_keeps_its_contract(changes: list[str]) -> None:
-    plugin = ["--plugin", str(ROOT / "examples/plugin/rotary.py")]
+    plugin = ["--plugin", str(ROOT / "examples/plugin/half_rotary.py")]
     result = CliRunner().invoke(main, ["check", *plugin, *ROTARY, *changes])
     assert result.exit_code == 0 and "18 of 18 checks passed" in result.stdout, result.output
 
@@ -87,18 +97,16 @@ def test_the_engine_keeps_its_contract_and_searches_a_repeated_line_once(tmp_pat
 
 
 def test_the_variant_turns_queries_by_the_position_and_divides_by_the_temperature() -> None:
-    config = derive(
-        ARCHITECTURES["transformer_rotary"].preset, {"d_model": 16, "heads": 2, "encoder_layers": 1}, "test"
-    )
+    name, settings = "transformer_half_rotary", {"d_model": 16, "heads": 2, "encoder_layers": 1}
+    config = derive(ARCHITECTURES[name].preset, settings, "test")
     torch.manual_seed(1)
-    model: Any = ARCHITECTURES["transformer_rotary"].factory(config, Vocabulary(source=9, target=9, joint=True)).eval()
-    embedding, x, position = model.source_embedding, torch.randn(3, 2, 8), torch.tensor([0, 5, 2])
-    embedding(torch.tensor([3, 4, 5]), position, 6)
+    model: Any = ARCHITECTURES[name].factory(config, Vocabulary(source=9, target=9, joint=True)).eval()
+    attention, x, position = model.encoder[0].self_attention, torch.randn(3, 2, 8), torch.tensor([0, 5, 2])
     numbers = x.double().numpy()
-    angles = position.numpy()[:, None, None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8)
-    turned = (numbers[..., :4] + 1j * numbers[..., 4:]) * np.exp(1j * angles)
-    expected = np.concatenate([turned.real, turned.imag], -1)
-    np.testing.assert_allclose(embedding.rotate(x).numpy(), expected, rtol=1e-5, atol=1e-5)
+    angles = position.numpy()[:, None, None] * 10_000.0 ** (-np.arange(0, 4, 2) / 4)
+    turned = (numbers[..., :2] + 1j * numbers[..., 2:4]) * np.exp(1j * angles)
+    expected = np.concatenate([turned.real, turned.imag, numbers[..., 4:]], -1)
+    np.testing.assert_allclose(attention.turned(x, position).detach().numpy(), expected, rtol=1e-5, atol=1e-5)
     source = Packed.from_lists([[3, 4, 5, 2]])
     with torch.no_grad():
         before = model.attention_weights(source, source)["encoder"][0].double()

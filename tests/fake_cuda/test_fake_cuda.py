@@ -82,7 +82,7 @@ def test_every_transformer_goes_forward_and_backward(run: Runner, config: dict[s
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adafactor", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adafactor", "sgd", "lion", "schedule_free_adamw"])
 def test_an_update_with_every_optimizer_and_precision(run: Runner, optimizer: str, precision: str) -> None:
     run(checks.updates, "transformer_tiny", {"optimizer": optimizer, "precision": precision, "clip_norm": 1.0})
 

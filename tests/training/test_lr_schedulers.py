@@ -67,6 +67,19 @@ def test_a_decay_needs_an_end(name: str) -> None:
         schedule(name, max_update=10, warmup_updates=10)
 
 
+def test_warmup_stable_decay_is_constant_until_its_last_share() -> None:
+    rates = schedule("warmup_stable_decay", max_update=100, lr=0.01, warmup_updates=10, decay_share=0.2)
+    assert [rates.lr(update) for update in (1, 10, 50, 80)] == pytest.approx([0.001, 0.01, 0.01, 0.01])
+    assert [rates.lr(update) for update in (90, 95, 100, 101)] == pytest.approx([0.005, 0.0025, 0, 0])
+
+
+def test_a_decay_during_the_warm_up_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"update 8, .*10 updates"):
+        schedule("warmup_stable_decay", max_update=10, warmup_updates=10)
+    with pytest.raises(ValueError, match="--max-update"):
+        schedule("warmup_stable_decay", max_update=None)
+
+
 def test_step_shrinks_every_so_many_updates() -> None:
     rates = schedule("step", lr=1.0, lr_shrink=0.1, lr_step_updates=5, warmup_updates=0)
     assert [rates.lr(update) for update in (1, 5, 6, 10, 11)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])

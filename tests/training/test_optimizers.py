@@ -51,6 +51,46 @@ def test_adamw_takes_its_decay_off_the_weight_and_not_the_gradient() -> None:
     assert stepped("adamw", [0.5], weight_decay=0.3) == pytest.approx(1 - 0.1 * 0.3 - 0.1, abs=1e-6)
 
 
+def test_lion_is_algorithm_2() -> None:
+    weight, momentum, gradients = 1.0, 0.0, [0.5, -0.2, 1.5, -3.0]
+    for gradient in gradients:
+        direction = 0.9 * momentum + (1 - 0.9) * gradient
+        weight = weight - 0.1 * ((direction > 0) - (direction < 0) + 0.3 * weight)
+        momentum = 0.99 * momentum + 0.01 * gradient
+    assert stepped("lion", gradients, weight_decay=0.3) == pytest.approx(weight, abs=1e-6)
+
+
+def schedule_free_by_hand(gradients: list[float], rates: list[float], decay: float) -> tuple[float, float]:
+    """Returns the weight at which the next gradient is computed, and the average, after algorithm 1 of the paper."""
+    x = y = z = 1.0
+    second = total = 0.0
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        second = 0.98 * second + 0.02 * gradient**2
+        rate *= (1 - 0.98**step) ** 0.5
+        z -= rate * (gradient / (second**0.5 + 1e-9) + decay * y)
+        total += rate**2
+        x += rate**2 / total * (z - x)
+        y = 0.1 * z + 0.9 * x
+    return y, x
+
+
+def test_schedule_free_adamw_is_algorithm_1() -> None:
+    weight = torch.nn.Parameter(torch.tensor([[1.0]]))
+    preset = derive(OPTIMIZERS["schedule_free_adamw"].preset, {"weight_decay": 0.2}, "test")
+    optimizer: Any = OPTIMIZERS["schedule_free_adamw"].factory(preset, group_of(weight))
+    gradients, rates = [0.5, -0.2, 1.5, 0.3], [0.05, 0.1, 0.1, 0.1]
+    for gradient, rate in zip(gradients, rates, strict=True):
+        weight.grad = torch.tensor([[gradient]])
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    trained, average = schedule_free_by_hand(gradients, rates, 0.2)
+    assert float(weight.detach()) == pytest.approx(trained, abs=1e-6)
+    before = weight.detach().clone()
+    with optimizer.swapped():
+        assert float(weight.detach()) == pytest.approx(average, abs=1e-6)
+    assert torch.equal(weight.detach(), before)
+
+
 def test_sgd_has_nesterov_momentum() -> None:
     # v1 = 2, step 2 + 0.5 x 2; v2 = 0.5 x 2 + 1 = 2, step 1 + 0.5 x 2
     assert stepped("sgd", [2.0, 1.0], momentum=0.5) == pytest.approx(1 - 0.1 * 3 - 0.1 * 2, abs=1e-6)
@@ -284,6 +324,8 @@ def test_a_composite_of_fused_optimizers_is_skipped_on_the_device() -> None:
         ("sgd", {"momentum": 1.0}),
         ("adafactor", {"beta2_decay": 0.8}),
         ("muon", {"muon_steps": 0}),
+        ("lion", {"lion_betas": (0.9,)}),
+        ("schedule_free_adamw", {"adam_betas": (0.9, 1.0)}),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, setting: dict[str, Any]) -> None:

@@ -85,9 +85,13 @@ OTHER_NAMES["transforms"] = "casing,typos,bpe_dropout,word_dropout,word_blank,wo
     [
         ({}, {}),
         (OTHER_NAMES, OTHERWISE),
+        ({"optimizer": "schedule_free_adamw", "lr-scheduler": "fixed"}, {}),
+        pytest.param(
+            {"optimizer": "lion", "lr-scheduler": "warmup_stable_decay"}, {"warmup_updates": 2}, marks=pytest.mark.slow
+        ),
         pytest.param({"optimizer": "muon"}, {"weight_decay_for": ("decoder.*=0.3",)}, marks=pytest.mark.slow),
     ],
-    ids=["plain", "otherwise", "muon"],
+    ids=["plain", "otherwise", "schedule-free", "lion", "muon"],
 )
 def test_resume_equals_uninterrupted_bit_for_bit(
     mirror_data: Path, tmp_path: Path, names: dict[str, str], settings: dict[str, Any]

@@ -275,7 +275,8 @@ def test_masks_need_pairs_from_a_language_to_itself_which_the_direction_says(mir
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "per_weight"), [("adam", 8), ("adamw", 8), ("sgd", 0), ("adafactor", 0), ("muon", None)]
+    ("optimizer", "per_weight"),
+    [("adam", 8), ("adamw", 8), ("sgd", 0), ("adafactor", 0), ("muon", None), ("lion", 4), ("schedule_free_adamw", 12)],
 )
 def test_the_probe_reserves_the_state_that_the_first_update_makes(
     mirror_data: Path, optimizer: str, per_weight: int | None

@@ -68,7 +68,8 @@ def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> l
 
 def state_bytes(optimizer: str, config: Any, groups: Iterable[Mapping[str, Any]]) -> int:
     """Returns the bytes of the state of an optimizer. An unknown optimizer is assumed to need as much as Adam."""
-    per_parameter = {"adam": 8, "adamw": 8, "adafactor": 0, "sgd": 4 if getattr(config, "momentum", 0) else 0}
+    momentum = 4 if getattr(config, "momentum", 0) else 0
+    per_parameter = {"adafactor": 0, "lion": 4, "schedule_free_adamw": 12, "sgd": momentum}
     numbers = {"matrices": 0, "others": 0}
     for group in groups:
         kind = "matrices" if str(group.get("name")).startswith("matrices") else "others"

@@ -1,0 +1,70 @@
+"""Schedule-free AdamW: an average of the weights instead of a falling learning rate (Defazio et al. 2024)."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nmtkit.config import option
+from nmtkit.training.optimizers.elementwise import AdamWConfig
+from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFreeConfig(AdamWConfig):
+    adam_betas: tuple[float, ...] = option(
+        (0.9, 0.98), "Share of the average in the trained weights, and decay rate of the second moment.", min=0, below=1
+    )
+
+
+@OPTIMIZERS.register("schedule_free_adamw", ScheduleFreeConfig(), works_on_shards=True)
+class ScheduleFreeAdamW(Optimizer):
+    """Algorithm 1 of the paper. Use it with a constant learning rate after a warm-up (--lr-scheduler fixed).
+
+    z are the weights of AdamW without momentum, and x their average, weighted by the squared learning rates. Gradients
+    are computed at y = (1 - beta_1) z + beta_1 x, so the parameters of the model are y. The weights for validation and
+    checkpoints are x.
+    """
+
+    def __init__(self, config: ScheduleFreeConfig, groups: ParameterGroups) -> None:
+        defaults = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps, "weight_decay": config.weight_decay}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_parameter(parameter, parameter.grad, group)
+
+    def _step_parameter(self, y: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (share, decay) = self.state[y], group["betas"]
+        if not state:
+            state |= {"z": y.clone(), "average": y.clone(), "variance": torch.zeros_like(y)}
+            state |= {name: torch.zeros((), device=y.device) for name in ("steps", "weight_sum")}
+        z, x, variance = state["z"], state["average"], state["variance"]
+        variance.lerp_(gradient.square(), 1 - decay)
+        rate = group["lr"] * (1 - decay ** state["steps"].add_(1)).sqrt()
+        z.sub_(rate * (gradient / (variance.sqrt().add_(group["eps"])) + group["weight_decay"] * y))
+        share_of_z = rate.square() / state["weight_sum"].add_(rate.square()).clamp(min=torch.finfo(torch.float32).tiny)
+        x.lerp_(z, share_of_z)
+        y.copy_(torch.lerp(z, x, share))
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The context in which the parameters have the averages as values. Afterwards, they have their old values."""
+        parameters = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
+        held = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.copy_(self.state[parameter]["average"])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, held)
