@@ -6,19 +6,25 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from nmtkit.config import derive, flag_of, setting_text
+from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.checkpoint import tied_to
+from nmtkit.models.formats.vocabulary import HIDDEN
 
 SideName = Literal["source", "target"]
 Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: they cannot spell the piece
 
 log = logging.getLogger("nmtkit")
+
+IMPROBABLE = 20.0  # nats by which the bias of a piece that the data does not have is below the mean
 
 
 def start_from(
@@ -105,7 +111,8 @@ class VocabularyChange:
         if (side, old_side) not in self._spellings:
             spelled = spellings(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
             self._spellings[side, old_side] = spelled
-        initial = means(old, axis, [self._spellings[side, old_side][row] for row in new])
+        visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))  # else new pieces would be hidden, too
+        initial = means(visible, axis, [self._spellings[side, old_side][row] for row in new])
         tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
 
     def counts(self) -> dict[SideName, int]:
@@ -290,6 +297,61 @@ def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
         raise ValueError(f"--new-language-from {relative}: --finetune-from does not have this language; known: {known}")
     if tokenizer.languages.keys() <= old.languages.keys():
         raise ValueError("--new-language-from has no effect: --finetune-from has all languages of the dataset")
+
+
+# --- hidden pieces ----------------------------------------------------------------------------------------------------
+
+
+def hidden_pieces(bias: Tensor) -> list[int]:
+    """Returns the ids of the pieces that an imported model cannot produce: their output bias is -10,000 or less."""
+    ids: list[int] = (bias <= HIDDEN / 2).nonzero().flatten().tolist()
+    return ids
+
+
+def lifted(bias: Tensor, ids: Sequence[int], below: float = 0.0) -> Tensor:
+    """Returns an output bias in which the pieces `ids` have the mean bias of all visible pieces, minus `below`."""
+    raised = bias.clone()
+    raised[list(ids)] = bias[bias > HIDDEN / 2].mean() - below
+    return raised
+
+
+def show_hidden_pieces(model: Architecture, splits: Sequence[Split], path: Path, fixed: bool) -> None:
+    """Raises the output bias of hidden pieces that targets of `splits` contain, so that training can learn the pieces.
+
+    A token of a hidden piece has a loss of 10,000. All other hidden pieces become improbable instead of impossible,
+    because label smoothing adds a part of their losses to the loss of every token. Logs the pieces in the targets.
+    If the bias is `fixed`, only logs the pieces. `path` is the checkpoint with which the model starts.
+    """
+    bias = getattr(model.output_projection, "bias", None)
+    if not isinstance(bias, Tensor) or not (hidden := hidden_pieces(bias.detach())):
+        return
+    counts = sum((target_counts(split)[hidden] for split in splits), np.zeros(len(hidden), np.int64))
+    used = {piece: int(count) for piece, count in zip(hidden, counts, strict=True) if count}
+    if used:
+        names = splits[0].tokenizer.target_pieces(list(used))
+        listed = [f"{name} ({count:,})" for name, count in zip(names, used.values(), strict=True)]
+        log.warning(
+            "%s cannot produce %d pieces, which occur %s times in the targets of %s: %s. %s",
+            *(path, len(used), f"{sum(used.values()):,}", " and ".join(split.name for split in splits)),
+            ", ".join(listed[:20]) + (", …" if len(listed) > 20 else ""),
+            "Adapters do not change the output bias, so each of these tokens has a loss of 10,000; train without "
+            "--adapter-rank, or remove the sentences"
+            if fixed
+            else "Their output bias is raised, and training learns the pieces",
+        )
+    if not fixed:
+        with torch.no_grad():
+            raised = lifted(bias, list(used))
+            bias.copy_(lifted(raised, hidden_pieces(raised), IMPROBABLE))
+
+
+def target_counts(split: Split) -> npt.NDArray[np.int64]:
+    """Returns the number of target tokens of each piece. Reads the split in parts, which fit into memory."""
+    counts, step = np.zeros(split.tokenizer.target_size, np.int64), 100_000
+    for start in range(0, len(split), step):
+        ids = split.target.gather(np.arange(start, min(start + step, len(split)))).ids
+        counts += np.bincount(ids, minlength=len(counts))
+    return counts
 
 
 # --- vectors from a text file -----------------------------------------------------------------------------------------

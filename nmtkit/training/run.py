@@ -84,7 +84,7 @@ class Run:
             self.plan.device,
             resumed,
             updates=self.plan.updates(self.loader.sampler.updates_per_epoch)[0],
-            train_split=self.dataset["train"],
+            dataset=self.dataset,
         )
         self.validator = build_validator(self.plan, self.dataset, self.loader.max_tokens, self.stop, bool(callbacks))
         self.callbacks = self._callbacks(callbacks)

@@ -25,7 +25,7 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.criterions.interface import check_sum
 from nmtkit.training.due import StopSignal
-from nmtkit.training.initial_weights import SideName, embedding_of, load_embeddings, start_from
+from nmtkit.training.initial_weights import SideName, embedding_of, load_embeddings, show_hidden_pieces, start_from
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.parameters import adapters_of, choose_trained
@@ -144,12 +144,13 @@ def build_trainer(
     device: torch.device,
     resumed: Checkpoint | None = None,
     updates: int | None = None,
-    train_split: Split | None = None,
+    dataset: Dataset | None = None,
 ) -> Trainer:
     """Returns the trainer of a fresh or fine-tuned model. A run that is `resumed` loads its own weights afterwards.
 
     `updates` is the number of updates of the whole run, by default --max-update. If the criterion comes from a plug-in,
-    a few pairs of `train_split` are used to check that the criterion returns a sum.
+    a few pairs of `dataset` are used to check that the criterion returns a sum. If a fine-tuned model cannot produce
+    pieces of `dataset`, their output bias is raised.
     """
     model = build_model(job, tokenizer)
     architecture, criterion, scheduler = (
@@ -163,6 +164,10 @@ def build_trainer(
             "weights from %s, which has %d of %d source pieces and %d of %d target pieces",
             *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),
         )
+        if resumed is None and dataset is not None:
+            names = ("train", *(name for name in job.run.valid_subset if name in dataset.splits))
+            fixed = job.run.adapter_rank is not None
+            show_hidden_pieces(model, [dataset[name] for name in names], job.run.finetune_from, fixed)
     if resumed is None:
         _load_embeddings(job, model, tokenizer)
     if job.run.adapter_rank and job.run.finetune_from:
@@ -177,7 +182,8 @@ def build_trainer(
             "--compile has no effect on --criterion guided_alignment, which does not call the compiled forward pass"
         )
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
-    if train_split is not None and not is_own(CRITERIONS[criterion.name].factory):
+    if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
+        train_split = dataset["train"]
         pairs = np.arange(min(3, len(train_split)))
         check_sum(loss, model, train_split.batch(pairs), train_split.batch(np.tile(pairs, 2)))
     schedule_start = 0  # the update after which the learning-rate schedule begins
