@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import queue
 import threading
@@ -17,17 +18,22 @@ from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Split
+from nmtkit.text.documents import check_text, notice
+from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.text.glossary import ALTERNATIVES
 from nmtkit.translation.search.types import Request, Translation
 
 CHUNK = 1 << 16  # bytes that are read from a stream at a time
 TIMEOUT = 0.1  # seconds to wait for more lines of a window
+HEAD_LINES = 10  # lines that show whether the text is a document
 
 # Fields of a hypothesis in --format jsonl; a field without a value is left out.
 JSONL_FIELDS = (
     *("text", "pieces", "score", "log_probability", "alignment", "utility", "token_log_probabilities"),
     *("quality", "terms"),
 )
+
+logger = logging.getLogger("nmtkit")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -51,7 +57,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
     threading.Thread(target=read, daemon=True).start()
     lines: list[str] = []
-    rest, decoder = b"", LineDecoder(Path(name))
+    rest, decoder, checked = b"", LineDecoder(Path(name)), False
     while True:
         try:
             chunk = chunks.get(timeout=TIMEOUT)
@@ -61,6 +67,9 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
             continue
         if isinstance(chunk, OSError):
             raise chunk
+        if not checked:
+            check_text(chunk, name)
+            checked = True
         whole, newline, rest = (rest + chunk).rpartition(b"\n") if chunk else (rest, rest[:1] and b"\n", b"")
         if newline:
             lines += decoder.lines(whole + newline)
@@ -80,19 +89,37 @@ def text_requests(
     """Yields requests for the lines of `stream` (standard input), or else for the lines of the files in `paths`.
 
     With `languages`, the source side of a corpus file such as a .tmx is read. All other files are read as lines.
-    `columns` are the columns of both sides in such corpus files.
+    `columns` are the columns of both sides in such corpus files. With `languages`, a warning is logged for a stream, a
+    pipe or a compressed file that looks like a document.
     """
+
+    def file_windows(path: Path) -> Iterator[list[str]]:
+        if languages is not None and format_of(path) is not None:
+            return windows_of_side(path, 0, languages, columns, window)
+        windows = line_windows(path, window)
+        # the command has checked all other files before it loaded the model
+        unchecked = languages is not None and (not path.is_file() or path.suffix.lower() in COMPRESSIONS)
+        return with_notice(windows, str(path)) if unchecked else windows
+
     if stream is None:
-        windows: Iterable[list[str]] = chain.from_iterable(
-            line_windows(path, window)
-            if languages is None or format_of(path) is None
-            else windows_of_side(path, 0, languages, columns, window)
-            for path in paths
-        )
+        windows: Iterable[list[str]] = chain.from_iterable(map(file_windows, paths))
     else:
         windows = lines_of_stream(stream, "standard input", window)
+        windows = windows if languages is None else with_notice(windows, "standard input")
     for lines in windows:
         yield [Request(line) for line in lines]
+
+
+def with_notice(windows: Iterable[list[str]], name: str) -> Iterator[list[str]]:
+    """Yields windows of lines, and logs a warning if the first lines look like a document."""
+    head: list[str] = []
+    for lines in windows:
+        if lines and len(head) < HEAD_LINES:
+            head += lines[:HEAD_LINES]
+            if (message := notice("\n".join(head)[:HEAD].encode(), name)) is not None:
+                logger.warning("%s", message)
+                head += [""] * HEAD_LINES
+        yield lines
 
 
 def segment_requests(segments: Sequence[str], window: int) -> Iterator[list[Request]]:

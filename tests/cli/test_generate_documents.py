@@ -1,5 +1,6 @@
 """`nmtkit generate` on documents, as a user types it."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,30 @@ def test_a_format_without_a_reader_is_told_and_a_binary_file_is_refused(folder):
     for name, kind in (("paper.pdf", "a PDF file"), ("site.html", "a ZIP archive")):
         result = run(folder, "--input", folder / name)
         assert result.exit_code == 2 and f"{name} is {kind}, not" in result.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("srt", "1\n00:00:01,000 --> 00:00:02,000\nA dog.\n"),
+        ("vtt", "WEBVTT\n\n00:01.000 --> 00:02.000\nA dog.\n"),
+        ("po", '# A comment\nmsgid "a dog"\nmsgstr ""\n'),
+        ("html", "<p>A dog.</p>\n"),
+        ("xliff", '<?xml version="1.0"?>\n<xliff version="1.2"></xliff>\n'),
+    ],
+)
+def test_standard_input_and_packed_files_that_look_like_a_document_get_a_notice_with_the_flag(folder, format, text):
+    (folder / "packed.en.gz").write_bytes(gzip.compress(text.encode()))
+    for arguments, stdin in (((), text.encode()), (("--input", folder / "packed.en.gz"), None)):
+        result = run(folder, *arguments, text=stdin)
+        assert result.exit_code == 0 and result.stdout.count("\n") == text.count("\n")
+        assert f"looks like {format}" in result.stderr and f"--input-format {format}" in result.stderr
+        assert run(folder, *arguments, "--input-format", "text", text=stdin).stderr == ""
+
+
+def test_standard_input_that_is_not_text_is_refused(folder):
+    result = run(folder, text=gzip.compress(b"a dog"))
+    assert result.exit_code == 2 and "standard input is a gzip file" in result.stderr.replace("\n", " ")
 
 
 def test_text_goes_to_a_file_too(folder):

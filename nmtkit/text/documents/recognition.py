@@ -33,18 +33,40 @@ STRUCTURED = {
     ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".ini": "INI", ".properties": "Java properties",
     ".strings": "Apple strings", ".md": "Markdown", ".markdown": "Markdown", ".rst": "reStructuredText",
     ".adoc": "AsciiDoc", ".tex": "LaTeX", ".csv": "CSV", ".tsv": "TSV", ".ass": "ASS", ".ssa": "SSA", ".sbv": "SBV",
-    ".sub": "SUB", ".php": "PHP", ".vue": "Vue", ".py": "Python", ".js": "JavaScript", ".css": "CSS",
+    ".sub": "SUB", ".py": "Python", ".js": "JavaScript", ".css": "CSS",
 }  # fmt: skip
+# extensions of templates of web pages, whose code the reader of web pages knows
+TEMPLATES = frozenset(
+    [
+        ".php",
+        ".phtml",
+        ".erb",
+        ".ejs",
+        ".hbs",
+        ".mustache",
+        ".jinja",
+        ".jinja2",
+        ".j2",
+        ".twig",
+        ".liquid",
+        ".jsp",
+        ".vue",
+    ]
+)
 
 # Formats that nmtkit can read, by their first characters.
+_COMMENTS = r"\s*(?:<\?xml[^>]*+>\s*)?(?:(?><!--.*?-->)\s*+)*+"
 _KNOWN = (
-    (r"\s*(?:<!--.*?-->\s*)?<(?:!doctype html|html)\b", "html"),
+    (rf"{_COMMENTS}<(?:\w+:)?xliff\b|{_COMMENTS}<!doctype xliff\b", "xliff"),
+    (rf"{_COMMENTS}<(?:!doctype html|html|head|body|title|meta|link|script|style|div|p|h[1-6]|ul|ol|table|section|"
+     r"article|main|nav|header|footer|form|\?php)(?![\w-])", "html"),
     (r"WEBVTT(?:\s|$)", "vtt"),
-    (r"\s*\d+\s*\n\d+:\d\d:\d\d[,.]\d+\s+-->", "srt"),
-    (r"(?:#[^\n]*\n|\s)*+msgid\s+\"", "po"),
-    (r"\s*(?:<\?xml[^>]*+>\s*)?(?:<!--.*?-->\s*)?<(?:\w+:)?xliff\b", "xliff"),
-)
-_STRUCTURED = ((r"\s*[\[{]\s*(?:[\[{\"]|\Z)", "JSON"), (r"\s*<\?xml\b", "XML"))
+    (r"\s*(?:\d+[ \t]*\n\s*)?[-+]?\d+[:.]\d+[:.]\d+(?:[,.:;]\d+)?\s*[-–—]+>", "srt"),
+    (r"(?:#[^\n]*\n|\s)*+(?:msgid|msgctxt|domain)\s+\"", "po"),
+)  # fmt: skip
+_STRUCTURED = (
+    (r"\s*[\[{]\s*(?:[\[{\"]|\Z)", "JSON"), (r"\s*<\?xml\b", "XML"), (r"\s*\[Script Info\]", "ASS"), (r"%YAML ", "YAML")
+)  # fmt: skip
 
 
 def check_text(data: bytes, name: str) -> None:
@@ -61,8 +83,12 @@ def notice(data: bytes, name: str) -> str | None:
     """Returns a notice if a file that is read as lines of text looks like a different format, else None."""
     path = PurePath(name)
     suffix = path.with_suffix("").suffix if path.suffix.lower() in COMPRESSIONS else path.suffix
-    text = data[:HEAD].decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n")
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    text = (
+        data[:HEAD].decode(encoding, errors="replace").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    )
     known = next((kind for pattern, kind in _KNOWN if re.match(pattern, text, re.DOTALL | re.IGNORECASE)), None)
+    known = known or ("html" if suffix.lower() in TEMPLATES else None)
     if known is not None:
         return (
             f"{name} looks like {known}, but is read as lines; to translate only its text, add --input-format {known}"
