@@ -25,10 +25,10 @@ class GenerateConfig(Config):
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
     prefix: Path | None = option(None, "file with the beginning of the translation of each input line")
     constraints: Path | None = option(
-        None, "file with a line for each input line: tab-separated phrases that the translation must contain"
+        None, "file with a line for each input line: tab-separated texts that the translation must contain"
     )
     avoid: Path | None = option(
-        None, "file with a line for each input line: tab-separated phrases that the translation must not contain"
+        None, "file with a line for each input line: tab-separated texts that the translation must not contain"
     )
     reference: Path | None = option(None, "file of translations for --score-reference; none: the references of DATA")
     source_tag: str | None = option(

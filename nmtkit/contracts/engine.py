@@ -18,7 +18,14 @@ from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.translation.engines import ENGINES, Decoder, Engine, LoadedModels
-from nmtkit.translation.search.constraints import AvoidedText, Constraints, PieceTexts, RequiredPhrase, text_bytes
+from nmtkit.translation.search.constraints import (
+    AvoidedText,
+    Constraints,
+    PieceTexts,
+    RequiredText,
+    Spelling,
+    text_bytes,
+)
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
 
@@ -104,11 +111,23 @@ def a_segment_is_searched_alone_as_in_a_batch(subject: Subject[Engine]) -> None:
     _require_same(_decoded(decoder, [segments], options), alone, SHORT)
 
 
+@functools.cache
+def character_pieces(size: int) -> PieceTexts:
+    """Returns the texts of a vocabulary of `size` pieces in which every piece has a text of one character."""
+    return PieceTexts(text_bytes(" " if token == EOS else chr(0x4E00 + token)) for token in range(size))
+
+
 def avoided_tokens(size: int, *phrases: Sequence[int]) -> tuple[AvoidedText, ...]:
-    """Returns the avoided texts of a vocabulary of `size` pieces in which every piece has a text of one character."""
-    texts = [chr(0x4E00 + token) for token in range(size)]
-    pieces = PieceTexts(map(text_bytes, texts))
-    return tuple(AvoidedText(text_bytes("".join(texts[token] for token in phrase)), pieces) for phrase in phrases)
+    """Returns avoided texts that only the tokens of each phrase spell."""
+    pieces = character_pieces(size)
+    return tuple(AvoidedText(b"".join(pieces.texts[token] for token in phrase), pieces) for phrase in phrases)
+
+
+def required_tokens(size: int, *alternatives: Sequence[int]) -> RequiredText:
+    """Returns a required text that only the tokens of each of the `alternatives` spell."""
+    pieces = character_pieces(size)
+    texts = [b"".join(pieces.texts[token] for token in phrase).decode() for phrase in alternatives]
+    return RequiredText(tuple(map(Spelling, texts, map(tuple, alternatives))), pieces)
 
 
 def prefixes_avoided_and_required_phrases_are_kept(subject: Subject[Engine]) -> None:
@@ -122,8 +141,8 @@ def prefixes_avoided_and_required_phrases_are_kept(subject: Subject[Engine]) -> 
     size = decoder.torch.loaded.tokenizer.target_size
     constraints = [
         Constraints(prefix=(other, token)), Constraints(avoided=avoided_tokens(size, [token])), Constraints(),
-        Constraints(required=(RequiredPhrase(((other, token),)),)),
-        Constraints(required=(RequiredPhrase(((token,),)),)),
+        Constraints(required=(required_tokens(size, (other, token)),)),
+        Constraints(required=(required_tokens(size, (token,)),)),
     ]  # fmt: skip
     batch = [Segment(segment.ids, each) for segment, each in zip(segments, constraints, strict=False)]
     _require_same(_decoded(decoder, [batch], options), _decoded(reference, [batch], options), {"constraints": batch})

@@ -1,10 +1,10 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import takewhile
 from typing import Literal
 
@@ -21,8 +21,7 @@ from nmtkit.translation.search.constraints import (
     NO_CONSTRAINTS,
     AvoidedText,
     Constraints,
-    Phrase,
-    RequiredPhrase,
+    RequiredText,
     piece_texts,
 )
 from nmtkit.translation.search.options import SearchOptions
@@ -41,10 +40,6 @@ from nmtkit.translation.steps import (
     Step,
     TextSegment,
 )
-
-# Contexts before a term: the start of a line, an opening bracket, and a space. Tokenizers may spell a term differently
-# in each context.
-CONTEXTS = ("", "(", "( ")
 
 
 class Pipeline:
@@ -276,7 +271,7 @@ def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
     return Constraints(
         prefix=target_ids(request.prefix) if request.prefix else (),
         after_prefix=begins_with_space(tokenizer) if request.prefix[-1:].isspace() else (),
-        required=tuple(RequiredPhrase((target_ids(phrase),)) for phrase in request.required),
+        required=tuple(RequiredText.of([phrase], tokenizer) for phrase in request.required),
         avoided=tuple(AvoidedText.of(phrase, tokenizer) for phrase in request.avoided),
     )
 
@@ -306,24 +301,26 @@ class ModelInput(Step):
             languages = [*languages, *tokenizer.encode_source([source_tag]).ids[:-1].tolist()]
         self.first = languages  # ids at the beginning of every source
         self.check_output(f"an output of --min-len {options.min_len}", len(self.target_language) + options.min_len)
-        self.tags, self.phrases = tokenizer.source_tags, term_phrases(tokenizer)
+        self.tags, self.required_term = tokenizer.source_tags, required_terms(tokenizer)
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         segment, ids = node.segment, node.segment.ids or []
         strings = segment.protected.strings if segment.protected is not None else ()
         # leave out targets that contain a protected text, because the translation would repeat this text
-        phrases = [self.phrases.phrase(without(each.term.targets, strings)) for each in segment.terms]
         constraints = segment.constraints
         tags = takewhile(self.tags.__contains__, ids)  # of a dataset, or of a line with tags
         source_tokens = len(self.first) + len(list(tags)) if ids else 0
-        if self.target_language or phrases or source_tokens:
+        terms = [self.required_term(without(each.term.targets, strings)) for each in segment.terms]
+        if self.target_language or terms or source_tokens:
             constraints = replace(
                 constraints,
                 prefix=(*self.target_language, *constraints.prefix),
                 language_tokens=len(self.target_language),
                 source_tokens=source_tokens,
-                required=(*constraints.required, *(phrase for phrase in phrases if phrase is not None)),
+                required=(*constraints.required, *(term for term in terms if term.alternatives)),
             )
+        if segment.capitals and (constraints.required or constraints.avoided):
+            constraints = constraints.in_capitals(self.tokenizer)
         reference = None if segment.reference is None else [*self.target_language, *segment.reference]
         self.check(constraints, reference)
         node.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
@@ -415,35 +412,15 @@ def without_first(hypothesis: Hypothesis, count: int) -> Hypothesis:
 
 
 @lru_cache(maxsize=8)
-def term_phrases(tokenizer: Tokenizer) -> "TermPhrases":
-    """Returns the phrase cache of a tokenizer. Pipelines with the same tokenizer share the cache."""
-    return TermPhrases(tokenizer)
+def required_terms(tokenizer: Tokenizer) -> Callable[[tuple[str, ...]], RequiredText]:
+    """Returns a function that makes a required text of the target terms of a source term, with a cache.
 
+    The result has no alternatives if the vocabulary can spell none of the terms. Pipelines with the same tokenizer
+    share the cache.
+    """
 
-class TermPhrases:
-    """Makes required phrases from target terms, and caches the phrases."""
+    @cache
+    def required(targets: tuple[str, ...]) -> RequiredText:
+        return RequiredText.of([form for target in targets for form in forms(target)], tokenizer, whole_words=True)
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.phrases: dict[tuple[str, ...], RequiredPhrase | None] = {}
-        # the space of the last context is encoded with the term
-        self.contexts = [ids[:-1].tolist() for ids in tokenizer.encode_target(CONTEXTS).split()]
-
-    def phrase(self, targets: Sequence[str]) -> RequiredPhrase | None:
-        """Returns the phrase with the alternatives `targets`, or None if the vocabulary can spell none of them."""
-        key = tuple(targets)
-        if key not in self.phrases:
-            texts = [form for target in key for form in forms(target)]
-            spelt = dict.fromkeys(ids for text in texts for ids in self.spellings(text))
-            self.phrases[key] = RequiredPhrase(tuple(spelt), whole_words=True) if spelt else None
-        return self.phrases[key]
-
-    def spellings(self, text: str) -> list[Phrase]:
-        """Returns the pieces of a text in each of the CONTEXTS, without results that contain <unk>."""
-        encoded = self.tokenizer.encode_target([context + text for context in CONTEXTS]).split()
-        results = []
-        for ids, context in zip(encoded, self.contexts, strict=True):
-            tokens = ids[:-1].tolist()
-            if tokens[: len(context)] == context and UNK not in tokens[len(context) :]:
-                results.append(tuple(tokens[len(context) :]))
-        return results
+    return required

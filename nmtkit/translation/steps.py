@@ -367,8 +367,8 @@ class LengthLimit(Step):
             part = replace(
                 segment, text=segment.text[slice(*span)], ids=ids[start:end], pieces=pieces[start:end], terms=own_terms
             )
-            if start:  # only the first part keeps the prefix and the required phrases
-                constraints = replace(segment.constraints, prefix=(), after_prefix=(), required=())
+            if start:
+                constraints = segment.constraints.after_a_part()
                 part = replace(part, ids=ids[:tags] + ids[start:end], repeated=tags, constraints=constraints)
             parts.append(part)
         return parts

@@ -2,16 +2,16 @@
 
 import re
 
-import numpy as np
 import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 import nmtkit
 from nmtkit.cli import main
-from nmtkit.data.tokenizers.tokenizer import UNK, Encoded, Tokenizer
-from nmtkit.translation.pipeline import TermPhrases
-from nmtkit.translation.search.constrained_search import piece_edges
+from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.translation.pipeline import required_terms
+from nmtkit.translation.search.text_automaton import TextAutomaton
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
 
@@ -87,31 +87,26 @@ def test_a_long_line_has_each_term_in_the_part_where_it_stands(path, terms):
     assert "cat" in words[last:] and words.count("cat") >= 3
 
 
-def test_a_term_is_spelt_as_it_may_stand_in_a_sentence():
+def test_a_term_counts_as_a_whole_word_however_it_is_spelt():
     tokenizer = tiny_tokenizer()
-    phrases = TermPhrases(tokenizer)
-    dog = phrases.phrase(["dog"])
-    assert dog.whole_words and phrases.phrase(["dog"]) is dog
-    texts = {tokenizer.decode_target(ids) for ids in dog.alternatives}
-    assert texts == {"dog", "Dog"}
-    begins = {"".join(tokenizer.target_pieces(ids))[0] for ids in dog.alternatives}
-    assert begins == {"▁", "d", "<"}  # the capital is a byte to this vocabulary
-    edges = piece_edges(tokenizer)
-    for text, begin, end in [("dog", False, True), ("dog.", False, False), ("(dog", False, True)]:
+    dog = required_terms(tokenizer)(("dog",))
+    assert dog.whole_words and required_terms(tokenizer)(("dog",)) is dog
+    assert [each.text for each in dog.alternatives] == ["dog", "Dog"]
+    pieces = tokenizer.target_pieces(range(tokenizer.target_size))
+    letters = [pieces.index(f"<0x{byte:02X}>") for byte in b"dog"]
+    automaton = TextAutomaton([dog], ordered=False)
+    for text, found in [("a dog", True), ("(dog.", True), ("adog", False), ("dogs", False), ("dogü", False)]:
         ids = tokenizer.encode_target([text]).ids[:-1].tolist()
-        assert (edges.begins[ids[0]], edges.ends[ids[-1]]) == (begin, end)
+        assert automaton.holds(ids) == found
+    assert automaton.holds(letters) and not automaton.holds([*letters, letters[0]])
 
 
 def test_what_the_vocabulary_cannot_spell_is_left_out():
-    class WithoutRuns(Tokenizer):
-        def encode_target(self, lines):
-            encoded = super().encode_target(lines)
-            unknown = np.repeat(["uns" in line for line in lines], encoded.lengths)
-            return Encoded(np.where(unknown, UNK, encoded.ids), encoded.lengths)
-
-    phrases = TermPhrases(WithoutRuns(tiny_tokenizer().source_model))
-    assert phrases.phrase(["runs"]) is None
-    assert phrases.phrase(["runs", "dog"]) == TermPhrases(tiny_tokenizer()).phrase(["dog"])
+    pieces = ["<unk>", "<s>", "</s>", "\u2581dog", "\u2581Dog", "\u2581run"]
+    tokenizer = Tokenizer(train_model(["dog Dog run"], 6, "word"))
+    assert sorted(tokenizer.target_pieces(range(tokenizer.target_size))) == sorted(pieces)
+    assert required_terms(tokenizer)(("runs",)).alternatives == ()
+    assert required_terms(tokenizer)(("runs", "dog")) == required_terms(tokenizer)(("dog",))
 
 
 @pytest.mark.parametrize("option", [{"sampling": True}, {"diverse_groups": 2}, {"no_repeat_ngram": 3}])

@@ -7,7 +7,7 @@ support are handled here, once for all engines.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from nmtkit.models.layers import is_unmodified
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import free_search
-from nmtkit.translation.search.constrained_search import piece_edges
-from nmtkit.translation.search.constraints import PieceEdges
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.shortlist import Shortlist
@@ -102,7 +100,7 @@ class Engine(ABC):
         """Returns whether the engine does not support the prefix or the avoided phrases of a segment.
 
         PyTorch searches such a segment, also with an engine whose refusals of options are errors.
-        An engine ignores required phrases, apart from `rules.max_lengths`.
+        An engine does not get the required phrases of a segment.
         """
         return False
 
@@ -160,7 +158,7 @@ class TorchEngine(Engine):
         """Returns `results`, with new hypotheses for each segment whose hypotheses lack a required phrase."""
         constraints, processors = [segment.constraints for segment in batch], self.processors(options)
         return decoding.with_required_phrases(
-            self.loaded.models, self.packed(batch), results, options, constraints, self.edges, processors,
+            self.loaded.models, self.packed(batch), results, options, constraints, processors,
             self.loaded.shortlist,
         )  # fmt: skip
 
@@ -170,10 +168,6 @@ class TorchEngine(Engine):
 
     def packed(self, batch: SegmentBatch) -> Packed:
         return Packed.from_lists([segment.ids for segment in batch], torch.device(self.loaded.device))
-
-    @cached_property
-    def edges(self) -> PieceEdges:
-        return piece_edges(self.loaded.tokenizer)
 
     def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
         """Returns the logits processors that `options` name. The newest processor of each name is kept."""
@@ -187,6 +181,13 @@ class TorchEngine(Engine):
                 made[1].check_models(self.loaded.paths)
             processors.append(made[1])
         return processors
+
+
+def without_required(segment: Segment) -> Segment:
+    """Returns a segment without required phrases, so that they do not change a search that finds them without help."""
+    if not segment.constraints.required:
+        return segment
+    return replace(segment, constraints=replace(segment.constraints, required=()))
 
 
 class Decoder:
@@ -243,7 +244,7 @@ class Decoder:
             for number, batch in enumerate(batches):
                 indices = [index for index, segment in enumerate(batch) if not engine.refuses(segment)]
                 under_way[number] = batch, indices
-                yield [batch[index] for index in indices]
+                yield [without_required(batch[index]) for index in indices]
 
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)

@@ -2,7 +2,7 @@
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. A selector
 chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
-`constrained_search.PhraseSelector` for required phrases. The search ends when no open hypothesis can reach a better
+`constrained_search.RequiredTextSelector` for required texts. The search ends when no open hypothesis can reach a better
 score than the finished hypotheses.
 """
 
@@ -10,7 +10,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, overload
+from dataclasses import replace
+from typing import overload
 
 import numpy as np
 import torch
@@ -53,18 +54,17 @@ def free_search(
     processors: Sequence[LogitsProcessor] = (),
     shortlist: Shortlist | None = None,
 ) -> BatchHypotheses:
-    """Does the same as `decoding.beam_search`, but ignores required phrases."""
+    """Does the same as `decoding.beam_search`, but ignores required texts, which have no effect on lengths either."""
+    constraints = [replace(each, required=()) if each.required else each for each in constraints]
 
-    def search(
-        models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints], *_: Any
-    ) -> BatchHypotheses:
+    def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
         selector = Sampler(options, seeds or range(len(constraints))) if options.sampling else BeamSelector(options)
         task = Search(models, source, options, constraints, selector, processors)
         return greedy_search(task) if is_greedy(options) else task.run()
 
     if shortlist is None or not options.shortlist:
         return search(models, source, constraints)
-    return limited_search(models, source, constraints, None, shortlist, search)
+    return limited_search(models, source, constraints, shortlist, search)
 
 
 class FinishedHypotheses:

@@ -3,34 +3,20 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizers.spm_model import FOREIGN
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer, normalize
+from nmtkit.text.alignment import UNSPACED
 from nmtkit.translation.search.options import CONSTRAINTS_RULE, SearchOptions
 
 Phrase = tuple[int, ...]
-
-
-class PieceEdges(NamedTuple):
-    """Two masks of the target pieces: pieces that begin within a word, and pieces that end within a word.
-
-    Two successive pieces belong to the same word if the first piece ends, and the second piece begins, within a word.
-    """
-
-    begins: Sequence[bool]
-    ends: Sequence[bool]
-
-    def columns(self, pieces: Sequence[int]) -> "PieceEdges":
-        """Returns the edges for a search whose token i stands for `pieces[i]`."""
-        begins, ends = [self.begins[piece] for piece in pieces], [self.ends[piece] for piece in pieces]
-        return PieceEdges(begins, ends)
+IMPOSSIBLE = 1 << 30  # a number of pieces
 
 
 @lru_cache(maxsize=8)
@@ -55,12 +41,17 @@ def _text(piece: str) -> str:
     return piece.removeprefix(FOREIGN).replace(SPACE_SYMBOL, " ")
 
 
+def line_of(text: str) -> str:
+    """Returns a text as an output spells it: normalised, with single spaces and no line feeds."""
+    return re.sub("[ \n]+", " ", normalize(text))
+
+
 def text_bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
 class PieceTexts:
-    """The bytes of the pieces of a vocabulary, with the pieces that contain a text or begin with a text."""
+    """The bytes of the pieces of a vocabulary, with the pieces that contain a text, begin with a text, or are equal."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = list(texts)
@@ -80,21 +71,37 @@ class PieceTexts:
         """Returns the pieces that contain `text`."""
         return [piece for piece, own in enumerate(self.texts) if text in own]
 
+    @cached_property
+    def equal(self) -> dict[bytes, list[int]]:
+        """The pieces with each text, without special pieces."""
+        pieces: dict[bytes, list[int]] = {}
+        for piece, text in enumerate(self.texts):
+            if text and piece not in SPECIALS:
+                pieces.setdefault(text, []).append(piece)
+        return pieces
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.equal), default=0)
+
     def columns(self, pieces: npt.NDArray[np.int64]) -> "PieceTexts":
         """Returns the texts for a search whose token i stands for `pieces[i]`."""
         return PieceTexts(self.texts[piece] for piece in pieces.tolist())
 
 
 @lru_cache(maxsize=8)
-def target_texts(tokenizer: Tokenizer) -> PieceTexts:
-    return PieceTexts(map(text_bytes, piece_texts(tokenizer)))
+def target_texts(tokenizer: Tokenizer, capitals: bool = False) -> PieceTexts:
+    """Returns the texts of the target pieces. With `capitals`, outputs are converted to capitals, and so are pieces."""
+    texts = piece_texts(tokenizer)
+    return PieceTexts(text_bytes(text.upper() if capitals else text) for text in texts)
 
 
 @dataclass(frozen=True)
 class AvoidedText:
     """A text that no translation contains, with the texts of the pieces that can spell it.
 
-    A space at the start or the end of a line counts as part of the line, so " in " avoids a whole word.
+    A space at the start or the end of a line counts as part of the line, so " in " avoids a whole word. A line feed
+    stands before the space at the start.
     """
 
     text: bytes
@@ -103,11 +110,11 @@ class AvoidedText:
     @staticmethod
     def of(text: str, tokenizer: Tokenizer) -> "AvoidedText":
         """Returns an avoided text in the form that the pieces of the tokenizer spell."""
-        return AvoidedText(text_bytes(re.sub("[ \n]+", " ", normalize(text))), target_texts(tokenizer))
+        return AvoidedText(text_bytes(line_of(text)), target_texts(tokenizer))
 
     def is_in(self, tokens: Sequence[int]) -> bool:
         """Returns whether the text of `tokens`, without its end, contains the avoided text."""
-        text = b" " + b"".join(self.pieces.texts[token] for token in tokens)
+        text = b"\n " + b"".join(self.pieces.texts[token] for token in tokens)
         return self.text in re.sub(b" +", b" ", text)
 
     def forbidden(self, tokens: Sequence[int]) -> list[int]:
@@ -121,7 +128,7 @@ class AvoidedText:
             start -= 1
             end = (self.pieces.texts[tokens[start]] + end).replace(b"  ", b" ")
         if not start:
-            end = b" " + end.removeprefix(b" ")
+            end = b"\n " + end.removeprefix(b" ")
         result = list(self.pieces.contains(self.text))
         for size in range(1, len(self.text)):
             if end.endswith(self.text[:size]):
@@ -130,16 +137,106 @@ class AvoidedText:
                     result += self.pieces.begins(b" " + self.text[size:])
         return result
 
+    def at_the_start(self) -> "list[AvoidedText]":
+        """Returns texts that a translation must not begin with, if an avoided text may end the translation before it.
+
+        A space joins the two translations, or nothing in scripts without spaces.
+        """
+        text, results = self.text.decode(), []
+        for index in range(1, len(text)):
+            before, after = text[:index], text[index:]
+            if before.strip() and after.strip():
+                if after.startswith(" "):
+                    results.append(replace(self, text=text_bytes(f"\n{after}")))
+                elif UNSPACED.match(before[-1]) or UNSPACED.match(after):
+                    results.append(replace(self, text=text_bytes(f"\n {after}")))
+        return results
+
 
 @dataclass(frozen=True)
-class RequiredPhrase:
-    """A phrase that a translation must contain in one of several `alternatives`.
+class Spelling:
+    """A text with tokens that spell it, perhaps after a space. The search may also spell the text in other tokens."""
 
-    With `whole_words`, an occurrence within a longer word does not count: "▁Hund e" does not contain "▁Hund".
+    text: str
+    tokens: Phrase
+
+
+@dataclass(frozen=True)
+class RequiredText:
+    """A text that a translation must contain in one of several `alternatives`, with the texts of the pieces.
+
+    A space at the start or the end of a line counts as part of the line, so " in " requires a whole word. With
+    `whole_words`, an occurrence within a longer word does not count: "Hunde" does not contain "Hund".
     """
 
-    alternatives: tuple[Phrase, ...]
+    alternatives: tuple[Spelling, ...]
+    pieces: PieceTexts
     whole_words: bool = False
+
+    @staticmethod
+    def of(texts: Iterable[str], tokenizer: Tokenizer, whole_words: bool = False) -> "RequiredText":
+        """Returns a required text whose alternatives are all `texts` that the pieces of the tokenizer can spell.
+
+        The rules of a vocabulary can change a text, such as … to three dots. The changed text is an alternative, too.
+        """
+        pieces = target_texts(tokenizer)
+        spellings: list[Spelling] = []
+        for text in texts:
+            line, tokens = line_of(text), tuple(tokenizer.encode_target([text]).ids[:-1].tolist())
+            spelt = b"".join(map(pieces.texts.__getitem__, tokens)).decode(errors="replace").strip(" ")
+            changed = " " * text[:1].isspace() + spelt + " " * text[-1:].isspace()
+            if UNK not in tokens and spelt:
+                spellings.append(Spelling(changed, tokens))
+            if UNK in tokens or changed != line:
+                usual = usual_spelling(line, pieces, whole_words)
+                spellings += [Spelling(line, usual)] if usual or not line.strip() else []
+        return RequiredText(tuple(dict.fromkeys(spellings)), pieces, whole_words)
+
+    @property
+    def tokens(self) -> set[int]:
+        """The tokens that the search needs for the text, at the beginning of a word and inside a word."""
+        inside = [shortest_spelling(text_bytes(spelling.text), self.pieces) for spelling in self.alternatives]
+        return {token for tokens in (*inside, *(each.tokens for each in self.alternatives)) for token in tokens}
+
+
+def usual_spelling(text: str, pieces: PieceTexts, whole_words: bool) -> Phrase:
+    """Returns the shortest sequence of pieces that spells a text, after a space where this is possible.
+
+    If there is none, returns a piece that contains the text, unless the text must be a whole word. () means that the
+    vocabulary cannot spell the text.
+    """
+    data = text_bytes(text)
+    after_space = shortest_spelling(data if data.startswith(b" ") else b" " + data, pieces)
+    return after_space or shortest_spelling(data, pieces) or (() if whole_words else tuple(pieces.contains(data)[:1]))
+
+
+def shortest_spelling(data: bytes, pieces: PieceTexts) -> Phrase:
+    """Returns the shortest sequence of pieces that spells `data`, or () if there is none."""
+    costs, start = spelling_costs(data, pieces), 0
+    tokens: list[int] = []
+    while 0 < costs[start] < IMPOSSIBLE:
+        ends = range(start + 1, min(len(data), start + pieces.longest) + 1)
+        end = next(end for end in ends if costs[end] == costs[start] - 1 and data[start:end] in pieces.equal)
+        tokens.append(pieces.equal[data[start:end]][0])
+        start = end
+    return tuple(tokens)
+
+
+def spelling_costs(data: bytes, pieces: PieceTexts) -> list[int]:
+    """Returns the smallest number of pieces that spell data[i:], for each i from 0 to the length of `data`.
+
+    A space at the end costs nothing, because it belongs to the next word or to the end of the line.
+    """
+    size = len(data)
+    costs = [IMPOSSIBLE] * size + [0]
+    for start in range(size - 1, -1, -1):
+        if start == size - 1 and data.endswith(b" "):
+            costs[start] = 0
+            continue
+        for end in range(start + 1, min(size, start + pieces.longest) + 1):
+            if costs[end] + 1 < costs[start] and data[start:end] in pieces.equal:
+                costs[start] = costs[end] + 1
+    return costs
 
 
 @dataclass(frozen=True)
@@ -149,22 +246,22 @@ class Constraints:
     prefix: Phrase = ()  # the translation begins with this phrase
     language_tokens: int = 0  # language tokens at the start of the prefix; lengths and scores exclude them
     after_prefix: Phrase = ()  # tokens that can follow the prefix; (): all tokens
-    required: tuple[RequiredPhrase, ...] = ()  # the translation contains all these phrases, without overlap
+    required: tuple[RequiredText, ...] = ()  # the translation contains all these texts
     avoided: tuple[AvoidedText, ...] = ()  # the translation contains none of these texts, in any segmentation
     source_tokens: int = 0  # tokens before the text of the source: language tokens and a tag; lengths exclude them
 
     @property
     def needed_tokens(self) -> int:
         """The number of tokens that an output needs to meet the constraints, without eos."""
-        phrases = sum(max(map(len, phrase.alternatives)) for phrase in self.required)
+        phrases = sum(max(len(each.tokens) for each in text.alternatives) for text in self.required)
         return len(self.prefix) + bool(self.after_prefix) + phrases
 
     def check(self, options: SearchOptions) -> None:
         """Raises ValueError when the constraints contradict each other or `options`. The message names both."""
-        required = [alternative for phrase in self.required for alternative in phrase.alternatives]
-        if not all((*required, *(avoided.text.strip() for avoided in self.avoided))):
+        texts = [spelling.text for required in self.required for spelling in required.alternatives]
+        if not all(text.strip() for text in (*texts, *(avoided.text.decode() for avoided in self.avoided))):
             raise ValueError("a required or avoided phrase is empty")
-        if any(UNK in phrase for phrase in (self.prefix, *required)):
+        if UNK in self.prefix or not all(required.alternatives for required in self.required):
             raise ValueError("a prefix or required phrase has characters that the target vocabulary does not know")
         for avoided in self.avoided:
             if avoided.is_in([*self.prefix, *([EOS] if self.after_prefix else [])]):
@@ -174,6 +271,25 @@ class Constraints:
                 raise ValueError("required phrases and avoided phrases cannot be combined")
             rules = [CONSTRAINTS_RULE]
             check_flags(rules, changed_flags(options), {"--constraints"})
+
+    def in_capitals(self, tokenizer: Tokenizer) -> "Constraints":
+        """Returns the constraints for a search whose translation is converted to capitals.
+
+        The case of the pieces does not matter then. A text with small letters is required in capitals, and such a text
+        cannot appear, so it is not avoided.
+        """
+        pieces = target_texts(tokenizer, capitals=True)
+        required = []
+        for text in self.required:
+            alternatives = tuple(replace(each, text=each.text.upper()) for each in text.alternatives)
+            required.append(replace(text, alternatives=alternatives, pieces=pieces))
+        avoided = [replace(text, pieces=pieces) for text in self.avoided if (own := text.text.decode()) == own.upper()]
+        return replace(self, required=tuple(required), avoided=tuple(avoided))
+
+    def after_a_part(self) -> "Constraints":
+        """Returns the constraints for a later part of a line. The first part has the prefix and the required texts."""
+        starts = [start for text in self.avoided for start in text.at_the_start()]
+        return replace(self, prefix=(), after_prefix=(), required=(), avoided=(*self.avoided, *starts))
 
 
 NO_CONSTRAINTS = Constraints()

@@ -12,8 +12,8 @@ from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import layer_index
 from nmtkit.translation.search.beam_search import Search, free_search
-from nmtkit.translation.search.constrained_search import PhraseSelector, lacking_sentences
-from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
+from nmtkit.translation.search.constrained_search import RequiredTextSelector, lacking_sentences
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.translation.search.limited_search import limited_search
 from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
@@ -34,20 +34,18 @@ def beam_search(
     options: SearchOptions,
     constraints: Sequence[Constraints] | None = None,
     seeds: Sequence[int] | None = None,
-    edges: PieceEdges | None = None,
     processors: Sequence[LogitsProcessor] = (),
     shortlist: Shortlist | None = None,
 ) -> BatchHypotheses:
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
     Translations of a sentence differ in their pieces; samples can be equal. `constraints` and `seeds` have one element
-    for each sentence; by default, the seed of a sentence is its index. Required phrases of whole words need the `edges`
-    of the target pieces, and `options.shortlist` needs a `shortlist`. If all hypotheses of a sentence overflow, a
-    warning is logged and its only translation is empty with score -inf.
+    for each sentence; by default, the seed of a sentence is its index. `options.shortlist` needs a `shortlist`. If all
+    hypotheses of a sentence overflow, a warning is logged and its only translation is empty with score -inf.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
     results = free_search(models, source, options, constraints, seeds, processors, shortlist)
-    return with_required_phrases(models, source, results, options, constraints, edges, processors, shortlist)
+    return with_required_phrases(models, source, results, options, constraints, processors, shortlist)
 
 
 @torch.inference_mode()
@@ -57,32 +55,29 @@ def with_required_phrases(
     results: BatchHypotheses,
     options: SearchOptions,
     constraints: Sequence[Constraints],
-    edges: PieceEdges | None,
     processors: Sequence[LogitsProcessor],
     shortlist: Shortlist | None,
 ) -> BatchHypotheses:
-    """Returns `results`, with new hypotheses for each sentence whose hypotheses lack a required phrase.
+    """Returns `results`, with new hypotheses for each sentence whose hypotheses lack a required text.
 
-    An unconstrained hypothesis that contains all phrases is better than a constrained hypothesis: until a phrase
-    begins, banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
+    An unconstrained hypothesis that contains all texts is better than a constrained hypothesis: until a text begins
+    , banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
     banks.
     """
-    lacking = [] if options.sampling else lacking_sentences(constraints, results, options, edges)
+    lacking = [] if options.sampling else lacking_sentences(constraints, results, options)
     if not lacking:
         return results
 
-    def search(
-        models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints], edges: PieceEdges | None
-    ) -> BatchHypotheses:
-        selector = PhraseSelector(options, constraints, edges)
+    def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
+        selector = RequiredTextSelector(options, constraints)
         return Search(models, source, options, constraints, selector, processors).run()
 
     rest = source.select(torch.tensor(lacking, device=source.values.device))
     constrained = [constraints[index] for index in lacking]
     if shortlist is None or not options.shortlist:
-        found = search(models, rest, constrained, edges)
+        found = search(models, rest, constrained)
     else:
-        found = limited_search(models, rest, constrained, edges, shortlist, search)
+        found = limited_search(models, rest, constrained, shortlist, search)
     replaced = dict(zip(lacking, found, strict=True))
     return [replaced.get(index, hypotheses) for index, hypotheses in enumerate(results)]
 

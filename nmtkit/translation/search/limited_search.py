@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,7 @@ from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import DecoderState
 from nmtkit.models.layers.output_columns import select_columns
-from nmtkit.translation.search.constraints import (
-    NO_CONSTRAINTS,
-    AvoidedText,
-    Constraints,
-    Phrase,
-    PieceEdges,
-)
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, PieceTexts
 from nmtkit.translation.search.scorer import SearchModel
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchHypotheses
@@ -37,7 +32,7 @@ from nmtkit.translation.search.types import BatchHypotheses
 
 Models = Sequence[SearchModel]
 Pieces = npt.NDArray[np.int64]
-SearchFunction = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], BatchHypotheses]
+SearchFunction = Callable[[Models, Packed, Sequence[Constraints]], BatchHypotheses]
 
 
 @dataclass
@@ -123,29 +118,24 @@ def limited_search(
     models: Sequence[Architecture],
     source: Packed,
     constraints: Sequence[Constraints],
-    edges: PieceEdges | None,
     shortlist: Shortlist,
     search: SearchFunction,
 ) -> BatchHypotheses:
     """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
 
-    The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models, source,
-    constraints and piece edges. Constraints and edges refer to columns. If the search needs the edges, which all
-    sentences share, the columns of all sentences are the union of the lists.
+    The list of a sentence contains the pieces of its prefix and of its required texts. The constraints of `search`
+    refer to columns.
     """
     sentences = Encoded(source.values.cpu().numpy(), source.layout.lengths.cpu().numpy())
     allowed = shortlist.allowed(sentences, [_pieces(sentence) for sentence in constraints])
     pieces = np.flatnonzero(allowed.any(0))
-    shared = len(allowed) == 1 or (edges is not None and any(sentence.required for sentence in constraints))
-    lists = [pieces] * len(allowed) if shared else [np.flatnonzero(row) for row in allowed]
-    columns = _columns(allowed, pieces, None if shared else lists, source.values.device)
+    lists = [np.flatnonzero(row) for row in allowed]
+    columns = _columns(allowed, pieces, lists if len(lists) > 1 else None, source.values.device)
     limited = [LimitedModel(model, columns) for model in models]
-    if edges is not None:
-        edges = edges.columns(pieces.tolist()) if shared else None
     own = [_in_columns(sentence, ids) for sentence, ids in zip(constraints, lists, strict=True)]
     return [
         [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
-        for hypotheses, ids in zip(search(limited, source, own, edges), lists, strict=True)
+        for hypotheses, ids in zip(search(limited, source, own), lists, strict=True)
     ]
 
 
@@ -172,9 +162,8 @@ def _columns(
 
 
 def _pieces(sentence: Constraints) -> list[int]:
-    """Returns the pieces of the prefix and of the required phrases."""
-    alternatives = [alternative for phrase in sentence.required for alternative in phrase.alternatives]
-    return [piece for phrase in (sentence.prefix, *alternatives) for piece in phrase]
+    """Returns the pieces of the prefix and of the required texts."""
+    return [*sentence.prefix, *(token for text in sentence.required for token in text.tokens)]
 
 
 def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
@@ -186,14 +175,18 @@ def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
         columns = np.searchsorted(pieces, phrase).clip(max=len(pieces) - 1)
         return tuple(np.where(pieces[columns] == phrase, columns, -1).tolist())
 
-    return Constraints(
-        convert(sentence.prefix),
-        sentence.language_tokens,
-        tuple(column for column in convert(sentence.after_prefix) if column != -1),
-        tuple(
-            dataclasses.replace(phrase, alternatives=tuple(map(convert, phrase.alternatives)))
-            for phrase in sentence.required
-        ),
-        tuple(AvoidedText(text.text, text.pieces.columns(pieces)) for text in sentence.avoided),
-        sentence.source_tokens,
+    @cache
+    def columns(texts: PieceTexts) -> PieceTexts:
+        return texts.columns(pieces)
+
+    required = []
+    for text in sentence.required:
+        spellings = [dataclasses.replace(each, tokens=convert(each.tokens)) for each in text.alternatives]
+        required.append(dataclasses.replace(text, alternatives=tuple(spellings), pieces=columns(text.pieces)))
+    return dataclasses.replace(
+        sentence,
+        prefix=convert(sentence.prefix),
+        after_prefix=tuple(column for column in convert(sentence.after_prefix) if column != -1),
+        required=tuple(required),
+        avoided=tuple(dataclasses.replace(text, pieces=columns(text.pieces)) for text in sentence.avoided),
     )

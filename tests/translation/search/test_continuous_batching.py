@@ -7,7 +7,7 @@ import torch
 from builders import tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmtkit.contracts.engine import avoided_tokens
+from nmtkit.contracts.engine import avoided_tokens, required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
@@ -17,7 +17,7 @@ from nmtkit.translation.engines.graph_search import Eager, GraphBeamSearch, Step
 from nmtkit.translation.search import beam_search as search_module
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import Search
-from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Segment
@@ -203,7 +203,7 @@ def test_prefixes_avoided_and_required_phrases_are_searched_by_pytorch_where_the
     free = sources(12, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in free]), options)
     avoided = avoided_tokens(tiny_tokenizer().target_size, expected[1][0].tokens[:1])
-    common = RequiredPhrase(((expected[2][0].tokens[0],), (300, 301)))
+    common = required_tokens(tiny_tokenizer().target_size, expected[2][0].tokens[:1], (300, 301))
     constraints = [Constraints(prefix=(7, 8)), Constraints(avoided=avoided)]
     constraints += [Constraints(required=(common,))] * 6
     batch = [replace(sentence, constraints=each) for sentence, each in zip(free, constraints, strict=False)] + free[8:]

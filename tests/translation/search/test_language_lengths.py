@@ -8,9 +8,10 @@ import torch
 from builders import tiny_tokenizer
 from test_greedy_search import SOURCES, ending
 
+from nmtkit.contracts.engine import required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.translation.engines import ENGINES, Decoder, LoadedModels
-from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Segment
 
@@ -36,7 +37,7 @@ def test_limits_and_scores_count_pieces(engine: str, search: str, limits: tuple[
         pytest.importorskip("numba")
     shortest, longest = limits
     options = SearchOptions(**SEARCHES[search], lenpen=lenpen, min_len=shortest, max_len_a=0, max_len_b=longest)
-    required = (RequiredPhrase(((9,),)),) if search == "required" else ()
+    required = (required_tokens(tiny_tokenizer().target_size, [9]),) if search == "required" else ()
     constraints = Constraints((LANGUAGE,), 1, required=required)
     batch = [Segment(ids, constraints, seed) for seed, ids in enumerate(SOURCES)]
     decoder = Decoder(LoadedModels([ending()], tiny_tokenizer(), "cpu", 2048), engine)

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from nmtkit.cli import main
+from nmtkit.contracts.engine import required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
-from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 from nmtkit.translation.search.options import SearchOptions
@@ -99,7 +100,7 @@ def test_required_phrases_and_an_ensemble_are_searched_with_the_processor() -> N
     processor = Bigrams()
     scores = {ids: score for ids, score in exhaustive(SOURCES[0], processor).items() if 6 in ids}
     best = max(scores, key=lambda ids: scores[ids])
-    constraints = [Constraints(required=(RequiredPhrase(((6,),)),))]
+    constraints = [Constraints(required=(required_tokens(7, (6,)),))]
     source = Packed.from_lists(SOURCES[:1])
     ((found, *_),) = beam_search([model()] * 2, source, options(beam=64), constraints, processors=[processor])
     assert tuple(found.tokens) == best

@@ -9,12 +9,12 @@ import pytest
 import torch
 from builders import tiny_transformer
 
-from nmtkit.contracts.engine import avoided_tokens
+from nmtkit.contracts.engine import avoided_tokens, required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import UNK
 from nmtkit.models.architectures import Architecture
 from nmtkit.translation.search.beam_search import draw
-from nmtkit.translation.search.constraints import Constraints, RequiredPhrase
+from nmtkit.translation.search.constraints import Constraints, RequiredText
 from nmtkit.translation.search.decoding import beam_search, score_references
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Segment
@@ -52,11 +52,12 @@ def holds_in_order(phrases: tuple[tuple[int, ...], ...], output: list[int]) -> b
 
 
 def holds(phrases: tuple[tuple[int, ...], ...], output: list[int]) -> bool:
-    return any(holds_in_order(order, output) for order in itertools.permutations(phrases))
+    """Equal phrases are counted without overlap; different phrases may overlap."""
+    return all(holds_in_order((phrase,) * number, output) for phrase, number in Counter(phrases).items())
 
 
-def exactly(*phrases: tuple[int, ...]) -> tuple[RequiredPhrase, ...]:
-    return tuple(RequiredPhrase((phrase,)) for phrase in phrases)
+def exactly(*phrases: tuple[int, ...]) -> tuple[RequiredText, ...]:
+    return tuple(required_tokens(SIZE, phrase) for phrase in phrases)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -224,7 +225,7 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
         (Constraints(required=exactly((5,))), {"diverse_groups": 2}, "--constraints and --diverse-groups"),
         (Constraints(required=exactly((5,))), {"no_repeat_ngram": 2}, "--constraints and --no-repeat-ngram"),
         (Constraints(required=exactly((5,)), avoided=avoided_tokens(SIZE, (6,))), {}, "required phrases and avoided"),
-        (Constraints(required=exactly((5, 0))), {}, "does not know"),
+        (Constraints(required=(required_tokens(SIZE),)), {}, "does not know"),
         (Constraints(avoided=avoided_tokens(SIZE, ())), {}, "is empty"),
     ],
 )

@@ -231,18 +231,18 @@ def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
     (tmp_path / "phrases").write_text("dog\n\nthe\n\n\ncat\n")
     (tmp_path / "prefixes").write_text("\nthe dog\n\n\na\n\n")
     searched: list[int] = []
-    search, again = TorchEngine.search, decoding.PhraseSelector
+    search, again = TorchEngine.search, decoding.RequiredTextSelector
 
     def counted(self: TorchEngine, batch: Any, *rest: Any) -> Any:
         searched.append(len(batch))
         return search(self, batch, *rest)
 
-    def selected(options: Any, constraints: Any, edges: Any) -> Any:
+    def selected(options: Any, constraints: Any) -> Any:
         searched.append(len(constraints))
-        return again(options, constraints, edges)
+        return again(options, constraints)
 
     monkeypatch.setattr(TorchEngine, "search", counted)
-    monkeypatch.setattr(decoding, "PhraseSelector", selected)
+    monkeypatch.setattr(decoding, "RequiredTextSelector", selected)
     for engine, file in output.items():
         files = ["--constraints", str(tmp_path / "phrases"), "--prefix", str(tmp_path / "prefixes")]
         flags = ["--input", str(lines), *files, "--output", str(file), "--device", "cpu"]

@@ -12,7 +12,7 @@ import torch
 from builders import tiny_model, tiny_tokenizer, tiny_transformer
 from torch import nn
 
-from nmtkit.contracts.engine import avoided_tokens
+from nmtkit.contracts.engine import avoided_tokens, required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.models.architectures import Architecture, Vocabulary
@@ -21,7 +21,7 @@ from nmtkit.models.layers import output_columns
 from nmtkit.models.layers.kv_cache import KVCache
 from nmtkit.models.layers.output_columns import select_columns
 from nmtkit.models.layers.prepack import Int8Linear, Precision, PrepackedLinear, prepack
-from nmtkit.translation.search.constraints import Constraints, PieceEdges, RequiredPhrase
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.limited_search import LimitedModel
 from nmtkit.translation.search.options import SearchOptions
@@ -46,8 +46,7 @@ SHORTLIST = Shortlist.from_entries(
 
 def allowed(source: Sequence[int], constraints: Constraints) -> set[int]:
     pieces = {0, 1, 2} | FREQUENT | {target for piece in source for target in LISTS.get(piece, set())}
-    pieces |= set(constraints.prefix)
-    return pieces | {piece for p in constraints.required for alternative in p.alternatives for piece in alternative}
+    return pieces.union(constraints.prefix, *(text.tokens for text in constraints.required))
 
 
 def masked(model: Architecture, pieces: set[int]) -> Architecture:
@@ -85,10 +84,8 @@ CONSTRAINTS = {
     "none": Constraints(),
     "prefix": Constraints(prefix=(55, 56, 3)),
     "avoided": Constraints(avoided=avoided_tokens(SIZE, (4,), (33, 17), (59, 58))),
-    "required": Constraints(required=(RequiredPhrase(((57, 58), (59,))),)),
-    "whole_words": Constraints(required=(RequiredPhrase(((57, 14),), whole_words=True),)),
+    "required": Constraints(required=(required_tokens(SIZE, (57, 58), (59,)),)),
 }
-EDGES = PieceEdges([piece % 3 == 0 for piece in range(SIZE)], [piece % 2 == 0 for piece in range(SIZE)])
 
 
 @pytest.mark.parametrize("models", [1, 2], ids=["one_model", "ensemble"])
@@ -103,29 +100,26 @@ def test_a_batch_equals_each_sentence_alone_with_all_other_pieces_masked(
     options = SearchOptions(max_len_b=6, **SEARCHES[search])
     constraints = [CONSTRAINTS[constraint]] * len(SOURCES)
     limited = SearchOptions(max_len_b=6, shortlist=True, **SEARCHES[search])
-    found = beam_search(
-        ensemble, Packed.from_lists(SOURCES, CPU), limited, constraints, edges=EDGES, shortlist=SHORTLIST
-    )
+    found = beam_search(ensemble, Packed.from_lists(SOURCES, CPU), limited, constraints, shortlist=SHORTLIST)
     expected = []
     for index, source in enumerate(SOURCES):
         pieces = allowed(source, constraints[0])
         alone = Packed.from_lists([source], CPU)
         masks = [masked(model, pieces) for model in ensemble]
-        expected += beam_search(masks, alone, options, [constraints[0]], [index], EDGES)
+        expected += beam_search(masks, alone, options, [constraints[0]], [index])
         assert all(set(hypothesis.tokens) <= pieces for hypothesis in found[index])
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("edges", [EDGES, None], ids=["edges", "no_edges"])
-def test_each_sentence_of_a_batch_has_its_constraints(edges: PieceEdges | None) -> None:
+def test_each_sentence_of_a_batch_has_its_constraints() -> None:
     model = tiny_transformer(SIZE, sharpness=4.0)
     constraints = [CONSTRAINTS[name] for name in ("none", "prefix", "avoided", "required", "required")]
     options = {"beam": 4, "max_len_b": 6, "nbest": 2}
     batch, limited = Packed.from_lists(SOURCES, CPU), SearchOptions(shortlist=True, **options)
-    found = beam_search([model], batch, limited, constraints, edges=edges, shortlist=SHORTLIST)
+    found = beam_search([model], batch, limited, constraints, shortlist=SHORTLIST)
     expected = [
         beam_search([masked(model, allowed(source, each))], Packed.from_lists([source], CPU), SearchOptions(**options),
-                    [each], [index], edges)[0]
+                    [each], [index])[0]
         for index, (source, each) in enumerate(zip(SOURCES, constraints, strict=True))
     ]  # fmt: skip
     assert_same(found, expected)
