@@ -23,7 +23,7 @@ from nmtkit.translation.search.constraints import (
     Constraints,
     PieceTexts,
     RequiredText,
-    Spelling,
+    SpelledPhrase,
     text_bytes,
 )
 from nmtkit.translation.search.options import SearchOptions
@@ -127,7 +127,7 @@ def required_tokens(size: int, *alternatives: Sequence[int]) -> RequiredText:
     """Returns a required text that only the tokens of each of the `alternatives` spell."""
     pieces = character_pieces(size)
     texts = [b"".join(pieces.texts[token] for token in phrase).decode() for phrase in alternatives]
-    return RequiredText(tuple(map(Spelling, texts, map(tuple, alternatives))), pieces)
+    return RequiredText(tuple(map(SpelledPhrase, texts, map(tuple, alternatives))), pieces)
 
 
 def prefixes_avoided_and_required_phrases_are_kept(subject: Subject[Engine]) -> None:

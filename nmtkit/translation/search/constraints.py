@@ -154,7 +154,7 @@ class AvoidedText:
 
 
 @dataclass(frozen=True)
-class Spelling:
+class SpelledPhrase:
     """A text with tokens that spell it, perhaps after a space. The search may also spell the text in other tokens."""
 
     text: str
@@ -169,7 +169,7 @@ class RequiredText:
     `whole_words`, an occurrence within a longer word does not count: "Hunde" does not contain "Hund".
     """
 
-    alternatives: tuple[Spelling, ...]
+    alternatives: tuple[SpelledPhrase, ...]
     pieces: PieceTexts
     whole_words: bool = False
 
@@ -180,16 +180,16 @@ class RequiredText:
         The rules of a vocabulary can change a text, such as … to three dots. The changed text is an alternative, too.
         """
         pieces = target_texts(tokenizer)
-        spellings: list[Spelling] = []
+        spellings: list[SpelledPhrase] = []
         for text in texts:
             line, tokens = line_of(text), tuple(tokenizer.encode_target([text]).ids[:-1].tolist())
             spelt = b"".join(map(pieces.texts.__getitem__, tokens)).decode(errors="replace").strip(" ")
             changed = " " * text[:1].isspace() + spelt + " " * text[-1:].isspace()
             if UNK not in tokens and spelt:
-                spellings.append(Spelling(changed, tokens))
+                spellings.append(SpelledPhrase(changed, tokens))
             if UNK in tokens or changed != line:
                 usual = usual_spelling(line, pieces, whole_words)
-                spellings += [Spelling(line, usual)] if usual or not line.strip() else []
+                spellings += [SpelledPhrase(line, usual)] if usual or not line.strip() else []
         return RequiredText(tuple(dict.fromkeys(spellings)), pieces, whole_words)
 
     @property

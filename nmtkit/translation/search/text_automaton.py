@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.text.alignment import ZERO_WIDTH_JOINER, is_joined
-from nmtkit.translation.search.constraints import IMPOSSIBLE, RequiredText, Spelling, spelling_costs, text_bytes
+from nmtkit.translation.search.constraints import IMPOSSIBLE, RequiredText, SpelledPhrase, spelling_costs, text_bytes
 
 # Maximum number of readings of a hypothesis. If there are more (with about 7 texts), the most advanced readings stay.
 READINGS = 64
@@ -21,7 +21,7 @@ LETTER, SIGN = "a", "."  # stand for all letters of scripts with spaces, and for
 Reading = tuple[int, int, str]
 
 
-class State(NamedTuple):
+class AutomatonState(NamedTuple):
     """A state of the automaton after some tokens."""
 
     readings: tuple[frozenset[Reading], ...]  # for each group of texts
@@ -32,7 +32,7 @@ class State(NamedTuple):
 class SpelledAlternative:
     """An alternative of a required text, with the tokens that can spell the text. Positions are in bytes."""
 
-    def __init__(self, spelling: Spelling, required: RequiredText) -> None:
+    def __init__(self, spelling: SpelledPhrase, required: RequiredText) -> None:
         self.text, self.pieces = spelling.text, required.pieces
         self.data = text_bytes(self.text)
         self.spaced = self.data if self.data.startswith(b" ") else b" " + self.data  # an occurrence after a word
@@ -157,11 +157,11 @@ class TextAutomaton:
         for index, text in enumerate(required):
             groups.setdefault("all" if ordered else text.whole_words or text.alternatives, []).append(index)
         self.groups = list(groups.values())
-        self.numbers: dict[State, int] = {}
-        self.states: list[State] = []
+        self.numbers: dict[AutomatonState, int] = {}
+        self.states: list[AutomatonState] = []
         self.transitions: list[dict[int, int]] = []
         self.useful, self.facts = cache(self._useful), cache(self._facts)
-        first = State(tuple(frozenset({(0, 0, "")}) for _ in self.groups), SIGN, b"")
+        first = AutomatonState(tuple(frozenset({(0, 0, "")}) for _ in self.groups), SIGN, b"")
         self.number_of(self.after(first, b" "))  # a line begins like a word after a space
 
     def next(self, state: int, token: int) -> int:
@@ -178,14 +178,14 @@ class TextAutomaton:
             state = self.next(state, token)
         return self.facts(state)[0] == 0
 
-    def number_of(self, state: State) -> int:
+    def number_of(self, state: AutomatonState) -> int:
         if state not in self.numbers:
             self.numbers[state] = len(self.states)
             self.states.append(state)
             self.transitions.append({})
         return self.numbers[state]
 
-    def after(self, state: State, data: bytes) -> State:
+    def after(self, state: AutomatonState, data: bytes) -> AutomatonState:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         readings, last = state.readings, state.last
         for char in decoder.decode(state.pending + data):
@@ -195,7 +195,7 @@ class TextAutomaton:
             )
             joined = is_joined(LETTER + char, 1)
             last = char if char == ZERO_WIDTH_JOINER else LETTER if joined else SIGN
-        return State(readings, last, decoder.getstate()[0])
+        return AutomatonState(readings, last, decoder.getstate()[0])
 
     def kept(self, readings: set[Reading]) -> frozenset[Reading]:
         """Removes each reading that another reading surpasses: at the same point of the same text, with more texts."""
@@ -235,7 +235,7 @@ class TextAutomaton:
             held |= 1 << index
         return sum(self.texts[i].cost for i in group if not held >> i & 1)
 
-    def needed(self, reading: Reading, group: Sequence[int], state: State) -> int:
+    def needed(self, reading: Reading, group: Sequence[int], state: AutomatonState) -> int:
         """Returns the number of tokens that a reading needs."""
         held, index, begun = reading
         if begun and begun not in self.texts[index].texts:

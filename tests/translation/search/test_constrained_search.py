@@ -10,7 +10,7 @@ from builders import tiny_transformer
 
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
-from nmtkit.translation.search.constraints import Constraints, PieceTexts, RequiredText, Spelling, usual_spelling
+from nmtkit.translation.search.constraints import Constraints, PieceTexts, RequiredText, SpelledPhrase, usual_spelling
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.text_automaton import TextAutomaton
@@ -30,7 +30,7 @@ def text_of(tokens: tuple[int, ...]) -> str:
 
 
 def required(alternatives: list[str], whole_words: bool = False) -> RequiredText:
-    spellings = [Spelling(text, usual_spelling(text, TEXTS, whole_words)) for text in alternatives]
+    spellings = [SpelledPhrase(text, usual_spelling(text, TEXTS, whole_words)) for text in alternatives]
     return RequiredText(tuple(each for each in spellings if each.tokens), TEXTS, whole_words)
 
 
