@@ -292,7 +292,7 @@ def test_help_shows_the_chosen_components_own_flags() -> None:
     [
         (["--arch", "my_rnn"], "unknown architecture 'my_rnn'; "),
         (["--criterion", "zzz"], "unknown criterion 'zzz'; known: "),
-        (["--optimizer", "signum"], "unknown optimizer 'signum'; "),
+        (["--optimizer", "shampoo"], "unknown optimizer 'shampoo'; "),
         (["--lr-scheduler", "noam"], "unknown lr-scheduler 'noam'; "),
         (["--plugin", "nowhere.py"], "plug-in nowhere.py"),
         (["--config", "nowhere.toml"], "config nowhere.toml"),
