@@ -36,6 +36,8 @@ def load(
 ) -> "Model":
     """Returns the model of a checkpoint, or an ensemble of several checkpoints with the same tokenizer.
 
+    The folder of a run stands for its best checkpoint.
+
     >>> model = nmtkit.load("averaged.pt", precision="int8")
 
     `plugins` are Python files or modules to import first, like `--plugin`. `options` are the flags of `nmtkit generate`

@@ -108,10 +108,14 @@ class CleanConfig(Config):
         True, "mend wrong encodings, HTML entities, white space, invisible characters and Unicode normalization"
     )
     forward: Path | None = option(
-        None, "checkpoint of a model from source to target; pairs are scored with this model and with --backward",
-        metavar="FILE",
-    )  # fmt: skip
-    backward: Path | None = option(None, "checkpoint of a model from target to source", metavar="FILE")
+        None,
+        "checkpoint of a model from source to target; pairs are scored with this model and with --backward",
+        metavar="RUN|FILE",
+        checkpoint=True,
+    )
+    backward: Path | None = option(
+        None, "checkpoint of a model from target to source", metavar="RUN|FILE", checkpoint=True
+    )
     self_train: bool = option(
         False, "train two small models on the best pairs, in the folder OUTPUT.models, and score pairs with both models"
     )

@@ -45,12 +45,13 @@ def command(
     nmtkit attention --path averaged.pt "A dog runs across the meadow."
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
-    from nmtkit.config.files import atomic_write, check_outputs
+    from nmtkit.config.files import atomic_write, check_outputs, checkpoint_of
     from nmtkit.config.plugins import load_plugins
     from nmtkit.models.building import check_translation_models, from_checkpoint
     from nmtkit.pages.attention import page
     from nmtkit.translation.attention import attend
 
+    path = checkpoint_of(path)
     check_outputs({"--output": output}, [path, *map(Path, plugins)])
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)

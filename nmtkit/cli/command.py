@@ -108,7 +108,7 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise  # click reports these errors itself
     except Exception as error:
-        message = message_of(error)
+        message = message_of(error, ctx.command)
         if ctx.meta.get("debug") or message is None:
             raise
         fail(message)
@@ -116,14 +116,17 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
         fail("interrupted", code=130)
 
 
-def message_of(error: BaseException) -> str | None:
+def message_of(error: BaseException, command: click.Command) -> str | None:
     """Returns the message of a mistake of the user, or None for a mistake in nmtkit, which needs a traceback.
 
-    The message of an error in a plug-in contains the file and the line of the plug-in.
+    If the memory is too small, the message names --max-tokens, if `command` has this flag. The message of an error in a
+    plug-in contains the file and the line of the plug-in.
     """
     # On a CPU, the message of torch has source locations before "can't allocate memory: you tried to allocate N bytes".
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
-        return "out of memory: the model or a batch is too large for this machine"
+        smaller = any("--max-tokens" in parameter.opts for parameter in command.params)
+        advice = "; a smaller --max-tokens makes smaller batches" if smaller else ""
+        return f"out of memory: the model or a batch is too large for this machine{advice}"
     if message := plugin_message(error):
         return message
     if isinstance(error, OSError):

@@ -8,6 +8,7 @@ import click
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import plugin_option
+from nmtkit.config.files import checkpoint_of
 from nmtkit.jobs import progress
 
 log = logging.getLogger("nmtkit")
@@ -83,6 +84,7 @@ def command(
         from nmtkit.translation.translator import usable_device
 
     load_plugins(plugins)
+    paths = tuple(checkpoint_of(path) for path in paths)
     if threads is not None:
         torch.set_num_threads(threads)
     dataset = Dataset.open(data)

@@ -7,6 +7,7 @@ import click
 
 from nmtkit.cli.command import Command
 from nmtkit.cli.flags import plugin_option
+from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
 
@@ -66,6 +67,7 @@ def command(
     from nmtkit.models.formats import bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
+    source = checkpoint_of(source)
     progress.begin(f"Writing {destination.name}")
     if format == "ctranslate2":
         ctranslate2.save(source, destination, quantization or "float32")

@@ -17,9 +17,11 @@ from nmtkit.cli.generate_config import (
     check_reports,
     document_format,
     facts_of,
+    is_typed,
 )
 from nmtkit.cli.generate_run import check_lines, generate, open_document, warn_of_several_sentences
 from nmtkit.config import COMMAND_LINE, check_no_collisions, derive, split_settings
+from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.text.sentences import has_several
@@ -133,6 +135,7 @@ def parsed_job(
 
     Raises ValueError or OSError.
     """
+    paths = [checkpoint_of(path) for path in paths]
     config: GenerateConfig = derived(GenerateConfig, typed)
     search: SearchOptions = derived(SearchOptions, typed)
     devices: DeviceOptions = derived(DeviceOptions, typed)
@@ -140,6 +143,8 @@ def parsed_job(
     text: TextOptions = derived(TextOptions, typed)
     format = document_format(config, files)
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}
+    if search.alignment == "hard" and is_typed(config, bool(data or files or format)):
+        facts.add("hard links at a prompt")
     check_combination(config, search, devices, facts, data is not None)
     check_reports(config, files, [*paths, config.pivot_path, *map(Path, plugins), text.glossary])
     configs = chosen_processors(search.logits_processors, typed)

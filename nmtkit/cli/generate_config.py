@@ -1,6 +1,7 @@
 """Settings of `nmtkit generate`, and the checks of their combinations and of their files."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -41,7 +42,10 @@ class GenerateConfig(Config):
         metavar="CODE",
     )
     pivot_path: Path | None = option(
-        None, "checkpoint of the first step, into the language of --pivot; none: --path", metavar="FILE"
+        None,
+        "checkpoint of the first step, into the language of --pivot; none: --path",
+        metavar="RUN|FILE",
+        checkpoint=True,
     )
     format: Literal["text", "jsonl"] = option(
         "text",
@@ -124,6 +128,12 @@ def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
     if format is not None:
         facts |= {"a document", *(["a catalogue (PO or XLIFF)"] if format in ("po", "xliff") else [])}
     return facts
+
+
+def is_typed(config: GenerateConfig, has_input: bool) -> bool:
+    """Returns whether lines are typed at a prompt: standard input is a terminal, and nothing else has the text."""
+    at_terminal = sys.stdin is not None and sys.stdin.isatty()
+    return at_terminal and not (has_input or config.line_files or config.output)
 
 
 def check_combination(

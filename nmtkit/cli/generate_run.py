@@ -13,7 +13,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import standard_input, stderr
-from nmtkit.cli.generate_config import GenerateConfig, GenerateJob
+from nmtkit.cli.generate_config import GenerateConfig, GenerateJob, is_typed
 from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import format_of as corpus_format
 from nmtkit.data.corpora.lines import count_lines, count_lines_ahead
@@ -302,18 +302,15 @@ class Generation:
     @property
     def prompts(self) -> bool:
         """Whether the text is typed at a terminal, line by line."""
-        job, at_terminal = self.job, sys.stdin is not None and sys.stdin.isatty()
-        has_input = self.dataset or job.document or job.files or self.config.line_files
-        return at_terminal and self.ranks == 1 and not (has_input or self.config.output)
+        has_input = bool(self.dataset or self.job.document or self.job.files)
+        return self.ranks == 1 and is_typed(self.config, has_input)
 
     def typed(self) -> Iterator["Translation"]:
-        """Translates the lines that are typed. Text output shows the alignments, too."""
+        """Translates the lines that are typed."""
         from nmtkit.cli.prompt import typed_translations
 
-        search = self.search
-        if self.config.format == "text" and not self.text.active:
-            search = dataclasses.replace(search, alignment="hard")
-        return typed_translations(self.translator, self.translator.pipeline(search, self.text, self.config.source_tag))
+        pipeline = self.translator.pipeline(self.search, self.text, self.config.source_tag)
+        return typed_translations(self.translator, pipeline)
 
     def requests(self, checkpoint: Path) -> Iterator[list["Request"]]:
         """Returns the text in windows. The source language of `checkpoint` chooses the column of a corpus."""

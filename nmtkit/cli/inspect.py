@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("path", type=Path, metavar="FILE")
+@click.argument("path", type=Path, metavar="RUN|FILE|DATA")
+@click.option(
+    "--all", "everything", is_flag=True, help="Show all facts and all settings that differ from the defaults."
+)
 @click.option("--verify", is_flag=True, help="Recompute checksums; for a dataset, also decode the first pairs.")
 @click.option(
     "--format",
@@ -24,16 +28,19 @@ if TYPE_CHECKING:
     help="Output format. With toml, writes the config of the run that made the checkpoint, for train --config.  "
     "[default: text]",
 )
-def command(path: Path, verify: bool, format: str) -> None:
-    """Describe a checkpoint or a dataset folder: sizes, config, origin, and commands that use it.
+def command(path: Path, everything: bool, verify: bool, format: str) -> None:
+    """Describe a checkpoint, the best checkpoint of a run, or a dataset: languages, size, scores, commands that use it.
 
     \b
-    nmtkit inspect checkpoints/last.pt
+    nmtkit inspect checkpoints
+    nmtkit inspect averaged.pt --all
     nmtkit inspect data-bin --verify
     nmtkit inspect averaged.pt --format toml > again.toml
     """
     from nmtkit.experiments.inspection import config_of, inspect
 
+    if everything and format != "text":
+        raise ValueError(f"--all does nothing with --format {format}, which always has all facts")
     if format == "toml" and path.exists():
         if verify:
             raise ValueError(
@@ -43,26 +50,39 @@ def command(path: Path, verify: bool, format: str) -> None:
         return
     described = inspect(path, verify)
     if format == "json":
-        echo(json.dumps(dataclasses.asdict(described), default=str, ensure_ascii=False, indent=1))
+        facts = dataclasses.asdict(described)
+        del facts["defaults"]
+        echo(json.dumps(facts, default=str, ensure_ascii=False, indent=1))
     else:
-        show(described)
+        show(described, everything)
 
 
-def show(described: "Description") -> None:
-    """Prints the facts in two columns, then the commands."""
-    echo(f"{described.path} is an nmtkit {described.kind}.")
-    for title, facts in described.sections.items():
-        echo("\n" + click.style(title, bold=True))
-        rows = dict(flattened(facts))
-        width = max((len(name) for name in rows), default=0)
-        for name, value in rows.items():
-            echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
+def show(described: "Description", everything: bool) -> None:
+    """Prints the summary, the commands and, if `everything`, all facts in two columns."""
+    echo(f"{described.path} is an nmtkit {described.kind}.\n")
+    show_facts(described.summary)
     if described.verified:
         echo("\n" + click.style("Verified", bold=True))
         echo("\n".join(f"  {line}" for line in described.verified))
     echo("\n" + click.style("Commands", bold=True))
     for purpose, line in described.commands.items():
         echo(f"  To {purpose}:\n    {line}")
+    if not everything:
+        echo(f"\nAll facts: {shlex.join(['nmtkit', 'inspect', str(described.path), '--all'])}")
+        return
+    for title in described.sections:
+        facts = described.changed(title)
+        if facts:
+            left_out = " (settings that differ from the defaults)" if title in described.defaults else ""
+            echo("\n" + click.style(f"{title}{left_out}", bold=True))
+            show_facts(facts)
+
+
+def show_facts(facts: dict[str, Any]) -> None:
+    rows = dict(flattened(facts))
+    width = max((len(name) for name in rows), default=0)
+    for name, value in rows.items():
+        echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
 
 
 def flattened(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:

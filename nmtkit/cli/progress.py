@@ -18,6 +18,7 @@ REDRAW = 0.2  # seconds between two pictures of the bar
 FIRST_LINE = 5.0  # seconds to the first line of text; later, a line after a twentieth of the time, at most LONGEST
 LONGEST = 60.0
 QUIET_OUTPUT = 1.0  # seconds without output after which the bar returns, if stdout is the same terminal
+STARTING = "Starting"  # the stage before the first call of `begin`; only a terminal shows this stage
 SUMMARY = 2.0  # a shorter command has no last line with its time
 BAR = 30  # columns of the widest bar
 NARROWEST = 8
@@ -30,7 +31,7 @@ class CommandProgress:
     """
 
     def __init__(self, console: Console) -> None:
-        self.stage = WorkStage("Starting")
+        self.stage = WorkStage(STARTING)
         self.longest: WorkStage | None = None  # counted stage that took the longest time
         self.console = console
         self.as_bar = console.is_terminal and not console.is_dumb_terminal
@@ -103,7 +104,7 @@ class CommandProgress:
         if self.as_bar:
             if now - self._output >= QUIET_OUTPUT:
                 self._draw_bar()
-        elif now - self._began >= self._next:
+        elif now - self._began >= self._next and self.stage.title != STARTING:
             log.info("%s", "  ".join(fields(self.stage)))
             self._next = now - self._began + min(LONGEST, max(FIRST_LINE, (now - self._began) / 20))
 

@@ -14,7 +14,7 @@ from nmtkit.translation.translator import Translator
 
 
 def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[Translation]:
-    """Yields the translation of each line that is typed. After each translation, shows scores and alignments."""
+    """Yields the translation of each line that is typed. Shows scores and, with --alignment, links."""
     stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
     told = pipeline.text.split_sentences is not None
     for id, line in enumerate(typed_lines()):
@@ -23,14 +23,7 @@ def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[T
             stderr.print(
                 "This line looks like several sentences: --split-sentences translates each sentence alone.", style="dim"
             )
-        try:
-            (translation,) = translator.stream([line], pipeline)
-        except ValueError as error:
-            if pipeline.search.alignment is None or pipeline.text.active:
-                raise
-            stderr.print(f"no alignment: {error}", style="dim", markup=False)  # the architecture has no attention
-            pipeline.search = dataclasses.replace(pipeline.search, alignment=None)
-            (translation,) = translator.stream([line], pipeline)
+        (translation,) = translator.stream([line], pipeline)
         yield dataclasses.replace(translation, id=id)
         show(translation, pipeline)
 

@@ -27,8 +27,12 @@ RERANK_RULES = (
 class RerankConfig(Config):
     """Settings of `nmtkit rerank`."""
 
-    backward: Path | None = option(None, "checkpoint of a model that translates back, into the source", metavar="FILE")
-    lm: Path | None = option(None, "checkpoint of a language model of the target language", metavar="FILE")
+    backward: Path | None = option(
+        None, "checkpoint of a model that translates back, into the source", metavar="RUN|FILE", checkpoint=True
+    )
+    lm: Path | None = option(
+        None, "checkpoint of a language model of the target language", metavar="RUN|FILE", checkpoint=True
+    )
     weight_backward: float = option(1.0, "weight of log p(x | y) of --backward", min=0, max=100)
     weight_lm: float = option(0.3, "weight of log p(y) of --lm", min=0, max=100)
     feature: tuple[str, ...] = option(

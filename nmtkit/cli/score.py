@@ -74,7 +74,8 @@ class ScoreConfig(Config):
         None,
         "checkpoint of a language model, or of a translation model with --src: print the perplexity of the texts "
         "instead of metrics",
-        metavar="FILE",
+        metavar="RUN|FILE",
+        checkpoint=True,
     )
     source_lang: str | None = option(
         None, "source language for a multilingual model of --path", flag="-s/--source-lang", metavar="CODE"

@@ -8,7 +8,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
-from nmtkit.config.files import check_outputs
+from nmtkit.config.files import check_outputs, checkpoint_of
 
 if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Split
@@ -87,6 +87,9 @@ def command(
         raise ValueError("give DATA to learn the shortlist from, or --lexicon FILE")
     if len(vocabularies) > 2 or (vocabularies and lexicon is None):
         raise ValueError("--vocab needs --lexicon; give one vocabulary, or one for each side")
+    if path.is_dir() and output is None:
+        raise ValueError(f"give --output FILE, because {path} is the folder of a run, which keeps its checkpoints")
+    path = checkpoint_of(path)
     check_outputs({"--write-lexicon": write_lexicon}, [path, lexicon, output])
     check_outputs({"--output": output}, [lexicon, *vocabularies])
     with imports():

@@ -189,7 +189,7 @@ def _fail_together(error: BaseException, debug: bool) -> NoReturn:
     """Prints the error of this process, sends it to the other processes, and exits without waiting for them."""
     from nmtkit.jobs import distributed
 
-    known = message_of(error)
+    known = message_of(error, click.get_current_context().command)
     if distributed.is_connection_error(error):
         time.sleep(3)  # let the process that closed the connection print its error first
     elif debug or not (known or isinstance(error, KeyboardInterrupt)):

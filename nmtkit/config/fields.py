@@ -32,6 +32,7 @@ def option(
     metavar: str | None = None,
     section: str | None = None,
     repeatable: bool = False,
+    checkpoint: bool = False,
     finetuning: Literal["refused", "adapts", "free"] = "refused",
 ) -> Any:
     """Declares a config field, which is also a flag and a TOML key. A field with the default `...` is required.
@@ -41,7 +42,7 @@ def option(
     allowed. `help` states the unit. `flag` replaces the name of the flag ("-s/--source-lang"), and `metavar` replaces
     the name of its value on the help page. `section` starts a new heading on the help page. A `repeatable` flag adds
     one item to a tuple each time, and the item may contain commas. A field with choices has the type
-    `Literal["a", "b"]`.
+    `Literal["a", "b"]`. The path of a `checkpoint` may be the folder of a run (`checkpoint_of` in files.py).
 
     `finetuning` is for fields of architectures. It says if --finetune-from accepts another value than the value of the
     checkpoint. "free": the field does not change the output of a trained model, or only through the shapes of its
@@ -50,7 +51,7 @@ def option(
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
-    metadata["finetuning"] = finetuning
+    metadata |= {"checkpoint": checkpoint, "finetuning": finetuning}
     if default is ...:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

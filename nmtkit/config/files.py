@@ -3,6 +3,7 @@
 import atexit
 import errno
 import io
+import logging
 import os
 import secrets
 import shutil
@@ -11,12 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, overload
 
 # Words for frequent errors of the operating system; other errors keep the words of the system.
 REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder, not a file"}
 REASONS |= {errno.ENOTDIR: "a part of the path is a file, not a folder", errno.EACCES: "permission denied"}
+RUN_CHECKPOINTS = ("best.pt", "last.pt")  # checkpoints in the folder of a run, the preferred one first
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+log = logging.getLogger("nmtkit")
 
 
 class _RecordingFile(io.FileIO):
@@ -43,6 +47,26 @@ def explained(error: OSError) -> str:
 def reason_of(error: OSError) -> str:
     """Returns the reason of an error of the operating system in words, such as "no such file or folder"."""
     return REASONS.get(error.errno or 0) or error.strerror or str(error)
+
+
+@overload
+def checkpoint_of(path: Path) -> Path: ...
+
+
+@overload
+def checkpoint_of(path: None) -> None: ...
+
+
+def checkpoint_of(path: Path | None) -> Path | None:
+    """Returns the checkpoint in the folder of a run: best.pt, or else last.pt with a notice. Other paths stay as is."""
+    if path is None or not path.is_dir():
+        return path
+    for name in RUN_CHECKPOINTS:
+        if (path / name).is_file():
+            if name != RUN_CHECKPOINTS[0]:
+                log.info("%s has no %s, so %s is used", path, RUN_CHECKPOINTS[0], name)
+            return path / name
+    return path
 
 
 @contextmanager

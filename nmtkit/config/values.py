@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, overload
 
 from nmtkit.config.fields import check_limits, field_types, flag_of
+from nmtkit.config.files import checkpoint_of
 
 T = TypeVar("T")
 
@@ -89,6 +90,7 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
     the limits of its field.
     """
     hints = field_types(config if isinstance(config, type) else type(config))
+    checkpoints = {field.name for field in dataclasses.fields(config) if field.metadata.get("checkpoint")}  # type: ignore[arg-type]
     checked = {}
     for key, value in changes.items():
         name = key.replace("-", "_")
@@ -96,6 +98,9 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
             raise ValueError(f"{origin} has no setting {key!r}; {suggestion(name, hints)}")
         try:
             checked[name] = convert(value, hints[name])
+            if name in checkpoints:
+                found = checked[name]
+                checked[name] = tuple(map(checkpoint_of, found)) if isinstance(found, tuple) else checkpoint_of(found)
         except ValueError as error:
             raise ValueError(f"{origin}: {key}: {error}") from None
     try:

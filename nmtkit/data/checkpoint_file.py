@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import RUN_CHECKPOINTS, atomic_write
 
 FORMAT = 2
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}
@@ -57,6 +57,11 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
     Raises FileNotFoundError, or ValueError for a truncated file, a file with code (which is never run), a file that is
     not a checkpoint of nmtkit and, without `mmap`, a file with a wrong checksum. All errors name the path.
     """
+    if path.is_dir():
+        names = " or ".join(RUN_CHECKPOINTS)
+        raise FileNotFoundError(
+            f"checkpoint {path}: no {names} in the folder; give a checkpoint or the folder of a run"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path}: no such file")
     try:

@@ -3,52 +3,69 @@
 The module does not build a model or load plug-ins, so it also works for architectures that are not installed.
 """
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from nmtkit.config import to_dict, to_toml
+from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset import binarized
 from nmtkit.data.dataset.binarized import Dataset, StoredSide
-from nmtkit.data.dataset.dataset_files import read_manifest, shard_folders
+from nmtkit.data.dataset.config import PreprocessConfig
+from nmtkit.data.dataset.dataset_files import MANIFEST, read_manifest, shard_folders
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import reads_source, tokenizer_of
 from nmtkit.training import averaging
-from nmtkit.training.config import JobConfig
+from nmtkit.training.config import REGISTRIES, JobConfig
 from nmtkit.training.run import TrainingResult
 from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_facts import config_text
+from nmtkit.training.run_log import shown_scores
 
 Section = dict[str, Any]
+
+COMPONENTS = ("criterion", "optimizer", "lr-scheduler")  # tables of a run that are sections of the description
+SHOWN_LANGUAGES = 6  # languages or directions that the summary names
 
 
 @dataclass
 class Description:
     """A description of a checkpoint or dataset.
 
-    `sections` has the facts by title, `commands` has shell commands by purpose, `verified` has results of `--verify`.
+    `summary` has the most important facts, `sections` has all facts by title, `commands` has shell commands by purpose,
+    `verified` has results of `--verify`. `defaults` has the default settings of some sections.
     """
 
     kind: str  # checkpoint or dataset
     path: Path
+    summary: Section
     sections: dict[str, Section] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
     verified: list[str] = field(default_factory=list)
+    defaults: dict[str, Section] = field(default_factory=dict)
+
+    def changed(self, title: str) -> Section:
+        """Returns the facts of a section, without settings that equal their defaults."""
+        usual, missing = self.defaults.get(title, {}), object()
+        return {name: value for name, value in self.sections[title].items() if usual.get(name, missing) != value}
 
 
 def inspect(path: Path, verify: bool = False) -> Description:
     """Describes a checkpoint or a dataset, and recomputes its checksums if `verify` is true.
 
-    Raises OSError. Raises ValueError for damaged or unknown files.
+    The folder of a run stands for its best checkpoint. Raises OSError. Raises ValueError for damaged or unknown files.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
+    path = checkpoint_of(path)
     described = of_dataset(path) if path.is_dir() else of_checkpoint(path)
     if verify and path.is_dir():
         described.verified = binarized.verify(path)
@@ -93,7 +110,51 @@ def of_checkpoint(path: Path) -> Description:
         sections["Checkpoint"][f"validation {name}"] = value
     if "run" in contents:
         sections |= of_run(contents["run"])
-    return Description("checkpoint", path, sections, commands(path, contents, tokenizer))
+    count = sections["Parameters"]["all"]
+    defaults = default_settings(contents)
+    summary = summary_of(path, contents, tokenizer, count)
+    return Description("checkpoint", path, summary, sections, commands(path, contents, tokenizer), defaults=defaults)
+
+
+def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, parameters: int) -> Section:
+    """Returns the most important facts about a checkpoint, as text."""
+    run = contents.get("run", {})
+    summary = {
+        "languages": language_pairs(run, tokenizer),
+        "parameters": f"{parameters:,} ({contents['architecture']})",
+    }
+    scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, float)}
+    if contents.get("averaged"):
+        summary["average of"] = f"{len(contents['averaged'])} checkpoints, to update {contents['update']:,}"
+    else:
+        summary["update"] = f"{contents['update']:,}"
+    if shown := shown_scores(scores):
+        summary["validation"] = ", ".join(shown)
+    if contents["plugins"]:
+        summary["plug-ins"] = ", ".join(contents["plugins"])
+    status = path.stat()
+    summary["saved"] = f"{datetime.fromtimestamp(status.st_mtime):%Y-%m-%d %H:%M}"
+    with_state = ", with the training state" if contents.get("training") else ""
+    summary["size"] = f"{status.st_size / 1e6:,.1f} MB{with_state}"
+    return summary
+
+
+def language_pairs(run: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """Returns the languages of a model as text, such as "en-de": the trained directions, or the known languages."""
+    directions = run.get("directions") or ([run["languages"]] if run.get("languages") else [])
+    names = ["-".join(map(str, pair)) for pair in directions] or sorted(tokenizer.languages)
+    more = f" and {len(names) - SHOWN_LANGUAGES} more" if len(names) > SHOWN_LANGUAGES else ""
+    return ", ".join(names[:SHOWN_LANGUAGES]) + more or "unknown"
+
+
+def default_settings(contents: checkpoint_file.Checkpoint) -> dict[str, Section]:
+    """Returns the default settings of the sections of a checkpoint whose components are registered."""
+    tables = contents.get("run", {}).get("settings", {})
+    components = [("Config", ARCHITECTURES, contents["architecture"])]
+    components += [
+        (table.capitalize(), REGISTRIES[table], tables[table]["name"]) for table in COMPONENTS if table in tables
+    ]
+    return {title: to_dict(registry[name].preset) for title, registry, name in components if name in registry}
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
@@ -134,7 +195,7 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
         "Made by": {name: _shown(name, value) for name, value in facts.items() if name != "settings"},
         "Run (settings that differ from the defaults)": run,
     }
-    for table in ("criterion", "optimizer", "lr-scheduler"):
+    for table in COMPONENTS:
         sections[table.capitalize()] = dict(tables[table])
     return sections
 
@@ -176,6 +237,7 @@ def config_of(path: Path) -> str:
     The config has no save_dir, because the folder already contains the original run. Raises OSError, or ValueError for
     a checkpoint without facts about its run.
     """
+    path = checkpoint_of(path)
     facts = {} if path.is_dir() else checkpoint_file.read(path, mmap=True).get("run", {})
     if not facts:
         raise ValueError(f"{path} has no facts about its run; --format toml needs a checkpoint of `nmtkit train`")
@@ -253,7 +315,19 @@ def of_dataset(path: Path) -> Description:
     for name in dataset.splits:
         if name.startswith("test"):
             use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"
-    return Description("dataset", path, sections, use)
+    languages = sections["Dataset"].get("languages") or [f"{dataset.source_lang}-{dataset.target_lang}"]
+    pieces = [value for name, value in sections["Vocabulary"].items() if name != "fingerprint"]
+    manifest = path / MANIFEST if (path / MANIFEST).exists() else shard_folders(path)[0] / MANIFEST
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    summary: Section = {"languages": ", ".join(languages)}
+    summary |= {name: f"{len(split):,} pairs" for name, split in dataset.splits.items()}
+    summary |= {
+        "vocabulary": f"{' and '.join(f'{count:,}' for count in pieces)} pieces",
+        "made": f"{datetime.fromtimestamp(manifest.stat().st_mtime):%Y-%m-%d %H:%M}",
+        "size": f"{size / 1e6:,.1f} MB",
+    }
+    defaults = {"Made with": {field.name: field.default for field in dataclasses.fields(PreprocessConfig)}}
+    return Description("dataset", path, summary, sections, use, defaults=defaults)
 
 
 def languages_of(dataset: Dataset) -> Section:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import Config, FlagRule, option
+from nmtkit.config.files import checkpoint_of
 from nmtkit.jobs.threads import usable_cores
 from nmtkit.translation.options import GLOSSARY_RULE, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
@@ -95,10 +96,12 @@ class ModelPath:
 
     @staticmethod
     def parse(text: str) -> "ModelPath":
-        """Parses `averaged.pt` or `en-de=averaged.pt`."""
+        """Parses `averaged.pt` or `en-de=averaged.pt`. The path may be the folder of a run."""
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
-        return ModelPath(Path(path), (match[1], match[2])) if equals and match else ModelPath(Path(text))
+        if equals and match:
+            return ModelPath(checkpoint_of(Path(path)), (match[1], match[2]))
+        return ModelPath(checkpoint_of(Path(text)))
 
 
 @dataclass(frozen=True, kw_only=True)

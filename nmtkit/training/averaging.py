@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from nmtkit.config.files import checkpoint_of
 from nmtkit.data import checkpoint_file
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.jobs import progress
@@ -70,7 +71,9 @@ class MovingAverage:
 
 
 def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
-    """Returns the checkpoints to average: the files `inputs`, or the `last` N or the `best` N in a single folder.
+    """Returns the checkpoints to average: `inputs`, or the `last` N or the `best` N in a single folder.
+
+    Among several inputs, the folder of a run stands for its best checkpoint.
 
     Raises OSError, or ValueError if the choice and the inputs do not match.
     """
@@ -81,13 +84,13 @@ def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: s
         raise ValueError(
             f"--last and --best choose among the checkpoints of a single folder; {len(inputs)} paths were given"
         )
-    if not selects and inputs[0].is_dir():
+    if not selects and len(inputs) == 1 and inputs[0].is_dir():
         raise ValueError(f"{inputs[0]} is a folder; choose its checkpoints with --last N or --best N")
     if last is not None:
         return last_of(inputs[0], last)
     if best is not None:
         return best_of(inputs[0], best, metric)
-    return list(inputs)
+    return [checkpoint_of(path) for path in inputs]
 
 
 def write(paths: list[Path], output: Path) -> None:

@@ -23,6 +23,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
+from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -273,7 +274,7 @@ class ConfigFile:
         in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
         start = Path(finetune_from) if finetune_from else in_file and self.folder / in_file
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
-            components["architecture"] = _architecture_of(start)
+            components["architecture"] = _architecture_of(checkpoint_of(start))
         titles = {
             f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
             for table, component in components.items()

@@ -90,6 +90,8 @@ class RunConfig(Config):
         "Checkpoint with initial weights and, without --arch, the architecture. New pieces start from the mean "
         "of the old pieces that spell them; pieces that old pieces cannot spell start from the mean of all old pieces.",
         section="Weights",
+        metavar="RUN|FILE",
+        checkpoint=True,
     )
     new_language_from: str | None = option(
         None,

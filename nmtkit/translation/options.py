@@ -39,7 +39,7 @@ GENERATE_RULES = (
         excludes=("--prefix", "--constraints", "--avoid", "--long-lines", "--max-source-len"),
         reason="complete references are scored",
     ),
-    FlagRule("--alignment", needs=("--format jsonl",)),
+    FlagRule("--alignment", needs=("--format jsonl", "hard links at a prompt")),
     *(
         FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason=f"{flag} changes lines")
         for flag in ("--split-sentences", "--markup", "--truecase-caps", "--protect-spans", "--protect")

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from nmtkit.config.files import checkpoint_of
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs import progress
 from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
@@ -73,13 +74,15 @@ class Translator:
     ) -> "Translator":
         """Loads a checkpoint, or an ensemble with one tokenizer. `options` are fields of TranslatorOptions.
 
+        The folder of a run stands for its best checkpoint.
+
         `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` is a registered
         engine, which decodes with `workers` batches at a time if it can. With `trainable`, the modules are the same as
         in training: in fp32, with all parameters and hooks.
 
         Raises FileNotFoundError or ValueError. The message names the file.
         """
-        paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
+        paths = [checkpoint_of(Path(file)) for file in ([path] if isinstance(path, str | Path) else path)]
         progress.begin(f"Loading {', '.join(file.name for file in paths)}")
         contents = [building.from_checkpoint(file) for file in paths]
         tokenizer = contents[0][1]

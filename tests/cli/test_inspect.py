@@ -75,6 +75,25 @@ def test_a_run_says_what_it_ran_on_wherever_its_weights_go(run_folder: Path, mir
     assert started["dataset"] == made_by["dataset"] and started["config"]["run"]["seed"] == 1
 
 
+def test_the_first_screen_has_the_facts_that_matter_and_the_rest_is_on_request(run_folder: Path) -> None:
+    text = inspect(str(run_folder)).stdout
+    described = json.loads(inspect(str(run_folder / "best.pt"), "--format", "json").stdout)
+    lines = text.splitlines()
+    assert len(lines) < 25
+    size = (run_folder / "best.pt").stat().st_size
+    summary = dict(line.split(maxsplit=1) for line in lines[1:9] if line)
+    assert summary["languages"] == "xx-yy"
+    assert summary["parameters"] == f"{described['sections']['Parameters']['all']:,} (transformer_tiny)"
+    assert f"loss {described['sections']['Checkpoint']['validation loss']:.3f}" in summary["validation"]
+    assert summary["size"].startswith(f"{size / 1e6:,.1f} MB")
+    assert "nmtkit generate --path" in text and "label smoothing" not in text
+    everything = inspect(str(run_folder), "--all").stdout
+    assert everything.startswith(text.partition("\nAll facts")[0])
+    assert "d ff" in everything  # this run has another value than the preset
+    assert "scale embeddings" not in everything and "label smoothing" not in everything  # these are the defaults
+    assert inspect(str(run_folder), "--all", "--format", "json").exit_code == 2
+
+
 def test_a_checkpoint_of_an_unknown_architecture_is_described(run_folder: Path, tmp_path: Path) -> None:
     contents = checkpoint.load(run_folder / "last.pt")
     contents |= {"architecture": "mine", "plugins": ["mine.py"]}
@@ -91,6 +110,14 @@ def test_a_dataset_says_its_counts_and_options(mirror_data: Path) -> None:
     assert described["sections"]["Vocabulary"]["joint"] == 320
     assert described["sections"]["Made with"]["vocab_size"] == 320
     assert set(described["commands"]) == {"train", "translate test"}
+
+
+def test_the_first_screen_of_a_dataset(mirror_data: Path) -> None:
+    text = inspect(str(mirror_data)).stdout
+    summary = dict(line.split(maxsplit=1) for line in text.splitlines()[1:8] if line)
+    assert summary["train"] == "200 pairs" and summary["vocabulary"] == "320 pieces"
+    assert "min len" not in inspect(str(mirror_data), "--all").stdout  # a default
+    assert "vocab size" in inspect(str(mirror_data), "--all").stdout
 
 
 def test_verify_reads_all_of_a_checkpoint(run_folder: Path, tmp_path: Path) -> None:

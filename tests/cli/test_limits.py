@@ -10,6 +10,7 @@ import click
 import pytest
 
 from nmtkit.cli import COMMANDS, main
+from nmtkit.cli.command import message_of
 from nmtkit.cli.generate_config import GenerateConfig
 from nmtkit.cli.score import ScoreConfig
 from nmtkit.config import derive, field_types
@@ -85,3 +86,12 @@ def test_every_number_of_a_command_that_is_no_config_is_bounded(name: str) -> No
         assert not isinstance(kind, click.types.FloatParamType), f"{name} {parameter.opts}"
         if isinstance(kind, click.types.IntParamType):
             assert isinstance(kind, click.IntRange) and kind.min is not None and kind.max is not None, parameter.opts
+
+
+@pytest.mark.parametrize(("name", "has_batches"), [("generate", True), ("train", True), ("inspect", False)])
+def test_a_lack_of_memory_names_the_flag_that_makes_batches_smaller(name: str, has_batches: bool) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for error in (MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp] can't allocate memory")):
+        message = message_of(error, command)
+        assert message is not None and ("--max-tokens" in message) == has_batches

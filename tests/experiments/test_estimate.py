@@ -111,6 +111,19 @@ def test_every_process_gets_a_share_of_the_update_unless_max_tokens_is_set() -> 
     assert plan("transformer_base", 8, max_tokens=2800).even_max_tokens(2800) == 1719
 
 
+def test_the_time_of_a_run_is_flop_by_a_third_of_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan("transformer_base", max_update=1000)
+    expected = estimate.estimate(planned, PIECES)
+    monkeypatch.setattr(estimate, "product_ceiling", lambda *arguments, **settings: 3e9)
+    here, gpu = estimate.times(expected, planned)
+    assert "this CPU" in here and estimate.duration(1000 * expected.flops / 1e9) in here
+    # NVIDIA: 312 TFLOP/s of the A100 in bf16
+    assert "A100" in gpu and estimate.duration(1000 * expected.flops / 104e12) in gpu
+    assert (
+        estimate.times(estimate.estimate(plan("transformer_base", max_update=None, max_epoch=1), PIECES), planned) == []
+    )
+
+
 def test_a_dry_run_for_a_gpu_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     flags = ["--arch", "transformer_tiny", "--device", "cuda", "--batch-tokens", "25000"]
@@ -118,6 +131,9 @@ def test_a_dry_run_for_a_gpu_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert result.exit_code == 0, result.output
     lines = dict(line.split(maxsplit=1) for line in result.stdout.split("\n") if line)
     assert lines["processes"] == "8"
+    assert [line for line in result.stdout.splitlines() if line.startswith("time on")] == [
+        line for line in result.stdout.splitlines() if "A100" in line
+    ]
     refused = CliRunner().invoke(main, ["train", *flags, "--save-dir", str(tmp_path)])
     assert refused.exit_code == 2
 

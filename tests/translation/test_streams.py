@@ -25,17 +25,19 @@ def command(tmp_path_factory) -> list[str]:
     return [sys.executable, "-m", "nmtkit", "generate", "--path", str(path), *limits]
 
 
-def test_a_terminal_gets_a_prompt_with_translation_score_and_alignment(command):
-    done = typed(command, b"a dog runs .\nthe cat\n")
+@pytest.mark.parametrize("flags", [(), ("--alignment", "hard")])
+def test_a_terminal_gets_a_prompt_with_translation_score_and_on_request_links(command, flags):
+    done = typed(command, b"a dog runs .\nthe cat\n", *flags)
     out, talk = done.stdout, done.stderr
     assert done.returncode == 0, talk
     translations = out.splitlines()
     assert len(translations) == 2 and all(translations)
     assert "Ctrl-D" in talk and len(re.findall("^> ", talk, re.MULTILINE)) == 3
-    scored = re.findall(r"^(?:> )?  (-\d+\.\d{3})  (.+)$", talk, re.MULTILINE)
+    scored = re.findall(r"^(?:> )?  (-\d+\.\d{3})  (.*)$", talk, re.MULTILINE)
     assert len(scored) == 2
-    for _, alignment in scored:
-        assert all(re.fullmatch(r"\S+→\S+", pair) for pair in alignment.split())
+    for _, links in scored:
+        assert bool(links) == bool(flags)
+        assert all(re.fullmatch(r"\S+→\S+", pair) for pair in links.split())
 
 
 def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedProcess[str]:

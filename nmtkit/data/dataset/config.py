@@ -117,6 +117,7 @@ class PreprocessConfig(Config):
         "use the tokenizer of a checkpoint or dataset, a .model file, or two .model files (source, target), instead of "
         "training a tokenizer",
         metavar="FILE|FOLDER",
+        checkpoint=True,
     )
     extend_tokenizer: int | None = option(
         None,

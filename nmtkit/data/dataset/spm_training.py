@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
+from nmtkit.config.files import checkpoint_of
 from nmtkit.data.corpora.lines import count_lines, lists_of_lines
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
@@ -50,6 +51,7 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
     missing, and ValueError if nmtkit cannot use a model. Logs a warning for a .model file that changes text or cannot
     encode all characters.
     """
+    paths = [checkpoint_of(path) for path in paths]
     if len(paths) == 1 and paths[0].is_dir():
         inside = paths[0] / TOKENIZER_FOLDER
         return Tokenizer.load(inside if inside.is_dir() else paths[0])

@@ -33,6 +33,8 @@ class DistillationConfig(CrossEntropyConfig):
         (),
         "Checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged.",
         repeatable=True,
+        metavar="RUN|FILE",
+        checkpoint=True,
     )
     teacher_probabilities: Path | None = option(
         None, "Folder of nmtkit distill with the probabilities of a teacher, instead of --teacher.", metavar="FOLDER"

@@ -107,7 +107,9 @@ class SecondModel(LogitsProcessor):
 class LMFusionConfig(Config):
     """A language model and its weight."""
 
-    lm: Path | None = option(None, "checkpoint of a language model with the same target vocabulary", metavar="FILE")
+    lm: Path | None = option(
+        None, "checkpoint of a language model with the same target vocabulary", metavar="RUN|FILE", checkpoint=True
+    )
     lm_weight: float = option(
         0.2, "weight of the log probabilities of the language model; the translation model has weight 1", min=0, max=100
     )
@@ -142,7 +144,8 @@ class ContrastiveConfig(Config):
         None,
         "checkpoint, with the same target vocabulary, whose mistakes are avoided: a smaller or less trained model, or "
         "the translation model itself with another input",
-        metavar="FILE",
+        metavar="RUN|FILE",
+        checkpoint=True,
     )
     contrast_weight: float = option(0.5, "weight w of the contrasted model", min=0, max=100)
     contrast_threshold: float = option(
