@@ -45,9 +45,11 @@ from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, St
 PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # random sentences of `--residual admin`, and tokens of each
 
 
-def stack(kind: type[Layer], config: TransformerConfig, numbers: Sequence[int]) -> nn.ModuleList:
+def stack(
+    kind: type[EncoderLayer] | type[DecoderLayer], config: TransformerConfig, numbers: Sequence[int]
+) -> nn.ModuleList:
     """Returns a layer for each number. Equal numbers are one layer, with one set of weights."""
-    layers = {number: kind(config) for number in dict.fromkeys(numbers)}
+    layers = {number: kind(config, numbers.index(number)) for number in dict.fromkeys(numbers)}
     return nn.ModuleList(layers[number] for number in numbers)
 
 
@@ -226,7 +228,7 @@ class Transformer(Architecture):
         projections = [self._no_keys if attention is None else attention.project for attention in attentions]
         dtype = kv_cache_dtype(self.output_projection if attentions[0] is None else attentions[0].q_proj)
         if config.decoder_self_attention != "attention":
-            return RecurrentCache(memory, beams, projections, heads=config.heads, width=config.d_model, dtype=dtype)
+            return RecurrentCache(memory, beams, projections, heads=config.heads, width=config.state_width, dtype=dtype)
         distances = config.positions in ("relative", "alibi")
         return KVCache(
             memory, beams, projections, heads=config.heads, window=config.window, needs_distances=distances, dtype=dtype
@@ -281,7 +283,7 @@ class Transformer(Architecture):
             return torch.cat([part.flatten(1) for parts in projected for part in parts], 1)
 
         if self.config.decoder_self_attention != "attention":
-            return StaticRecurrentCache(project, sizes, self.config.d_model)
+            return StaticRecurrentCache(project, sizes, self.config.state_width)
         return StaticKVCache(project, sizes, self.config.window)
 
     def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, lengths: CacheLengths) -> Tensor:

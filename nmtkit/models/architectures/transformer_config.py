@@ -85,10 +85,20 @@ class TransformerConfig(Config):
         min=1,
         max=16_777_216,
     )
-    decoder_self_attention: Literal["attention", "average", "ssru"] = option(
+    encoder_self_attention: Literal["attention", "lightconv", "dynamicconv"] = option(
+        "attention", "self-attention of the encoder, or a lightweight or dynamic convolution (Wu et al. 2019)"
+    )
+    decoder_self_attention: Literal["attention", "average", "ssru", "lightconv", "dynamicconv"] = option(
         "attention",
         "self-attention of the decoder, or its replacement; average: average attention (Zhang et al. 2018); ssru: "
-        "simpler simple recurrent unit (Kim et al. 2019); the state of both replacements has the size of one token",
+        "simpler simple recurrent unit (Kim et al. 2019); lightconv, dynamicconv: convolutions (Wu et al. 2019); the "
+        "state of a replacement has a fixed size",
+    )
+    kernels: tuple[int, ...] = option(
+        (3, 7, 15, 31),
+        "tokens that the convolutions of the first, second, … layer read; the last number holds for all later layers",
+        min=2,
+        max=1_000,
     )
     average_ffn: bool = option(True, "apply a feed-forward network to the average in average attention")
     average_gate: bool = option(True, "combine the input and the average in average attention by a gate")
@@ -135,11 +145,12 @@ class TransformerConfig(Config):
             )
         if self.position_offset and not self.positions.startswith("sinusoidal"):
             raise ValueError(f"--position-offset is for sinusoidal positions, not for --positions {self.positions}")
-        if self.positions in ATTENTION_POSITIONS and self.decoder_self_attention != "attention":
-            raise ValueError(
-                f"--positions {self.positions} needs --decoder-self-attention attention, not "
-                f"{self.decoder_self_attention}"
-            )
+        for flag, kind in (
+            ("--encoder-self-attention", self.encoder_self_attention),
+            ("--decoder-self-attention", self.decoder_self_attention),
+        ):
+            if self.positions in ATTENTION_POSITIONS and kind != "attention":
+                raise ValueError(f"--positions {self.positions} needs {flag} attention, not {kind}")
         if self.positions == "rotary" and self.key_width % 2:
             raise ValueError(f"--positions rotary needs heads of even width, not {self.key_width}; give --d-key")
         if self.kv_heads is not None and self.heads % self.kv_heads:
@@ -148,6 +159,12 @@ class TransformerConfig(Config):
             raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
         if not self.encoder_layers and self.encoder_layerdrop:
             raise ValueError("--encoder-layerdrop does nothing without an encoder (--encoder-layers 0)")
+        if not self.kernels:
+            raise ValueError("--kernels is empty; give the width of the convolutions of each layer")
+        if self.kernels != (3, 7, 15, 31) and not self.convolves:
+            raise ValueError("--kernels needs a convolution, such as --decoder-self-attention lightconv")
+        if self.convolves and self.d_model % self.heads:
+            raise ValueError(f"convolutions need a --d-model that is a multiple of --heads, not {self.d_model}")
         for flag, changed, kind in (
             ("--no-average-ffn", not self.average_ffn, "average"),
             ("--no-average-gate", not self.average_gate, "average"),
@@ -180,6 +197,22 @@ class TransformerConfig(Config):
         return self.encoder_layers > 0
 
     @property
+    def convolves(self) -> bool:
+        """Whether the encoder or the decoder has convolutions instead of self-attention."""
+        return {self.encoder_self_attention, self.decoder_self_attention} & {"lightconv", "dynamicconv"} != set()
+
+    def kernel(self, layer: int) -> int:
+        """Returns the width of the convolution of a layer, counted from 0."""
+        return self.kernels[min(layer, len(self.kernels) - 1)]
+
+    @property
+    def state_width(self) -> int:
+        """The numbers that a decoder layer without self-attention keeps of each hypothesis."""
+        if self.decoder_self_attention not in ("lightconv", "dynamicconv"):
+            return self.d_model
+        return self.d_model * (max(map(self.kernel, range(self.decoder_layers))) - 1)
+
+    @property
     def heads_of_keys(self) -> int:
         """The number of heads of keys, and of heads of values."""
         return self.kv_heads or self.heads
@@ -197,6 +230,10 @@ BASE = TransformerConfig()
 BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
 # Language models are trained with norms before the sub-layers (Baevski and Auli 2019, section 4.1).
 LANGUAGE_MODEL = replace(BASE, encoder_layers=0, pre_norm=True)
+# the big model of Wu et al. 2019 for WMT English-German (section 5.1)
+LIGHTCONV = replace(
+    BIG, encoder_layers=7, encoder_self_attention="lightconv", decoder_self_attention="lightconv", attention_dropout=0.1
+)
 # Students are small models that learn from large models (teachers), for fast translation on CPUs. The sizes come from
 # Mozilla's translation models. The encoder is deep and the decoder is shallow, because the encoder runs once for each
 # sentence, and the decoder once for each token (Kim et al. 2019, Kasai et al. 2021). The decoder has SSRUs instead of
@@ -220,6 +257,8 @@ PRESETS = {
     "transformer_lm": LANGUAGE_MODEL,
     "transformer_lm_big": replace(LANGUAGE_MODEL, decoder_layers=12, d_model=1024, d_ff=4096, heads=16),
     "transformer_lm_tiny": replace(LANGUAGE_MODEL, decoder_layers=4, d_model=128, d_ff=256, heads=4),
+    "lightconv": LIGHTCONV,
+    "dynamicconv": replace(LIGHTCONV, encoder_self_attention="dynamicconv", decoder_self_attention="dynamicconv"),
     "student_base": STUDENT,
     "student_base_memory": replace(STUDENT, decoder_layers=4, d_model=384, d_ff=1536),
     "student_tiny": replace(STUDENT, d_model=256, d_ff=1536),

@@ -15,6 +15,7 @@ from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit
 from nmtkit.models.layers.dropout import Dropout, add_and_norm
 from nmtkit.models.layers.feed_forward import FeedForward
 from nmtkit.models.layers.fixed_state import SSRU, AverageAttention
+from nmtkit.models.layers.light_convolution import LightConvolution
 from nmtkit.models.layers.positions import sinusoids
 from nmtkit.models.layers.quantization import RoundedLinear
 from nmtkit.models.layers.relative_positions import Alibi, PositionTerms, RelativePositions, Rotary
@@ -66,11 +67,15 @@ class Layer(nn.Module):
 
 
 class EncoderLayer(Layer):
-    """Self-attention, then a feed-forward network."""
+    """Self-attention (or a convolution), then a feed-forward network. `index` is the number of the layer, from 0."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, index: int) -> None:
         super().__init__(config)
-        self.self_attention = SelfAttention(config, causal=False)
+        self.self_attention: SelfAttention | LightConvolution
+        if config.encoder_self_attention == "attention":
+            self.self_attention = SelfAttention(config, causal=False)
+        else:
+            self.self_attention = convolution(config, index, causal=False)
         self.self_attention_norm = norm_of(config)
         inner = config.d_ff, config.activation, config.activation_dropout
         self.feed_forward: nn.Module = FeedForward(config.d_model, *inner)
@@ -84,12 +89,12 @@ class EncoderLayer(Layer):
 class DecoderLayer(Layer):
     """Self-attention over earlier tokens (or a replacement), attention over the source, and a feed-forward network.
 
-    A language model has no attention over the source.
+    A language model has no attention over the source. `index` is the number of the layer, from 0.
     """
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, index: int) -> None:
         super().__init__(config)
-        self.self_attention = decoder_self_attention(config)
+        self.self_attention = decoder_self_attention(config, index)
         self.self_attention_norm = norm_of(config)
         self.cross_attention: CrossAttention | None = None
         if config.reads_source:
@@ -108,7 +113,25 @@ class DecoderLayer(Layer):
         return x if self.feed_forward is None else self.residual(x, "feed_forward")
 
 
-def decoder_self_attention(config: TransformerConfig) -> "SelfAttention | AverageAttention | SSRU":
+def convolution(config: TransformerConfig, index: int, causal: bool) -> LightConvolution:
+    """Returns the convolution that replaces the self-attention of layer `index`, counted from 0."""
+    kind = config.decoder_self_attention if causal else config.encoder_self_attention
+    return LightConvolution(
+        config.d_model,
+        config.heads,
+        config.kernel(index),
+        causal=causal,
+        dynamic=kind == "dynamicconv",
+        dropout=config.attention_dropout,
+        bias=config.attention_bias,
+    )
+
+
+def decoder_self_attention(
+    config: TransformerConfig, index: int
+) -> "SelfAttention | AverageAttention | SSRU | LightConvolution":
+    if config.decoder_self_attention in ("lightconv", "dynamicconv"):
+        return convolution(config, index, causal=True)
     if config.decoder_self_attention == "ssru":
         return SSRU(config.d_model, config.norm_eps if config.ssru_norm else None)
     if config.decoder_self_attention == "average":
@@ -188,7 +211,7 @@ class CrossAttention(nn.Module):
 ROW_WISE = (
     *(EncoderLayer, DecoderLayer, SelfAttention, SSRU, AverageAttention, CrossAttention, FeedForward),
     *(nn.ModuleList, nn.Linear, RoundedLinear, nn.LayerNorm, nn.RMSNorm, nn.Identity, Dropout),
-    *(Alibi, RelativePositions, nn.Embedding, nn.ParameterDict),
+    *(LightConvolution, Alibi, RelativePositions, nn.Embedding, nn.ParameterDict),
 )
 
 

@@ -24,6 +24,7 @@ from nmtkit.models.layers.attention_reference import (
     reference_attention,
 )
 from nmtkit.models.layers.dropout import MAX_P
+from nmtkit.models.layers.light_convolution import packed_convolution
 from nmtkit.models.layers.scan import gated_scan, running_average
 
 # B sentences, T query tokens, S key tokens, L query tokens of the longest sentence, M key tokens of the longest
@@ -197,6 +198,9 @@ class RecurrentContext(Protocol):
     def average(self, x: Tensor) -> Tensor:
         """Returns the average of the tokens of the sentence up to each token: T D -> T D."""
 
+    def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
+        """Returns sums of the tokens around each token: T D, T H W -> T D. See `light_convolution`."""
+
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Does the same as `AttentionContext.cross_attention`."""
 
@@ -227,6 +231,10 @@ class PackedContext:
 
     def average(self, x: Tensor) -> Tensor:
         return _with_rows(running_average(x[: self.layout.tokens], self.layout), len(x))
+
+    def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
+        tokens = self.layout.tokens
+        return _with_rows(packed_convolution(x[:tokens], weights[:tokens], newer, self.layout), len(x))
 
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         assert self.memory is not None

@@ -1,7 +1,8 @@
-"""SSRU and average attention: replacements for the self-attention of a decoder, with a state of fixed size.
+"""Replacements for the self-attention of a decoder with a state of fixed size: SSRU, average attention, convolutions.
 
 A step of self-attention reads the keys and values of all earlier tokens. A step of these layers reads and overwrites
-one vector for each hypothesis. States are in fp32, or in fp64 for a model in fp64.
+one vector for each hypothesis. The vector of a convolution holds the newest tokens. States are in fp32, or in fp64 for
+a model in fp64.
 
 `RecurrentCache` is the state of a search on a CPU, `StaticRecurrentCache` the state of a search with CUDA graphs. Both
 keep the states of all layers in one tensor, so that one operation reorders all of them.
@@ -27,7 +28,8 @@ from nmtkit.models.layers.static_kv_cache import (
     StaticSizes,
 )
 
-# T target tokens, D width of the model and of a state, B sentences or slots, R hypotheses (rows) of each, N = B x R
+# T target tokens, D width of the model, H heads and W width of a convolution, B sentences or slots, R hypotheses (rows)
+# of each, N = B x R
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -111,6 +113,14 @@ class StepContext:
 
     def average(self, x: Tensor) -> Tensor:
         return torch.lerp(x, self.state, self.share, out=self.state)
+
+    def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
+        past = self.state.unflatten(1, (-1, x.shape[1]))  # N tokens D
+        newest = torch.cat([past, x[:, None].to(past.dtype)], 1)
+        self.state.copy_(newest[:, 1:].flatten(1))
+        heads, width = weights.shape[1:]
+        by_head = newest[:, -width:].unflatten(2, (heads, -1)).transpose(1, 2)  # N H W D/H
+        return (weights[:, :, None].to(by_head.dtype) @ by_head).flatten(1).to(x.dtype)
 
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         return self.memory.cross_attention(query, project, spec)

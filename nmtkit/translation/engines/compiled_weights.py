@@ -77,6 +77,7 @@ def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Compile
     tables, config = WeightTables(precision), model.config
     recurrent = config.decoder_self_attention == "ssru"
     for layer in model.encoder:
+        assert isinstance(layer.self_attention, SelfAttention)
         tables.module(layer.self_attention.qkv_proj)
         tables.module(layer.self_attention.out_proj)
         tables.feed_forward(layer.feed_forward)

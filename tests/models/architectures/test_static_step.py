@@ -37,6 +37,8 @@ def memories(model: Architecture, *lengths: int) -> Packed:
         {"positions": "rotary", "qk_norm": True},
         {"positions": "relative", "max_distance": 3, "heads": 4, "kv_heads": 2},
         {"positions": "alibi", "heads": 4, "kv_heads": 1, "d_value": 3},
+        {"decoder_self_attention": "lightconv", "kernels": (3, 5)},
+        {"decoder_self_attention": "dynamicconv", "kernels": (4, 2)},
         {"positions": "none", "norm": "rms", "residual": "admin", "kv_heads": 1},
     ],
 )

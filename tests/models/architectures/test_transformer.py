@@ -167,6 +167,7 @@ def test_attention_weights_are_distributions_over_what_may_be_seen(changes: dict
     weights_by_kind = model.attention_weights(source, target)
     heads = model.config.heads
     shapes = {"encoder": (2, heads, 7, 7), "decoder": (2, heads, 5, 5), "cross": (2, heads, 5, 7)}
+    assert ("encoder" in weights_by_kind) == (model.config.encoder_self_attention == "attention")
     for kind, layers in weights_by_kind.items():
         assert [tuple(weights.shape) for weights in layers] == [shapes[kind]] * 2
         lengths = source.layout.lengths if kind == "encoder" else target.layout.lengths
@@ -224,6 +225,12 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
         ({"positions": "none", "position_offset": 2}, "--position-offset .*--positions none"),
         ({"rotary_base": 100.0}, "--rotary-base needs --positions rotary, not sinusoidal"),
         ({"max_distance": 4, "positions": "alibi"}, "--max-distance needs --positions relative, not alibi"),
+        ({"kernels": (3,)}, "--kernels .*--decoder-self-attention lightconv"),
+        ({"encoder_self_attention": "lightconv", "kernels": ()}, "--kernels is empty"),
+        (
+            {"encoder_self_attention": "lightconv", "positions": "rotary"},
+            "--positions rotary .*--encoder-self-attention",
+        ),
         ({"residual": "admin", "pre_norm": True}, "--residual admin .*--pre-norm"),
     ],
 )

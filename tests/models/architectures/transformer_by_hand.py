@@ -33,7 +33,7 @@ class TransformerByHand:
         return self.norm(x, "decoder_norm") if self.config.pre_norm else x
 
     def encoder_layer(self, layer: str, x: Tensor) -> Tensor:
-        x = self.residual(x, f"{layer}.self_attention", partial(self.attention, f"{layer}.self_attention", False))
+        x = self.residual(x, f"{layer}.self_attention", partial(self.around, f"{layer}.self_attention"))
         return self.residual(x, f"{layer}.feed_forward", partial(self.feed_forward, f"{layer}.feed_forward"))
 
     def decoder_layer(self, layer: str, x: Tensor, memory: Tensor) -> Tensor:
@@ -44,8 +44,16 @@ class TransformerByHand:
             return x
         return self.residual(x, f"{layer}.feed_forward", partial(self.feed_forward, f"{layer}.feed_forward"))
 
+    def around(self, name: str, x: Tensor) -> Tensor:
+        """Returns the output of the self-attention of an encoder layer, or of the convolution that replaces it."""
+        if self.config.encoder_self_attention == "attention":
+            return self.attention(name, False, x)
+        return self.convolution(name, x, self.config.encoder_self_attention == "dynamicconv", causal=False)
+
     def past(self, name: str, x: Tensor) -> Tensor:
         """Returns the output of causal self-attention, or of the sub-layer that replaces it."""
+        if self.config.decoder_self_attention.endswith("conv"):
+            return self.convolution(name, x, self.config.decoder_self_attention == "dynamicconv", causal=True)
         if self.config.decoder_self_attention == "average":
             return self.average_attention(name, x)
         if self.config.decoder_self_attention == "ssru":
@@ -196,6 +204,27 @@ class TransformerByHand:
             return current * x + sigmoid(self.linear(f"{name}.average_gate", past)) * past
         gates = sigmoid(self.linear(f"{name}.gate", torch.cat([x, past], -1)))
         return gates[:, : self.config.d_model] * x + gates[:, self.config.d_model :] * past
+
+    def convolution(self, name: str, x: Tensor, dynamic: bool, causal: bool) -> Tensor:
+        """Wu et al. 2019, equations 1 and 2 and section 4, one token and one channel at a time."""
+        kernels, layer = self.config.kernels, int(name.split(".")[1])
+        width = kernels[min(layer, len(kernels) - 1)]
+        values, gates = self.linear(f"{name}.in_proj", x).split(self.config.d_model, -1)
+        x = values * sigmoid(gates)
+        result = torch.zeros_like(x)
+        for token in range(len(x)):
+            if dynamic:
+                weights = (self.weights[f"{name}.weight_proj.weight"] @ x[token]).view(self.config.heads, width)
+            else:
+                weights = self.weights[f"{name}.weight"]
+            weights = weights.exp() / weights.exp().sum(-1, keepdim=True)
+            for channel in range(self.config.d_model):
+                head = channel * self.config.heads // self.config.d_model
+                for tap in range(width):
+                    other = token + tap - (width - 1) + (0 if causal else width // 2)
+                    if 0 <= other < len(x):
+                        result[token, channel] += weights[head, tap] * x[other, channel]
+        return self.linear(f"{name}.out_proj", result)
 
     def ssru(self, name: str, x: Tensor) -> Tensor:
         """Kim et al. 2019, "From Research to Production and Back: Ludicrously Fast Neural Machine Translation"."""

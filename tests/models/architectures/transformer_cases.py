@@ -67,6 +67,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grouped queries": {"kv_heads": 2, "heads": 4, "window": 5},
     "grouped queries, relative": {"kv_heads": 2, "heads": 4, "positions": "relative", "max_distance": 2},
     "grouped queries, alibi": {"kv_heads": 2, "heads": 4, "positions": "alibi", "qk_norm": True},
+    "lightweight convolutions": {
+        "encoder_self_attention": "lightconv",
+        "decoder_self_attention": "lightconv",
+        "kernels": (3, 4),
+        "attention_bias": True,
+    },
+    "dynamic convolutions": {
+        "encoder_self_attention": "dynamicconv",
+        "decoder_self_attention": "dynamicconv",
+        "kernels": (4, 2, 9),
+        "heads": 4,
+    },
+    "convolutions in the encoder": {"encoder_self_attention": "lightconv"},
     "DeepNorm": {"residual": "deepnorm"},
     "Admin": {"residual": "admin", "decoder_tied_layers": (1, 1)},
 }

@@ -76,6 +76,8 @@ NEW: dict[str, dict[str, Any]] = {
     "--kv-heads": {"kv_heads": 1},
     "--no-qk-norm": {"qk_norm": True},
     "--residual": {"residual": "deepnorm"},
+    "--encoder-self-attention": {"encoder_self_attention": "lightconv"},
+    "--decoder-self-attention": {"decoder_self_attention": "dynamicconv"},
     "--encoder-tied-layers": {"encoder_layers": 2, "encoder_tied_layers": (1, 1)},
 }
 
