@@ -22,6 +22,7 @@ from nmtkit.models.architectures.contract import check_forward
 from nmtkit.models.layers.experts import Experts
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
+from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.loader import Position
 from nmtkit.training.memory import fit_max_tokens
 from nmtkit.training.optimizers import state_bytes
@@ -177,10 +178,11 @@ def estimate(
     gradient_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
+    passes = getattr(CRITERIONS[plan.job.components["criterion"].name].factory, "passes", 1.0)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
-        flops=3 * flops * plan.batch_tokens,  # the backward pass has two products for each forward product
+        flops=3 * passes * flops * plan.batch_tokens,  # the backward pass has two products for each forward product
         state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares,
         activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
@@ -250,12 +252,23 @@ def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, upda
         expected = estimate(plan, vocabulary)
         return report(expected) + times(expected, plan) + check_plugin(job, vocabulary)
     dataset = Dataset.open(data)
-    split = dataset["train"]
-    sampler = plan.sampler(split)
-    vocabulary = building.vocabulary_of(dataset.tokenizer)
-    expected = estimate(plan, vocabulary, sampler.updates_per_epoch, _average_tokens(split))
-    lines = report(expected) + check_plugin(job, vocabulary)
+    expected = estimate_on(plan, dataset)
+    lines = report(expected) + check_plugin(job, building.vocabulary_of(dataset.tokenizer))
     return lines + (_timed(plan, dataset, updates, expected) if updates else times(expected, plan))
+
+
+def estimate_on(plan: RunPlan, dataset: Dataset) -> Estimate:
+    """Returns the cost of a planned run on a dataset."""
+    split = dataset["train"]
+    vocabulary = building.vocabulary_of(dataset.tokenizer)
+    return estimate(plan, vocabulary, plan.sampler(split).updates_per_epoch, _average_tokens(split))
+
+
+def updates_within(job: JobConfig, flop: float) -> int:
+    """Returns the number of updates of a job that cost `flop` floating-point operations, at least 1."""
+    assert job.data is not None
+    plan = resolve(job, expected_world_size(job.run), estimate=True)
+    return max(1, round(flop / estimate_on(plan, Dataset.open(job.data)).flops))
 
 
 def _average_tokens(split: Split) -> int:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import field_types, flag_name, split_settings, suggestion
+from nmtkit.experiments import estimate
 from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig, in_folder
 from nmtkit.training.run_config import RunConfig
 
-SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
+SECTIONS = ("save_dir", "flop", "seeds", "runs", "zip", "grid", "random")
+LENGTHS = {"max_update", "max_epoch"}
 NOT_VARIED = ("save_dir", "plugin", "config")
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
@@ -56,12 +58,14 @@ class SweepRun:
 class Sweep:
     """The contents of a sweep file.
 
+    With `flop`, each run has as many updates as cost this number of floating-point operations (`estimate`).
     `space` holds the settings whose values are drawn at random. `draws` is the number of random combinations, and
     `seed` is the seed of the random generator.
     """
 
     file: Path
     folder: Path
+    flop: float | None = None
     seeds: tuple[int, ...] = ()
     named: Mapping[str, VariedSettings] = field(default_factory=lambda: {"": {}})
     zipped: Sequence[VariedSettings] = ({},)
@@ -69,6 +73,7 @@ class Sweep:
     space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
     draws: int = 0
     seed: int = 1
+    updates: dict[str, int] = field(default_factory=dict, compare=False)  # settings of a run -> its updates
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -95,7 +100,16 @@ class Sweep:
         name = re.sub(r"[^\w.=,+-]", "_", ",".join(texts))
         if len(name) > LONGEST_NAME:
             name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
-        return SweepRun(name=name, settings=dict(self.named[title]) | varied)
+        run = SweepRun(name=name, settings=dict(self.named[title]) | varied)
+        return run if self.flop is None else replace(run, settings=run.settings | {"max_update": self._updates(run)})
+
+    def _updates(self, run: SweepRun) -> int:
+        """Returns the updates of a run that cost `flop`. All seeds of a run have one estimate."""
+        assert self.flop is not None
+        key = repr({name: value for name, value in run.settings.items() if name != "seed"})
+        if key not in self.updates:
+            self.updates[key] = estimate.updates_within(self.job(run), self.flop)
+        return self.updates[key]
 
     def _grid(self) -> Iterator[VariedSettings]:
         for values in itertools.product(*self.grid.values()):
@@ -199,8 +213,12 @@ def read(file: Path) -> Sweep:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        sweep = _sweep(file, tomllib.loads(file.read_text(encoding="utf-8-sig")).get("sweep"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        sweep = _sweep(file, tables.get("sweep"))
         _check_clashes(sweep)
+        lengths = {name.replace("-", "_") for name in tables.get("run", {})} & LENGTHS
+        if sweep.flop is not None and lengths:
+            raise ValueError(f"flop of [sweep] sets the number of updates; leave out {min(lengths)} of [run]")
     except ValueError as error:  # includes TOMLDecodeError and UnicodeDecodeError
         raise ValueError(f"{file}: {error}") from error
     return sweep
@@ -220,6 +238,7 @@ def _sweep(file: Path, table: Any) -> Sweep:
     sweep = Sweep(
         file=file,
         folder=file.parent / folder,
+        flop=_flop(table["flop"]) if "flop" in table else None,
         seeds=tuple(_seeds(table["seeds"])) if "seeds" in table else (),
         named=_named(table.get("runs", {})),
         zipped=_zipped(table.get("zip", {})),
@@ -262,6 +281,12 @@ def _seeds(value: Any) -> list[int]:
     if any(type(seed) is not int for seed in seeds):
         raise ValueError(f"seeds of [sweep] are {seeds}; give whole numbers")
     return seeds
+
+
+def _flop(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"flop of [sweep] is {value!r}; give a number above 0, such as 1e15")
+    return float(value)
 
 
 def _named(table: Any) -> dict[str, VariedSettings]:
@@ -313,11 +338,12 @@ def _check_clashes(sweep: Sweep) -> None:
         "[sweep.grid]": grid | grid_tables,
         "[sweep.random]": set(sweep.space),
         "seeds": {"seed"} if sweep.seeds else set(),
+        "flop": LENGTHS if sweep.flop is not None else set(),
     }
     for (section, settings), (other, more) in itertools.combinations(sections.items(), 2):
         if settings & more:
             raise ValueError(f"{section} and {other} both set {min(settings & more)}; set it in only one of them")
-    if not any(sections.values()) and list(sweep.named) == [""]:
+    if not any(varied for section, varied in sections.items() if section != "flop") and list(sweep.named) == [""]:
         raise ValueError(
             "nothing varies; give seeds, or a table [sweep.grid], [sweep.zip], [sweep.runs] or [sweep.random]"
         )

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from nmtkit.cli import main
 from nmtkit.config import plugins, to_dict
 from nmtkit.experiments import sweep as sweeps
+from nmtkit.experiments.estimate import dry_run
 from nmtkit.experiments.sweep_runner import Runner
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
@@ -74,6 +75,40 @@ def test_a_grid_has_every_combination_and_each_seed(tmp_path: Path) -> None:
     varied = "[sweep]\nseeds = [1, 2]\n[sweep.grid]\nlr = [0.1, 0.01]\ndropout = [0.0, 0.3]\n"
     found = names(tmp_path, varied)
     assert len(found) == 8 and found[0] == "lr=0.1,dropout=0,seed=1" and found[-1] == "lr=0.01,dropout=0.3,seed=2"
+
+
+def test_runs_of_equal_cost_differ_in_their_updates(mirror_data: Path, tmp_path: Path) -> None:
+    varied = """
+    [sweep]
+    flop = 3e9
+    seeds = [1, 2]
+    [sweep.runs]
+    base = {}
+    wide = { d_ff = 320 }
+    simcut = { criterion = "simcut" }
+    """
+    file = file_of(tmp_path, varied, mirror_data)
+    file.write_text(file.read_text().replace("max_update = 4\n", ""))
+    sweep = sweeps.read(file)
+    runs = {run.name: run.settings["max_update"] for run in sweep.runs()}
+    assert runs["base,seed=1"] == runs["base,seed=2"]
+    assert runs["simcut,seed=1"] == pytest.approx(runs["base,seed=1"] / 2, abs=1)
+    expected = {}
+    for name in ("base", "wide"):
+        job = sweep.job(next(run for run in sweep.runs() if run.name == f"{name},seed=1"))
+        (line,) = [line for line in dry_run(job, mirror_data, None, 0) if line.startswith("FLOP of the run")]
+        expected[name] = float(line.split()[-1])
+    assert expected["base"] == pytest.approx(3e9, rel=0.02) and expected["wide"] == pytest.approx(3e9, rel=0.02)
+    assert runs["wide,seed=1"] < 0.8 * runs["base,seed=1"]
+    command = sweep.command(sweep.runs()[0])
+    assert command[command.index("--max-update") + 1] == str(runs["base,seed=1"])
+    assert next(iter(runs)) == "base,seed=1"  # the names are as without a budget
+
+
+@pytest.mark.parametrize("varied", ["[sweep]\nflop = 1e9\nseeds = [1]", "[sweep]\nflop = -1\nseeds = [1]"])
+def test_a_budget_beside_a_number_of_updates_is_refused(tmp_path: Path, varied: str) -> None:
+    with pytest.raises(ValueError, match="flop of \\[sweep\\]"):
+        sweeps.read(file_of(tmp_path, varied))
 
 
 def test_several_settings_vary_together(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ class RDrop(CrossEntropy):
     because without dropout both passes would be equal.
     """
 
+    passes = 2.0
+
     def __init__(self, config: RDropConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self.alpha = config.r_drop_alpha
@@ -81,6 +83,8 @@ class SimCut(CrossEntropy):
     In the second pass, the embedding of each source and target token is zero with probability `simcut_rate` (Gao et al.
     2022, "Bi-SimCut", equations 5 and 6). Both passes have dropout and gradients. Validation makes a single pass.
     """
+
+    passes = 2.0
 
     def __init__(self, config: SimCutConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

@@ -28,7 +28,12 @@ class Loss:
 
 
 class Criterion(nn.Module, ABC):
-    """A loss function. Registered factories are called as `factory(config, tokenizer)`."""
+    """A loss function. Registered factories are called as `factory(config, tokenizer)`.
+
+    `passes` is the number of forward and backward passes of the model for a batch, from which costs are estimated.
+    """
+
+    passes: float = 1.0
 
     @abstractmethod
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
