@@ -28,7 +28,7 @@ from nmtkit.models.formats.lexical_shortlist import LexicalEntries, NumpyArray
 from nmtkit.models.formats.marian import NORM_EPS, POSITIONS, SETTINGS
 from nmtkit.models.formats.marian_export import as_yaml, check_tokenizer, settings_of, to_marian
 from nmtkit.models.formats.names import MARIAN
-from nmtkit.models.formats.writing import SIZES, check_expressible, write_files
+from nmtkit.models.formats.writing import LENGTH_EXPONENT, SIZES, check_expressible, write_files
 
 SAME = SIZES | {"share_embeddings", "tie_output", "zero_bos"}
 ALLOWED: dict[str, tuple[Any, ...]] = {"decoder_self_attention": ("ssru",), "activation": ("relu",)}
@@ -82,7 +82,7 @@ models: [{MODEL}]
 vocabs: [{VOCABULARY}, {VOCABULARY}]
 shortlist: [{SHORTLIST}, false]
 beam-size: 1
-normalize: 1.0
+normalize: {LENGTH_EXPONENT}
 word-penalty: 0
 mini-batch-words: 1024
 max-length-break: 128

@@ -38,7 +38,16 @@ from nmtkit.models.formats.huggingface import (
 from nmtkit.models.formats.names import TRANSFORMERS, split
 from nmtkit.models.formats.safetensors import check_safetensors, save_safetensors
 from nmtkit.models.formats.vocabulary import HIDDEN, is_unused, unused
-from nmtkit.models.formats.writing import SIZES, add_biases, check_expressible, model_card, write_files
+from nmtkit.models.formats.writing import (
+    BEAM,
+    LENGTH_EXPONENT,
+    SEARCH_NOTE,
+    SIZES,
+    add_biases,
+    check_expressible,
+    model_card,
+    write_files,
+)
 
 MARIAN, M2M = "MarianMTModel", "M2M100ForConditionalGeneration"
 # Settings of which a program supports every value, and the supported values of further settings.
@@ -103,6 +112,7 @@ def save(source: Path, destination: Path) -> None:
         weights, files = marian_weights(transformer, tokenizer), marian_files(transformer.config, tokenizer)
     first, second = (*tokenizer.languages, "de", "de")[:2]
     usage = USAGE[program].replace("SOURCE", first).replace("TARGET", second)
+    usage += SEARCH_NOTE.format(GENERATION_FILE)
     kind = files[CONFIG_FILE]["model_type"]
     files["README.md"] = model_card(contents, transformer.config, usage, kind, "transformers")
     weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
@@ -119,7 +129,7 @@ def json_files(
     forbidden: list[int],
     ids: dict[str, int],
 ) -> dict[str, Any]:
-    """Returns config.json, and generation_config.json for a search like nmtkit's, but without a length penalty.
+    """Returns config.json, and generation_config.json for the search that is nearest to nmtkit's defaults.
 
     `sizes` are further entries of config.json, `forbidden` tokens that a translation never contains, and `ids` the ids
     of special tokens.
@@ -145,7 +155,8 @@ def json_files(
     }
     if program == MARIAN:
         settings |= {"normalize_before": False, "static_position_embeddings": True}
-    search = {"num_beams": 4, "max_length": 512, "bad_words_ids": [[id] for id in forbidden]}
+    search: dict[str, Any] = {"num_beams": BEAM, "length_penalty": LENGTH_EXPONENT, "early_stopping": "never"}
+    search |= {"max_length": 512, "bad_words_ids": [[id] for id in forbidden]}
     return {CONFIG_FILE: settings | ids, GENERATION_FILE: search | ids}
 
 

@@ -26,7 +26,16 @@ from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.architectures.transformer_layers import DecoderLayer, Embedding, EncoderLayer, SelfAttention
 from nmtkit.models.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS
 from nmtkit.models.formats.names import MARIAN, split
-from nmtkit.models.formats.writing import SIZES, add_biases, check_expressible, model_card, write_files
+from nmtkit.models.formats.writing import (
+    BEAM,
+    LENGTH_EXPONENT,
+    SEARCH_NOTE,
+    SIZES,
+    add_biases,
+    check_expressible,
+    model_card,
+    write_files,
+)
 
 # Marian supports every value of the settings in SAME. ALLOWED maps further settings to the values that Marian supports.
 SAME = SIZES | {"share_embeddings", "tie_output", "embedding_norm", "zero_bos", "ssru_norm", "decoder_tied_layers"}
@@ -55,7 +64,7 @@ def save(source: Path, destination: Path) -> None:
     check_tokenizer(tokenizer, source)
     weights = {name: tensor.contiguous().numpy() for name, tensor in to_marian(transformer).items()}
     settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
-    card = model_card(contents, transformer.config, USAGE)
+    card = model_card(contents, transformer.config, USAGE + SEARCH_NOTE.format("decoder.yml"))
     with new_folder(destination) as folder:
         np.savez(folder / MODEL, **weights, **{SETTINGS: np.frombuffer(settings, np.int8)})  # type: ignore[arg-type]
         write_files(folder, vocabularies(tokenizer))
@@ -141,11 +150,11 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
 
 
 def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns Marian's settings for nmtkit's default search. The length penalty of Marian is length ** normalize."""
+    """Returns Marian's settings for the search that is nearest to nmtkit's defaults."""
     names = list(vocabularies(tokenizer))
     files = {"relative-paths": "true", "models": f"[{MODEL}]", "vocabs": f"[{names[0]}, {names[-1]}]"}
     batches = {"mini-batch": "64", "maxi-batch": "100", "maxi-batch-sort": "src"}
-    return files | {"beam-size": "4", "normalize": "0.6", "word-penalty": "0"} | batches
+    return files | {"beam-size": str(BEAM), "normalize": str(LENGTH_EXPONENT), "word-penalty": "0"} | batches
 
 
 def as_yaml(settings: Mapping[str, str]) -> str:

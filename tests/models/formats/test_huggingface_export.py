@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import REAL_LINES, save_ending_transformer, save_transformer
+from builders import REAL_LINES, fragments, save_ending_transformer, save_transformer
 from click.testing import CliRunner
 from make_huggingface import real_lines
 
@@ -16,6 +16,7 @@ from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint
 from nmtkit.models.formats import huggingface
 from nmtkit.models.formats.huggingface_export import save
+from nmtkit.models.formats.writing import BEAM, LENGTH_EXPONENT
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("safetensors")
@@ -74,6 +75,24 @@ def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict
         assert ended > 0.5 * len(lines) and len(seen) > len(lines) / 10
 
 
+@pytest.mark.slow
+def test_the_defaults_of_both_programs_differ_in_few_lines(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = save_ending_transformer(tmp_path / "model.pt")
+    save(path, tmp_path / "folder")
+    model = transformers.MarianMTModel.from_pretrained(tmp_path / "folder").eval()
+    tokenizer = transformers.MarianTokenizer.from_pretrained(tmp_path / "folder")
+    lines, differing = fragments(), {}
+    expected = Translator.load(path, device="cpu").translate(lines)
+    for name, settings in {"export": {}, "transformers": {"length_penalty": 1.0, "early_stopping": False}}.items():
+        texts = []
+        for line in lines:
+            (ids,) = model.generate(tokenizer(line, return_tensors="pt").input_ids, **settings)
+            texts.append(tokenizer.decode(ids, skip_special_tokens=True))
+        differing[name] = sum(text != each.text for text, each in zip(texts, expected, strict=True))
+    assert differing["export"] <= min(len(lines) // 20, differing["transformers"])
+
+
 def test_a_model_card_tells_what_the_model_is(tmp_path: Path) -> None:
     path = save_transformer(tmp_path / "model.pt")
     contents = checkpoint.load(path)
@@ -83,6 +102,9 @@ def test_a_model_card_tells_what_the_model_is(tmp_path: Path) -> None:
     card = (tmp_path / "folder/README.md").read_text()
     assert "31.25" in card and "nmtkit train data-bin" in card and "32 wide" in card
     assert json.loads((tmp_path / "folder/config.json").read_text())["model_type"] == "marian"
+    search = json.loads((tmp_path / "folder/generation_config.json").read_text())
+    assert (search["num_beams"], search["length_penalty"]) == (BEAM, LENGTH_EXPONENT)
+    assert "generation_config.json" in card and f"length ** {LENGTH_EXPONENT}" in card
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,9 @@ def test_the_export_of_an_import_has_the_weights_and_the_ids_of_the_original(
         shared = one.keys() & other.keys() - {"dtype", "src_lang", "model_max_length"}
         assert {key: one[key] for key in shared} == {key: other[key] for key in shared}, name
         assert name != "vocab.json" or one.keys() == other.keys()
-    assert json.loads((tmp_path / "export/generation_config.json").read_text())["decoder_start_token_id"] == 2
+    search = json.loads((tmp_path / "export/generation_config.json").read_text())
+    assert search["decoder_start_token_id"] == 2
+    assert (search["num_beams"], search["length_penalty"], search["early_stopping"]) == (4, 0.45, "never")
 
 
 @pytest.mark.slow

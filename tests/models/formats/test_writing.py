@@ -3,11 +3,23 @@
 import dataclasses
 
 import click
+import numpy as np
 import pytest
 
 from nmtkit.cli.flags import flags
 from nmtkit.models.architectures import ARCHITECTURES
-from nmtkit.models.formats.writing import as_flag
+from nmtkit.models.formats.writing import BEAM, LENGTH_EXPONENT, as_flag
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.rules import length_penalty
+
+
+def test_the_search_of_exports_is_the_nearest_to_the_defaults() -> None:
+    """The exponent is the slope of the logarithm of nmtkit's penalty, in least squares over 5 to 40 pieces."""
+    lengths = np.arange(5, 41)
+    penalties = [length_penalty(int(length), SearchOptions().lenpen, language_tokens=0) for length in lengths]
+    slope, _ = np.polyfit(np.log(lengths), np.log(penalties), 1)
+    assert pytest.approx(slope, abs=0.005) == LENGTH_EXPONENT
+    assert SearchOptions().beam == BEAM
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES.names())
