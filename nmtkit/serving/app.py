@@ -58,7 +58,7 @@ class Service:
     def __init__(self, config: ServeConfig, pool: Pool, keys: Sequence[bytes]) -> None:
         self.config, self.pool, self.keys = config, pool, list(keys)
         self.metrics = Metrics(pool)
-        self.memory = reading.BodyMemory()
+        self.memory, self.threads = reading.BodyMemory(), reading.TextThreads()
         # token of a translated file -> time of expiry, extension, content
         self.files: dict[str, tuple[float, str, bytes]] = {}
 
@@ -160,10 +160,11 @@ class Service:
                 self.check_key(fields["api_key"])
 
             async def work(body: bytes) -> Response:
-                body_fields = await asyncio.to_thread(reading.body_fields, request.headers, body)
+                body_fields = await self.threads.run(len(body), reading.body_fields, request.headers, body)
                 if not has_key:
                     self.check_key(body_fields.get("api_key"))
-                return await handler(request, await asyncio.to_thread(self.fields, model, {**fields, **body_fields}))
+                sent = {**fields, **body_fields}
+                return await handler(request, await self.threads.run(len(body), self.fields, model, sent))
 
             with self.memory.body() as hold:
                 body = await reading.body(request, self.config.char_limit, hold)
@@ -210,7 +211,7 @@ class Service:
             read_texts = [normalized(text) for text in texts] if fields.alignment else texts
             return [PlainText(text) for text in read_texts], any(map(WEBLATE_PLACEHOLDER.search, texts))
 
-        pieces, has_placeholders = await asyncio.to_thread(read)
+        pieces, has_placeholders = await self.threads.run(sum(map(len, texts)), read)
         key_of = functools.partial(
             BatchKey,
             alternatives=fields.alternatives,
@@ -236,11 +237,11 @@ class Service:
 
     async def translate_file(self, request: Request, fields: TranslateFileFields) -> Response:
         extension, data = await reading.upload(fields.file, self.config.char_limit)
-        content = await asyncio.to_thread(reading.content_of, extension, data, fields.target)
+        content = await self.threads.run(len(data), reading.content_of, extension, data, fields.target)
         pairs, _ = await self.pairs_of(fields.source, fields.target, ["\n".join(content.segments)])
         key_of = functools.partial(BatchKey, html=not isinstance(content, PlainText), protect=content.protects)
         ((result, *_),) = await self.translations([content], pairs, key_of)
-        token = self.keep_file(extension, await asyncio.to_thread(content.encoded, result["text"]))
+        token = self.keep_file(extension, await self.threads.run(len(data), content.encoded, result["text"]))
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
     async def translations(
@@ -268,7 +269,8 @@ class Service:
             of_lines = [next(translated[pair]) for _ in piece.segments]
             ranks = range(min(map(len, of_lines), default=1))
             by_rank = [[line[rank] for line in of_lines] for rank in ranks]
-            results.append([await asyncio.to_thread(reading.rendered, piece, lines) for lines in by_rank])
+            length = len(piece.text)
+            results.append([await self.threads.run(length, reading.rendered, piece, lines) for lines in by_rank])
             results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines if "quality" in line[0]]
         return results
 
@@ -342,7 +344,7 @@ class Service:
             listed = next((language for language in languages if language["language"] in sources), None)
             return listed or DetectedLanguage(language=sources[0], confidence=0.0)
 
-        languages = await asyncio.to_thread(lambda: list(map(detected, texts)))
+        languages = await self.threads.run(sum(map(len, texts)), lambda: list(map(detected, texts)))
         return [(language["language"], target) for language in languages], languages
 
     def check_pair(self, pair: Pair) -> None:
@@ -359,7 +361,8 @@ class Service:
         raise Refusal(400, f"{pair[1]} is not available as a target language from {pair[0]}; served: {known}")
 
     async def detect(self, request: Request, fields: DetectFields) -> Response:
-        return JSONResponse(await asyncio.to_thread(self.detected, reading.listed(fields.q)))
+        texts = reading.listed(fields.q)
+        return JSONResponse(await self.threads.run(sum(map(len, texts)), self.detected, texts))
 
     def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
         """Detects the common language of `texts`. Returns the languages that the server translates, most likely first.

@@ -52,7 +52,11 @@ class ServeConfig(Config):
         1000, "maximum lines of a request, in all texts together; longer requests are refused", min=1, max=10**7
     )
     max_queue: int = option(
-        10_000, "maximum waiting lines; a request that exceeds this number gets status 429", min=1, max=10**8
+        10_000,
+        "maximum waiting lines of large requests, and of all small requests; a request that exceeds this number gets "
+        "status 429",
+        min=1,
+        max=10**8,
     )
     timeout: float = option(60.0, "maximum seconds of a request, including its upload", above=0, max=86_400)
     api_keys: Path | None = option(

@@ -56,8 +56,8 @@ class _PoolCollector(Collector):
         self.pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        pool, queue = self.pool, self.pool.queue
-        waiting = queue.size + sum(map(len, queue.retries))
+        pool = self.pool
+        waiting = sum(queue.waiting for queue in pool.queues.values())
         yield GaugeMetricFamily("nmtkit_queue_sentences", "Lines that are waiting.", waiting)
         yield GaugeMetricFamily("nmtkit_workers", "Worker processes.", len(pool.workers))
         busy = sum(bool(worker.tasks) for worker in pool.workers)

@@ -34,6 +34,10 @@ RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
 FEW_LINES = 8  # fewer lines are not divided among workers: the fixed cost of a search step equals about 8 lines
+# A request is large if a line, or all its lines together, have more than these shares of `max_tokens`.
+LARGE_LINE, LARGE_REQUEST = 0.25, 0.5
+LOW_PRIORITY = 10  # niceness of workers for large requests: beside a small request, they get a tenth of a core
+IDLE_SECONDS = 60.0  # time without a batch after which a worker for large requests ends
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
 GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
@@ -77,19 +81,21 @@ class ModelProcess:
         self.facts = answer
         return self
 
-    async def new_worker(self) -> "PoolWorker":
-        """Starts a worker. Raises OSError if the process has ended."""
+    async def new_worker(self, is_large: bool) -> "PoolWorker":
+        """Starts a worker for large or for small requests. Raises OSError if the process has ended."""
         ours, theirs = socket.socketpair()
         async with self.asking:
             try:
-                socket.send_fds(self.channel.connection, [b"w"], [theirs.fileno()])
+                niceness = LOW_PRIORITY if is_large else 0
+                socket.send_fds(self.channel.connection, [bytes([niceness])], [theirs.fileno()])
                 pid = await next_message(self.channel)
             except EOFError:
                 ours.close()
                 raise ConnectionResetError("the process that loaded the models has ended") from None
             finally:
                 theirs.close()
-        return PoolWorker(f"worker process {pid}", SocketChannel(ours, buffers=True), parent=self, pid=pid)
+        name, channel = f"worker process {pid}", SocketChannel(ours, buffers=True)
+        return PoolWorker(name, channel, parent=self, pid=pid, is_large=is_large)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -115,6 +121,7 @@ class PoolWorker(RemoteWorker):
 
     parent: ModelProcess
     pid: int
+    is_large: bool = False  # whether this worker translates large requests, with a low priority
     sent_at: float = 0.0  # time when the last batch was sent
     ended: bool = False
 
@@ -126,8 +133,8 @@ class PoolWorker(RemoteWorker):
     def capacity(self) -> tuple[int, float]:
         """Returns the maximum tokens of the next batch (0 if the worker is full) and of a line in this batch.
 
-        A CPU worker translates a long line in parts. Meanwhile the worker also takes a batch of short lines and
-        translates this batch between two parts. A line is long if it alone has more than `max_tokens` tokens.
+        A CPU worker translates a very long line in parts. Meanwhile the worker also takes a batch of shorter lines and
+        translates this batch between two parts. A line is very long if it alone has more than `max_tokens` tokens.
         """
         max_tokens = self.parent.facts.max_tokens
         batches: list[QueuedLines] = list(self.tasks.values())
@@ -138,8 +145,8 @@ class PoolWorker(RemoteWorker):
             return (max_tokens // STREAM_PARTS if tokens < STREAM_SHARE * max_tokens else 0), math.inf
         if not batches:
             return max_tokens, math.inf
-        has_one_long_line = len(batches) == 1 and len(batches[0]) == 1 and batches[0][0].cost > max_tokens
-        return (max_tokens if has_one_long_line and not is_abandoned(batches[0]) else 0), max_tokens
+        has_parts = len(batches) == 1 and len(batches[0]) == 1 and batches[0][0].cost > max_tokens
+        return (max_tokens if has_parts and not is_abandoned(batches[0]) else 0), max_tokens
 
     def end_if_abandoned(self, sent_at: float) -> None:
         """Kills the process if it is abandoned and has not received a batch since `sent_at`."""
@@ -154,11 +161,16 @@ def is_abandoned(batch: QueuedLines) -> bool:
 
 
 class Pool:
-    """The workers, and the queue of the lines that they translate. A pool is an asynchronous context manager."""
+    """The workers, and the queues of the lines that they translate. A pool is an asynchronous context manager.
+
+    Large requests have a separate queue and separate workers. They are forked when a large request arrives and
+    have a low priority, so small requests do not wait for large requests, whatever the large requests cost.
+    """
 
     def __init__(self, job: ServeJob) -> None:
         self.job = job
-        self.queue = FairQueue(job.config.max_queue)
+        # whether the requests are large -> queue
+        self.queues = {is_large: FairQueue(job.config.max_queue) for is_large in (False, True)}
         self.models: ModelProcess | None = None
         self.scheduler = Scheduler()
         self.workers: list[PoolWorker] = self.scheduler.workers
@@ -192,7 +204,7 @@ class Pool:
 
     @property
     def ready(self) -> bool:
-        return any(not worker.parent.retired for worker in self.workers)
+        return any(not worker.parent.retired and not worker.is_large for worker in self.workers)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -204,14 +216,22 @@ class Pool:
         if not lines:
             return []
         request = QueuedRequest(key, lines, asyncio.get_running_loop().create_future())
-        self.queue.add(request)
+        queue = self.queues[self._is_large(request)]
+        queue.add(request)
         self._plan_dispatch()
         try:
             return await request.done
         finally:
-            self.queue.drop(request)
+            queue.drop(request)
             if request.missing:
                 self._end_abandoned_later()
+
+    def _is_large(self, request: QueuedRequest) -> bool:
+        """Returns whether a request is large. Without forked workers, no request is large."""
+        if self.models is None or not self.models.facts.forks:
+            return False
+        max_tokens = self.models.facts.max_tokens
+        return request.costs[-1] > LARGE_LINE * max_tokens or sum(request.costs) > LARGE_REQUEST * max_tokens
 
     def _plan_dispatch(self) -> None:
         """Schedules the next dispatch. If few lines wait and a worker is busy, waits a short time for more lines.
@@ -221,21 +241,26 @@ class Pool:
         """
         now = asyncio.get_running_loop().time()
         delay = 0.0
-        if self.queue.size and self.models is not None and not self.models.facts.streams:
+        queue = self.queues[False]
+        if queue.size and self.models is not None and not self.models.facts.streams:
             self.waiting_since = min(self.waiting_since, now)
-            few = self.queue.size < self._share() and self.queue.tokens < self.models.facts.max_tokens
-            if few and self.scheduler.busy:
+            few = queue.size < self._share(False) and queue.tokens < self.models.facts.max_tokens
+            if few and any(worker.tasks for worker in self._workers_for(False)):
                 delay = min(GATHER_SECONDS, self.waiting_since + GATHER_SHARE * self.batch_seconds - now)
         if self.planned_dispatch is not None:
             self.planned_dispatch.cancel()
         self.planned_dispatch = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
 
-    def _share(self) -> int:
+    def _workers_for(self, is_large: bool) -> list[PoolWorker]:
+        return [worker for worker in self.workers if worker.is_large == is_large]
+
+    def _share(self, is_large: bool) -> int:
         """Returns the maximum number of lines of a batch. This limit divides all lines evenly among the workers."""
+        queue, workers = self.queues[is_large], self._workers_for(is_large)
         if self.models is None or self.models.facts.streams:
-            return self.queue.limit
-        lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.tasks.values())
-        return max(FEW_LINES, -(-lines // max(1, len(self.workers))))
+            return queue.limit
+        lines = queue.size + sum(len(batch) for worker in workers for batch in worker.tasks.values())
+        return max(FEW_LINES, -(-lines // max(1, len(workers))))
 
     def _dispatch(self) -> None:
         self.planned_dispatch = None
@@ -243,10 +268,13 @@ class Pool:
         self.scheduler.dispatch(self._next_batch)
         for worker in self.workers:
             self._send_rest(worker)
+        if self.queues[True].waiting and self.models is not None and not self.adding.locked():
+            self._in_background(self._replace(self.models, is_large=True))
 
     def _next_batch(self, worker: PoolWorker) -> tuple[QueuedLines, LineBatch] | None:
         max_tokens, longest = worker.capacity()
-        lines = self.queue.next_batch(max_tokens, self._share(), longest) if max_tokens else []
+        queue, share = self.queues[worker.is_large], self._share(worker.is_large)
+        lines = queue.next_batch(max_tokens, share, longest) if max_tokens else []
         if not lines:
             return None
         worker.sent_at = time.monotonic()
@@ -269,11 +297,17 @@ class Pool:
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    async def _add_workers(self, models: ModelProcess) -> None:
-        """Starts workers until the models have all their workers."""
+    async def _add_workers(self, models: ModelProcess, is_large: bool = False) -> None:
+        """Starts workers until the models have all their workers for large or for small requests."""
+
+        def count() -> int:
+            return sum(worker.parent is models for worker in self._workers_for(is_large))
+
         async with self.adding:  # without the lock, two simultaneous deaths could start three workers
-            while not models.retired and sum(each.parent is models for each in self.workers) < models.facts.workers:
-                worker = await models.new_worker()
+            if models.retired or count() == models.facts.workers:
+                return
+            while not models.retired and count() < models.facts.workers:
+                worker = await models.new_worker(is_large)
                 self.workers.append(worker)
                 asyncio.get_running_loop().add_reader(worker.channel, self._read, worker)
         self._plan_dispatch()
@@ -287,9 +321,10 @@ class Pool:
         """Receives the answers of a worker that have arrived. Replaces the worker if it has ended."""
         try:
             for batch, answer in self.scheduler.receive(worker):
-                self.batch_seconds = time.monotonic() - worker.sent_at
+                if not worker.is_large:
+                    self.batch_seconds = time.monotonic() - worker.sent_at
                 if isinstance(answer, Exception) and len(batch) > 1:
-                    self.queue.give_back(batch)  # smaller batches isolate the line that fails
+                    self.queues[worker.is_large].give_back(batch)  # smaller batches isolate the line that fails
                 elif isinstance(answer, Exception):
                     batch[0].request.fail(answer)
                 else:
@@ -301,6 +336,9 @@ class Pool:
         else:
             if worker.parent.retired and not worker.tasks:
                 self._close(worker)
+            elif worker.is_large:
+                loop = asyncio.get_running_loop()
+                loop.call_later(IDLE_SECONDS, self._close_if_idle, worker, worker.sent_at)
             self._end_abandoned_later()
         self._plan_dispatch()
 
@@ -313,6 +351,11 @@ class Pool:
         if worker in self.workers:
             self.workers.remove(worker)
         self._close_if_unused(worker.parent)
+
+    def _close_if_idle(self, worker: PoolWorker, sent_at: float) -> None:
+        """Closes a worker that has no batch and has not received a batch since `sent_at`."""
+        if not worker.tasks and worker.sent_at == sent_at and worker in self.workers:
+            self._close(worker)
 
     def _close_if_unused(self, models: ModelProcess) -> None:
         """Ends a process with old models when its last worker has ended."""
@@ -331,17 +374,17 @@ class Pool:
                 "worker process %d died; a new worker replaces it and translates its lines again", worker.pid
             )
         for batch in worker.tasks.values():
-            self.queue.give_back(batch)
-        if not worker.parent.retired:
+            self.queues[worker.is_large].give_back(batch)
+        if not worker.parent.retired and not worker.is_large:  # workers for large requests start when lines wait
             self._in_background(self._replace(worker.parent))
 
-    async def _replace(self, models: ModelProcess) -> None:
-        """Replaces missing workers. On a GPU, or if the model process has ended, loads the models again instead."""
+    async def _replace(self, models: ModelProcess, is_large: bool = False) -> None:
+        """Starts missing workers. On a GPU, or if the model process has ended, loads the models again instead."""
         while self.models is models:
             try:
                 if not models.facts.forks or models.process.returncode is not None:
                     raise ConnectionResetError
-                return await self._add_workers(models)
+                return await self._add_workers(models, is_large)
             except OSError:
                 if await self.reload():
                     return

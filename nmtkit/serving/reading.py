@@ -8,8 +8,10 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from python_multipart.multipart import parse_options_header
@@ -27,10 +29,13 @@ from nmtkit.text.documents.encoding import Encoding
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests together, apart from short bodies
+LONG_TEXT = 10_000  # length from which the work on a text is done in the thread of long texts
 RETRY_SECONDS = 2  # value of the header Retry-After in answers with status 429
 MAX_FIELDS = 5000
 MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
+
+T = TypeVar("T")
 
 _BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # of a multipart form
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
@@ -110,6 +115,23 @@ class BodyMemory:
             yield hold
         finally:
             self.bytes -= size
+
+
+class TextThreads:
+    """Runs work on texts in threads, so that the event loop stays free.
+
+    All long texts share one thread, so short texts do not wait for long ones. Work that has not begun is dropped if its
+    client disconnects.
+    """
+
+    def __init__(self) -> None:
+        self.short = ThreadPoolExecutor(thread_name_prefix="short-texts")
+        self.long = ThreadPoolExecutor(1, thread_name_prefix="long-texts")
+
+    async def run(self, length: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Returns the result of a function that reads or writes texts of this length, in characters or bytes."""
+        executor = self.long if length > LONG_TEXT else self.short
+        return await asyncio.get_running_loop().run_in_executor(executor, partial(function, *arguments))
 
 
 async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmtkit.jobs import progress
+from nmtkit.jobs.threads import short_switch_interval
 from nmtkit.serving.config import ServeJob, read_api_keys
 from nmtkit.serving.languages import described
 
@@ -81,7 +82,8 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
         progress.close()
         logger.info("translating %s at http://%s:%d (%s)", pairs, host, address[1], where)
         try:
-            await server.serve(sockets=[listener])
+            with short_switch_interval():  # the event loop does not wait for threads that read texts
+                await server.serve(sockets=[listener])
         finally:
             watching.cancel()
 

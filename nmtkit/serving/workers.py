@@ -4,10 +4,12 @@ On a CPU, the process forks the workers. Workers share the weights in memory, an
 The process has one thread, unlike the server, so that it can fork at any time. A worker ends when the server closes its
 channel, or when the server itself ends. On a GPU, and on systems that cannot fork, the process is the only worker.
 
-A worker of a CPU translates batch by batch. A very long line does not block it: the pipeline splits the line into many
-segments, which are decoded in batches of at most `max_tokens`. After each batch, the worker translates a batch of short
-lines that has arrived meanwhile. All segments stay in one process, because markup, word links and quality of the line
-depend on all segments. On a GPU, the lines of several batches are in the search at the same time.
+A worker of a CPU translates batch by batch. Large requests have workers with a low priority, so that the operating
+system interrupts these workers whenever small requests arrive. A very long line does not block such a worker:
+the pipeline splits the line into many segments, which are decoded in batches of at most `max_tokens`. After each batch,
+the worker translates a batch of shorter lines that has arrived meanwhile. All segments stay in one process, because
+markup, word links and quality of the line depend on all segments. On a GPU, the lines of several batches are in the
+search at the same time.
 """
 
 import contextlib
@@ -75,7 +77,8 @@ def main(control: socket.socket) -> None:
     max_tokens = max(model.translator.max_tokens for model in models.values()) // (1 if streams else GUESS)
     workers = job.worker_count if forks else 1
     channel.send(ModelFacts(list(models), str(device), workers, forks=forks, streams=streams, max_tokens=max_tokens))
-    while (connection := _next_connection(control)) is not None:
+    while (order := _next_order(control)) is not None:
+        niceness, connection = order
         worker = SocketChannel(connection, buffers=False)
         threads = job.devices.threads or 1
         run = partial(work_on_gpu, worker, models) if streams else partial(work, worker, models, prepare, threads)
@@ -86,6 +89,7 @@ def main(control: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             control.close()
+            os.nice(niceness)
             _run_and_exit(run)
         connection.close()
         channel.send(pid)
@@ -102,13 +106,13 @@ def _run_and_exit(run: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _next_connection(control: socket.socket) -> socket.socket | None:
-    """Returns the socket of the next worker, or None if the server has ended."""
+def _next_order(control: socket.socket) -> tuple[int, socket.socket] | None:
+    """Returns the niceness and the socket of the next worker, or None if the server has ended."""
     try:
         data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     except ConnectionError:
         return None
-    return socket.socket(fileno=descriptors[0]) if data and descriptors else None
+    return (data[0], socket.socket(fileno=descriptors[0])) if data and descriptors else None
 
 
 # --- a worker on a CPU ------------------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ def work(channel: SocketChannel, models: ServedModels, prepare: Prepare, threads
     """Translates batch after batch until the server closes the channel.
 
     Between the parts of a batch, translates a batch that has arrived meanwhile. The server sends a second batch only if
-    its lines are short and the first batch is one long line.
+    its lines are shorter and the first batch is one very long line.
     """
     if threads > 1:
         torch.set_num_threads(threads)
@@ -164,7 +168,8 @@ def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], 
     separate = batch.key.alternatives or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_parts)
-    translations = translator.run([list(map(Request, batch.texts))], pipeline, decoder)
+    max_tokens = translator.max_tokens // batch.key.weight
+    translations = translator.run([list(map(Request, batch.texts))], pipeline, decoder, max_tokens=max_tokens)
     return [list(map(result_of, line.hypotheses)) for line in translations]
 
 

@@ -173,13 +173,15 @@ class Translator:
         processes: int = 1,
         first: int = 0,
         background: bool | None = None,
+        max_tokens: int | None = None,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests. The segments of a window are sorted by length and batched.
 
         An empty window means that no further request has arrived yet. The method then yields the translations that are
         ready. `decoder` has `processes` processes, which get equal work. The default decoder is the decoder of this
         process. `first` is the id of the first request, counted from 0. With `background`, the default on a GPU,
-        background threads encode lines and decode tokens while this thread launches kernels.
+        background threads encode lines and decode tokens while this thread launches kernels. `max_tokens` are the
+        maximum source tokens of a batch; the default is the limit of this translator.
         """
         waiting: deque[SegmentNode] = deque()  # lines that are not yet translated, in order
         # number of an unfinished batch -> segments of the batch, and their share of the lines
@@ -190,7 +192,7 @@ class Translator:
             for window in windows:
                 lines = pipeline.segments(window, id)
                 id += len(window)
-                yield lines, self.batches(lines, processes) or [[]]
+                yield lines, self.batches(lines, processes, max_tokens) or [[]]
 
         def batches(prepared: Iterable[tuple[list[SegmentNode], list[list[SegmentNode]]]]) -> Iterator[SegmentBatch]:
             number = 0
@@ -227,7 +229,9 @@ class Translator:
                     yield from ready
         assert not waiting
 
-    def batches(self, segments: Sequence[SegmentNode], processes: int) -> list[list[SegmentNode]]:
+    def batches(
+        self, segments: Sequence[SegmentNode], processes: int, max_tokens: int | None = None
+    ) -> list[list[SegmentNode]]:
         """Returns batches of leaves, in descending order of length.
 
         A leaf is a segment or a part of a segment that the model reads as a whole. Because of this order, the slowest
@@ -235,7 +239,7 @@ class Translator:
         """
         leaves = [leaf for segment in segments for leaf in segment.leaves()]
         leaves.sort(key=lambda leaf: -padded_tokens(leaf.input))
-        ends = batch_ends([padded_tokens(leaf.input) for leaf in leaves], self.max_tokens, processes)
+        ends = batch_ends([padded_tokens(leaf.input) for leaf in leaves], max_tokens or self.max_tokens, processes)
         return [leaves[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 

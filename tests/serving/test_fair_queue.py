@@ -150,3 +150,14 @@ def test_a_batch_of_a_dead_worker_waits_for_a_worker_that_may_take_it(loop: asyn
     queue.give_back([long])
     assert queue.next_batch(100, 10, longest=100) == []
     assert queue.next_batch(100, 10) == [long]
+
+
+def test_alternatives_with_alignment_and_quality_make_smaller_batches(loop: asyncio.AbstractEventLoop) -> None:
+    """A batch has about the same number of hypotheses, whatever the requests want."""
+    sizes = {}
+    for alternatives, links in ((0, False), (0, True), (4, True), (10, False), (10, True)):
+        queue = FairQueue(1000)
+        key = BatchKey(("en", "de"), alternatives, alignment=links, quality=links)
+        queue.add(job(loop, *["x" * 40] * 100, key=key))
+        sizes[alternatives, links] = len(queue.next_batch(600, 1000))
+    assert sizes == {(0, False): 50, (0, True): 50, (4, True): 16, (10, False): 16, (10, True): 8}

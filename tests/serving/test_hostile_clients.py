@@ -438,7 +438,7 @@ def test_unfinished_bodies_share_a_limit_that_leaves_room_for_short_bodies(monke
 
 
 def test_work_that_waits_for_a_thread_ends_with_its_client():
-    """The client leaves while all threads are busy: the work of its request never begins."""
+    """The client leaves while a long text is read. The work on another long text never begins; a short text is read."""
     begun = []
 
     async def receive():
@@ -447,16 +447,35 @@ def test_work_that_waits_for_a_thread_ends_with_its_client():
 
     async def run():
         release = threading.Event()
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        busy = asyncio.create_task(asyncio.to_thread(release.wait))
+        threads = reading.TextThreads()
+        busy = asyncio.create_task(threads.run(reading.LONG_TEXT + 1, release.wait))
         await asyncio.sleep(0)
         request = Request({"type": "http"}, receive)
         with pytest.raises(ClientDisconnect):
-            await reading.unless_disconnected(request, asyncio.to_thread(begun.append, 1))
-        await asyncio.sleep(0)
+            await reading.unless_disconnected(request, threads.run(100_000, begun.append, "long"))
+        await threads.run(10, begun.append, "short")
+        assert not busy.done()
         release.set()
         await busy
-        await asyncio.to_thread(lambda: None)
+        await threads.run(100_000, lambda: None)
 
     asyncio.run(run())
-    assert begun == []
+    assert begun == ["short"]
+
+
+def test_long_texts_are_read_one_after_another():
+    reading_now, most = 0, 0
+
+    def read():
+        nonlocal reading_now, most
+        reading_now += 1
+        most = max(most, reading_now)
+        time.sleep(0.01)
+        reading_now -= 1
+
+    async def run():
+        threads = reading.TextThreads()
+        await asyncio.gather(*(threads.run(reading.LONG_TEXT + 1, read) for _ in range(8)))
+
+    asyncio.run(run())
+    assert most == 1

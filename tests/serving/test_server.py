@@ -344,14 +344,17 @@ def test_short_requests_are_answered_while_long_lines_are_translated(tmp_path, m
             time.sleep(0.01)
         assert [server.translate(LINES[0]) for _ in range(4)] == [alone] * 4
         assert not any(request.done() for request in long)
+        (parent,) = children(server.process.pid)
+        assert sorted(os.getpriority(os.PRIO_PROCESS, pid) for pid in children(parent)) == [0, 0, 10, 10]
         server.process.kill()
         assert [isinstance(request.exception(), OSError) for request in long] == [True, True]
 
 
-def test_a_killed_worker_is_replaced_and_no_request_is_lost(server, expected):
-    def children(pid):
-        return [int(child) for child in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+def children(pid):
+    return [int(child) for child in open(f"/proc/{pid}/task/{pid}/children").read().split()]
 
+
+def test_a_killed_worker_is_replaced_and_no_request_is_lost(server, expected):
     (parent,) = children(server.process.pid)
     done = threading.Event()
 

@@ -136,6 +136,27 @@ def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
     assert answers[1][1] == translate_or_fail(models, task([long]))
 
 
+def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
+    """After each part, the worker looks for other batches. The parts of both requests have about as many hypotheses."""
+    models, _ = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=120, max_source_len=20)))
+    long = " ".join(REAL_LINES * 4)
+    widest = {}
+    for name, fields in {"plain": {}, "all": {"alternatives": 10, "alignment": True, "quality": True}}.items():
+        sizes = []
+        decode = Translator.batches
+
+        def batches(self, segments, processes, max_tokens=None, decode=decode, sizes=sizes):
+            found = decode(self, segments, processes, max_tokens)
+            sizes += [len(batch) * max(len(leaf.input.ids) for leaf in batch) for batch in found]
+            return found
+
+        monkeypatch.setattr(Translator, "batches", batches)
+        assert isinstance(translate_or_fail(models, task([long], **fields)), list)
+        monkeypatch.setattr(Translator, "batches", decode)
+        widest[name] = max(sizes)
+    assert 120 < widest["plain"] <= 240 and widest["all"] <= 240 / 6
+
+
 def channels():
     ours, theirs = socket.socketpair()
     return SocketChannel(ours, buffers=False), SocketChannel(theirs, buffers=False)
