@@ -80,6 +80,9 @@ class Trainer:
         self.ema = MovingAverage(weights, job.run.ema_decay) if job.run.ema_decay else None
         component = job.components["optimizer"]
         groups = parameter_groups(weights, job.run.weight_decay_for, embedding_names(model))
+        for group in groups:
+            scale = model.learning_rate_scale(group["name"].partition(",")[0])
+            group |= {"lr_scale": scale} if scale != 1 else {}
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
         self.averages = self._averages()
         self.configured = _group_settings(self.optimizer)  # settings of the groups, from the flags of this run

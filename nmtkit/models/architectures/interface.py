@@ -86,6 +86,10 @@ class Architecture(nn.Module, ABC):
         modules = self.named_modules()
         return [x for name, x in modules if isinstance(x, nn.Embedding) and not name.endswith("positions")]
 
+    def learning_rate_scale(self, kind: str) -> float:
+        """Returns the factor on the learning rate of a kind of parameters: "matrices", "embeddings", "vectors"."""
+        return 1.0
+
     def begin_update(self, generator: torch.Generator) -> None:
         """Draws random choices that all micro-batches of an update share, such as the layers to skip (LayerDrop).
 

@@ -174,7 +174,21 @@ class Transformer(Architecture):
         x = self._pad(self.target_embedding(target_input.values, layout.position_ids, layout.max_length))
         for index, (layer, context) in enumerate(zip(self.decoder, contexts, strict=False), len(self.encoder)):
             x = self._run(layer, index, x, context)
-        return self.decoder_norm(x)[: layout.tokens]
+        return self.features(x)[: layout.tokens]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Returns the features of the output T D of the last layer. With `base_width`, the logits are scaled."""
+        x = self.decoder_norm(x)
+        return x if self.config.base_width is None else x * self.config.width_ratio**-0.5
+
+    def learning_rate_scale(self, kind: str) -> float:
+        """With `base_width`, matrices inside layers have a rate in proportion to 1 / width (Yang et al. 2021, table 8).
+
+        Embeddings are multiplied by sqrt(d_model), and features by 1 / sqrt(width) before the output projection. So
+        their rate is in proportion to 1 / sqrt(width), and Adam changes embeddings and logits alike at any width.
+        """
+        powers = {"matrices": -1.0, "tensors": -1.0, "embeddings": -0.5}
+        return self.config.width_ratio ** powers.get(kind, 0.0)
 
     def _pad(self, x: Tensor) -> Tensor:
         """Appends padding rows (`pad_rows`), unless the padding might change the result of experts or of a hook."""
@@ -240,7 +254,7 @@ class Transformer(Architecture):
         x = self.target_embedding(tokens, position, state.steps)
         for layer, context in zip(self.decoder, state.layers, strict=True):
             x = layer(x, context)
-        logits: Tensor = self.output_projection(self.decoder_norm(x))
+        logits: Tensor = self.output_projection(self.features(x))
         return logits if len(logits) == state.rows else logits.repeat_interleave(state.beams, 0)
 
     @property
@@ -291,7 +305,7 @@ class Transformer(Architecture):
         x = self.target_embedding(tokens, position[:, None].expand(-1, state.beams).flatten(), state.capacity)
         for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
             x = layer(x, context)
-        return fp32_logits(self.output_projection, self.decoder_norm(x))
+        return fp32_logits(self.output_projection, self.features(x))
 
 
 for name, preset in PRESETS.items():

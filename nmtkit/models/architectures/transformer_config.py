@@ -115,6 +115,13 @@ class TransformerConfig(Config):
         finetuning="free",
     )
     decoder_tied_layers: tuple[int, ...] = option((), "the same for the decoder layers", min=1, max=1_000)
+    base_width: int | None = option(
+        None,
+        "width of a smaller model whose best learning rate this model shares: maximal update parametrization (Yang et "
+        "al. 2021, table 8), which scales the logits and the learning rates; none: the parametrization of the paper",
+        min=1,
+        max=65_536,
+    )
     scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
     zero_bos: bool = option(False, "the decoder starts from zeros, as in Marian, instead of the embedding of bos")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
@@ -155,6 +162,8 @@ class TransformerConfig(Config):
             raise ValueError(f"--positions rotary needs heads of even width, not {self.key_width}; give --d-key")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"--heads {self.heads} is not a multiple of --kv-heads {self.kv_heads}")
+        if self.base_width is not None and not self.scale_embeddings:
+            raise ValueError("--base-width needs scaled embeddings; leave out --no-scale-embeddings")
         if self.residual != "plain" and self.pre_norm:
             raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
         if not self.encoder_layers and self.encoder_layerdrop:
@@ -195,6 +204,11 @@ class TransformerConfig(Config):
     def reads_source(self) -> bool:
         """Whether the model has an encoder. A model without an encoder is a language model of the target side."""
         return self.encoder_layers > 0
+
+    @property
+    def width_ratio(self) -> float:
+        """How many times the model is wider than its base, or 1 without a base."""
+        return 1.0 if self.base_width is None else self.d_model / self.base_width
 
     @property
     def convolves(self) -> bool:

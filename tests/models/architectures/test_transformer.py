@@ -231,6 +231,7 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
             {"encoder_self_attention": "lightconv", "positions": "rotary"},
             "--positions rotary .*--encoder-self-attention",
         ),
+        ({"base_width": 64, "scale_embeddings": False}, "--base-width .*--no-scale-embeddings"),
         ({"residual": "admin", "pre_norm": True}, "--residual admin .*--pre-norm"),
     ],
 )

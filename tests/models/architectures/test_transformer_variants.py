@@ -10,10 +10,12 @@ from builders import save_tiny_transformer, tiny_model, tiny_tokenizer
 from torch import Tensor
 from transformer_cases import SIZE, model_of
 
-from nmtkit.data.packed import Packed
+from nmtkit.data.packed import Batch, Packed
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_layers import Layer
 from nmtkit.models.formats import bergamot, ctranslate2, huggingface_export, marian_export
+from nmtkit.training.config import JobConfig
+from nmtkit.training.setup import build_trainer
 
 WIDTHS = {"d_model": 32, "d_ff": 64, "encoder_layers": 3, "decoder_layers": 2}
 
@@ -70,8 +72,54 @@ def test_experts_refuse_scales_of_residual_connections() -> None:
         tiny_model("transformer_moe_tiny", residual="admin")
 
 
+def changes_of_logits(width: int, base: int | None) -> tuple[float, float]:
+    """Returns the size of the logits of a fresh model, and of their change by four updates of Adam."""
+    sizes = {"d_model": width, "d_ff": 2 * width, "heads": width // 8, "encoder_layers": 1, "decoder_layers": 1}
+    settings = {**sizes, "pre_norm": True, "dropout": 0.0}
+    job = JobConfig.read(
+        names={"architecture": "transformer_tiny", "lr-scheduler": "fixed"},
+        settings={
+            **settings,
+            "base_width": base,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "lr": 0.002,
+            "precision": "fp32",
+        },
+    )
+    torch.manual_seed(4)
+    tokenizer = tiny_tokenizer()
+    one = build_trainer(job, tokenizer, torch.device("cpu"))
+    model, generator = one.model, torch.Generator().manual_seed(2)
+    ids = [torch.randint(3, tokenizer.target_size, (9,), generator=generator).tolist() for _ in range(32)]
+    source, target = Packed.from_lists(ids), Packed.from_lists([[1, *sentence[:-1]] for sentence in ids])
+    batch = Batch(source, target, source.values, len(source.values), torch.arange(32))
+
+    def logits() -> Tensor:
+        with torch.no_grad():
+            return model.eval().output_projection(model(source, target))
+
+    before = logits()
+    for _ in range(4):
+        model.train()
+        one.engine.zero_grad()
+        (one.criterion(model, batch).sum / batch.target_tokens).backward()
+        for group in one.optimizer.param_groups:
+            group["lr"] = 0.002 * group.get("lr_scale", 1.0)
+        one.optimizer.step()
+    return float(before.std()), float((logits() - before).std())
+
+
+@pytest.mark.parametrize(("base", "least", "most"), [(None, 2.0, 4.0), (128, 0.7, 1.1)])
+def test_a_base_width_makes_updates_of_equal_size_at_every_width(base: int | None, least: float, most: float) -> None:
+    """The coordinate check of Yang et al. 2021, section D.1: without the base, changes grow with the width."""
+    (_, small), (_, wide) = changes_of_logits(256, base), changes_of_logits(1024, base)
+    assert least * small < wide < most * small
+
+
 NEW: dict[str, dict[str, Any]] = {
     "--positions": {"positions": "rotary"},
+    "--base-width": {"base_width": 8},
     "--norm": {"norm": "rms"},
     "--kv-heads": {"kv_heads": 1},
     "--no-qk-norm": {"qk_norm": True},

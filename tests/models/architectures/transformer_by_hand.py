@@ -30,7 +30,9 @@ class TransformerByHand:
         x = self.embed("target", target)
         for index in range(self.config.decoder_layers):
             x = self.decoder_layer(f"decoder.{index}", x, memory)
-        return self.norm(x, "decoder_norm") if self.config.pre_norm else x
+        x = self.norm(x, "decoder_norm") if self.config.pre_norm else x
+        base = self.config.base_width
+        return x if base is None else x / math.sqrt(self.config.d_model / base)
 
     def encoder_layer(self, layer: str, x: Tensor) -> Tensor:
         x = self.residual(x, f"{layer}.self_attention", partial(self.around, f"{layer}.self_attention"))

@@ -80,6 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "heads": 4,
     },
     "convolutions in the encoder": {"encoder_self_attention": "lightconv"},
+    "base width": {"base_width": 4, "pre_norm": True},
     "DeepNorm": {"residual": "deepnorm"},
     "Admin": {"residual": "admin", "decoder_tied_layers": (1, 1)},
 }
