@@ -14,7 +14,6 @@ UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿\uf900
 JOINERS = "'’-"  # characters that belong to a word if they stand between two of its letters
 ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
 _EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
@@ -101,30 +100,6 @@ def _joins(text: str, index: int, before: str) -> bool:
     """Returns whether the joiner at `index` stands between letters of scripts with spaces."""
     after = text[index + 1 : index + 2]
     return after != "" and all(is_letter(char) and not UNSPACED.match(char) for char in (before, after))
-
-
-def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
-    """Returns the span of each piece in `text`. `pieces` is the SentencePiece encoding of `text`.
-
-    The byte pieces of one character share the span of the character. A piece that is not in the text, such as a byte of
-    an invalid sequence, has an empty span.
-    """
-    spans: list[Span] = []
-    cursor = index = 0
-    while index < len(pieces):
-        end = index + 1
-        if _BYTE.fullmatch(pieces[index]):
-            while end < len(pieces) and _BYTE.fullmatch(pieces[end]):
-                end += 1
-            surface = bytes(int(piece[3:5], 16) for piece in pieces[index:end]).decode(errors="replace")
-        else:
-            surface = pieces[index].replace("▁", " ").strip()
-        start = text.find(surface, cursor) if surface else -1
-        if start >= 0:
-            cursor = start + len(surface)
-        spans += [(start, cursor) if start >= 0 else (cursor, cursor)] * (end - index)
-        index = end
-    return spans
 
 
 def word_links(

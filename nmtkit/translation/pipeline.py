@@ -9,10 +9,11 @@ from itertools import takewhile
 from typing import Literal
 
 from nmtkit.config import changed_flags, check_flags
+from nmtkit.data.tokenizers.piece_spans import copied_piece, decoded_pieces, source_spans
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.text import glossary
-from nmtkit.text.alignment import Link, piece_spans, word_links
+from nmtkit.text.alignment import Link, Span, word_links
 from nmtkit.text.glossary import forms, without
 from nmtkit.text.normalization import check_characters
 from nmtkit.translation.languages import in_language
@@ -346,56 +347,62 @@ class ModelInput(Step):
         segment = node.segment
         hypothesis = without_first(hypotheses[0], len(self.target_language))
         tokens, weights = hypothesis.tokens, hypothesis.attention
-        text = self.tokenizer.decode_target(tokens)
+        pieces = self.tokenizer.target_pieces(tokens)
         alignment: list[list[int]] | list[list[float]] | None = None
         links: list[Link] = []
-        if weights is not None:
+        if weights is None:
+            text = self.tokenizer.decode_target(tokens)
+        else:
             best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # leaves out eos
-            if self.options.replace_unknown and UNK in tokens:
-                text = self.with_source_pieces(segment, tokens, best)
+            copied = self.with_copies(segment, tokens, best) if self.options.replace_unknown else pieces
+            text, spans = decoded_pieces(self.tokenizer.target, copied)
             if self.options.alignment == "soft":
                 alignment = [[round(weight, 5) for weight in row] for row in weights]
             elif self.options.alignment == "hard":
                 alignment = [[source, target] for target, source in enumerate(best)]
             elif self.options.alignment == "words":
-                links = self.links(segment, tokens, text, weights)
+                links = self.links(segment, text, spans, weights)
         return replace(
             hypothesis,
             text=text,
-            pieces=self.tokenizer.target_pieces(tokens),
+            pieces=pieces,
             alignment=alignment,
             links=links,
             attention=None,
             token_log_probabilities=hypothesis.token_log_probabilities if self.options.quality else None,
         )
 
-    def source_pieces(self, segment: TextSegment) -> Sequence[str]:
-        """Returns the pieces of the text of a segment. An unknown piece is shown as its characters."""
-        return segment.pieces or self.tokenizer.source_encoding(segment.text)
+    def source_spans(self, segment: TextSegment) -> Sequence[Span]:
+        """Returns the span of each piece of a segment in its text."""
+        return segment.spans or source_spans(self.tokenizer.source, segment.ids or (), segment.text)
 
     def links(
-        self, segment: TextSegment, tokens: Sequence[int], text: str, weights: Sequence[Sequence[float]]
+        self, segment: TextSegment, text: str, spans: Sequence[Span], weights: Sequence[Sequence[float]]
     ) -> list[Link]:
-        """Returns the links between the words of a segment and the words of its translation."""
+        """Returns the links between the words of a segment and the words of its translation, with pieces at `spans`."""
         rows = [row[len(self.first) + segment.repeated : -1] for row in weights]
-        source_spans = piece_spans(self.source_pieces(segment), segment.text)[: len(rows[0]) if rows else 0]
-        target_spans = piece_spans(self.tokenizer.target_pieces(tokens), text)
-        return word_links(segment.text, text, source_spans, target_spans, rows)
+        return word_links(segment.text, text, self.source_spans(segment), spans, rows)
 
-    def with_source_pieces(self, segment: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> str:
-        """Returns the text with each <unk> replaced by the source piece with the highest attention weight."""
-        surfaces = [""] * (len(self.first) + segment.repeated)
-        surfaces += [piece.replace(SPACE_SYMBOL, "") for piece in self.source_pieces(segment)]
-        words: list[str] = []
-        known: list[int] = []
-        for token, source in zip(tokens, best, strict=True):
+    def with_copies(self, segment: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> list[str]:
+        """Returns the pieces of an output, with the source piece of the highest attention weight for each <unk>.
+
+        The spaces around the copied piece are the spaces that the pieces have: a copied piece that begins a word in the
+        source begins a word. If the target vocabulary has no piece for a space alone, each <unk> begins a word.
+        """
+        language_tokens = len(self.first) + segment.repeated
+        spans = self.source_spans(segment)
+        begins_word = self.tokenizer.target.processor.piece_to_id(SPACE_SYMBOL) == UNK
+        pieces = [""]
+        for piece, token, source in zip(self.tokenizer.target_pieces(tokens), tokens, best, strict=True):
             if token != UNK:
-                known.append(token)
+                pieces.append(piece)
                 continue
-            words += [self.tokenizer.decode_target(known), surfaces[min(source, len(surfaces) - 1)]]
-            known = []
-        words.append(self.tokenizer.decode_target(known))
-        return " ".join(word for word in words if word)
+            start, end = spans[source - language_tokens] if source >= language_tokens else (0, 0)
+            copied = segment.text[start:end]
+            if copied and not copied[0].isspace() and (begins_word or not start):
+                copied = " " + copied
+            pieces.append(copied_piece(copied, after_space=pieces[-1].endswith(SPACE_SYMBOL) or len(pieces) == 1))
+        return pieces[1:]
 
 
 def without_first(hypothesis: Hypothesis, count: int) -> Hypothesis:

@@ -15,8 +15,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal
 
-from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, Tokenizer
-from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, piece_spans, words
+from nmtkit.data.tokenizers.piece_spans import source_spans
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Glossary, Occurrence, term_results
 from nmtkit.text.markup import Marked, marked
@@ -47,7 +48,7 @@ class TextSegment:
     capitals: bool = False  # Protection: whether the text is in capitals, not counting protected text
     protected: Protected | None = None  # Protection: spans that the translation must contain
     terms: Sequence[Occurrence] = ()  # GlossaryTerms, LengthLimit: terms of the glossary in the text
-    pieces: Sequence[str] = ()  # LengthLimit: pieces of the text; an unknown piece is shown as its characters
+    spans: Sequence[Span] = ()  # LengthLimit: spans of the pieces in the text, from `source_spans`
     repeated: int = 0  # LengthLimit: number of ids at the beginning that repeat the tags of the line
 
     def with_text(self, text: str) -> "TextSegment":
@@ -347,11 +348,9 @@ class LengthLimit(Step):
         segment, ids = node.segment, node.segment.ids or []
         if len(ids) <= self.limit:
             return [segment] if ids else []
-        pieces = self.tokenizer.source_encoding(segment.text)
-        if len(pieces) != len(ids):  # the ids come from a dataset and do not match the text
-            pieces = self.tokenizer.source_pieces(ids)
-        tags = self.tags(ids)
-        ends = [tags + end for end in part_ends(pieces[tags:], max(1, self.limit - tags))]
+        spans, tags = source_spans(self.tokenizer.source, ids, segment.text), self.tags(ids)
+        texts = [segment.text[start:end] for start, end in spans[tags:]]
+        ends = [tags + end for end in part_ends(texts, max(1, self.limit - tags))]
         if self.long_lines == "cut":
             logger.warning(
                 "line %d has %d pieces; all pieces after the first %d are cut off", segment.id + 1, len(ids), ends[0]
@@ -359,14 +358,15 @@ class LengthLimit(Step):
             ends = ends[:1]
         else:
             logger.warning("line %d has %d pieces; it is translated in %d parts", segment.id + 1, len(ids), len(ends))
-        spans = piece_spans(pieces, segment.text)
-        node.memory = [(spans[start][0], spans[end - 1][1]) for start, end in pairwise([0, *ends])]
+        node.memory = []
+        for start, end in pairwise([0, *ends]):
+            first, last = spans[start][0], spans[end - 1][1]
+            node.memory.append((last - len(segment.text[first:last].lstrip()), last))
         parts = []
         terms = terms_of_parts(segment.terms, [end for _, end in spans], ends)
-        for (start, end), span, own_terms in zip(pairwise([0, *ends]), node.memory, terms, strict=True):
-            part = replace(
-                segment, text=segment.text[slice(*span)], ids=ids[start:end], pieces=pieces[start:end], terms=own_terms
-            )
+        for (start, end), (first, last), own_terms in zip(pairwise([0, *ends]), node.memory, terms, strict=True):
+            own = [(max(0, start - first), max(0, end - first)) for start, end in spans[start:end]]
+            part = replace(segment, text=segment.text[first:last], ids=ids[start:end], spans=own, terms=own_terms)
             if start:
                 constraints = segment.constraints.after_a_part()
                 part = replace(part, ids=ids[:tags] + ids[start:end], repeated=tags, constraints=constraints)
@@ -392,6 +392,7 @@ class LengthLimit(Step):
 def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
     """Divides `pieces` into parts of at most `limit` pieces, and returns the index of the end of each part.
 
+    `pieces` are texts with the spaces before them.
     A part ends after the last complete sentence within the limit. If no sentence is complete, the part ends after the
     last complete word, or else at the limit.
     """
@@ -399,7 +400,7 @@ def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
     start = 0
     while len(pieces) - start > limit:
         positions = range(start + limit, start, -1)
-        words = [i for i in positions if pieces[i].startswith(SPACE_SYMBOL)]
+        words = [i for i in positions if pieces[i].startswith(" ")]
         end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
         start = end or next(iter(words), start + limit)
         ends.append(start)

@@ -363,10 +363,6 @@ class Tokenizer:
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
         return self.target.pieces(ids)
 
-    def source_encoding(self, line: str) -> list[str]:
-        """Returns the pieces of a source line as text. For unknown characters, returns these characters, not <unk>."""
-        return self.source.processor.encode(self.source.prepared_line(line), out_type=str)
-
     def knows(self, text: str) -> bool:
         """Returns whether the source side encodes `text` without <unk> and without byte fallback."""
         ids = self.encode_source([text]).ids.tolist()

@@ -1,0 +1,69 @@
+"""The span of each piece in its text: the piece's own spaces, unknown characters and bytes included.
+
+SentencePiece knows the bytes of the text that each piece stands for, also where its rules have changed the text, such
+as … to three dots.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from nmtkit.data.tokenizers.spm_model import FOREIGN
+from nmtkit.data.tokenizers.tokenizer import ESCAPE, SPACE_SYMBOL, SubwordModel
+from nmtkit.text.alignment import Span
+
+# escapes, marks of pieces of the other side, and space symbols of unknown pieces
+_ENCODED = re.compile(f"{ESCAPE}([_{ESCAPE}])|{FOREIGN}|{SPACE_SYMBOL}|\n")
+
+
+def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Span]:
+    """Returns the span in `line` of each of its `ids`. A span includes the space before its piece.
+
+    Pieces that stand for one character, such as the bytes of the character, share the span of the character. `ids` of a
+    dataset may differ from the ids of the line; their spans are the spans of the text that they spell.
+    """
+    encoded = model.processor.encode(model.prepared_line(line), return_type="proto")
+    if len(encoded.pieces) != len(ids):
+        encoded = model.processor.decode([int(token) for token in ids], return_type="proto")
+    _, spans = _in_characters(encoded)
+    return [(min(start, len(line)), min(end, len(line))) for start, end in spans]
+
+
+def decoded_pieces(model: SubwordModel, pieces: Sequence[str]) -> tuple[str, list[Span]]:
+    """Returns the text of a sentence, and the span of each piece. A piece outside the vocabulary is text.
+
+    Spaces of such a piece are written as space symbols, as in `copied_piece`.
+    """
+    return _in_characters(model.processor.decode(list(pieces), return_type="proto"))
+
+
+def copied_piece(text: str, after_space: bool) -> str:
+    """Returns a part of a source text as a piece for `decoded_pieces`.
+
+    With `after_space`, a space precedes the piece already, so a space at its start is left out.
+    """
+    words = text.replace(ESCAPE, ESCAPE * 2).replace(SPACE_SYMBOL, f"{ESCAPE}_")
+    return (words.lstrip() if after_space else words).replace(" ", SPACE_SYMBOL)
+
+
+def _in_characters(encoded: Any) -> tuple[str, list[Span]]:
+    """Returns the text of the message `encoded` without escapes, and the span of each piece in this text."""
+    text: str = encoded.text
+    kept = [1] * len(text)  # 1 for each character of `text` that is in the result
+    parts, cursor = [], 0
+    for match in _ENCODED.finditer(text):
+        start, end = match.span()
+        char = "" if match[0] == FOREIGN else SPACE_SYMBOL if match[1] == "_" else match[1] or " "
+        kept[start:end] = [0] * (end - start - len(char)) + [1] * len(char)
+        parts += [text[cursor:start], char]
+        cursor = end
+    index = [0, *accumulate(kept)]
+    bytes_before = [0, *accumulate(len(char.encode()) for char in text)]
+    characters = dict(zip(bytes_before, index, strict=True))  # position in bytes -> position in the result
+    spans = [(characters[piece.begin], characters[piece.end]) for piece in encoded.pieces]
+    for number in range(len(spans) - 2, -1, -1):
+        start, end = spans[number]
+        if start == end == spans[number + 1][0] and encoded.pieces[number].piece != SPACE_SYMBOL:
+            spans[number] = spans[number + 1]
+    return "".join([*parts, text[cursor:]]), spans
