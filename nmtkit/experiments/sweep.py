@@ -1,5 +1,6 @@
 """Sweep files: a training config with a table [sweep], which lists the settings that vary, and the resulting runs."""
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import field_types, flag_name, split_settings, suggestion
+from nmtkit.config import field_types, flag_of, split_settings, suggestion
 from nmtkit.experiments import estimate
 from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig, in_folder
 from nmtkit.training.run_config import RunConfig
@@ -186,20 +187,26 @@ def _listed(value: Any) -> str:
 
 
 def _flag(name: str, job: JobConfig) -> list[str]:
+    """Returns the words that give a setting the value that it has in `job`."""
     configs = [job.run, *(component.config for component in job.components.values())]
-    value = next(getattr(config, name) for config in configs if name in field_types(type(config)))
-    flag = flag_name(name)
+    config = next(config for config in configs if name in field_types(type(config)))
+    field = next(field for field in dataclasses.fields(config) if field.name == name)
+    value, flag = getattr(config, name), flag_of(field)
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, tuple) and field.metadata.get("repeatable"):
+        return [word for item in value for word in (flag, str(item))]
+    if value in (None, ()):
+        return [flag, "none"]
     if isinstance(value, tuple):
         return [flag, ",".join("" if item is None else str(item) for item in value)]
-    return [flag, "none" if value is None else str(value)]
+    return [flag, str(value)]
 
 
 def _in_name(value: Any) -> str:
     """Returns the text of a value in the name of a folder: on, 0.1, or the last part of a path."""
     if isinstance(value, list):
-        return "-".join(_in_name(item) for item in value)
+        return "-".join(_in_name(item) for item in value) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value).rstrip("/").rpartition("/")[2]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import save_tiny_transformer, tiny_tokenizer, write_corpus
@@ -24,6 +25,7 @@ from nmtkit.experiments.estimate import dry_run
 from nmtkit.experiments.sweep_runner import Runner
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
+from nmtkit.training.config import JobConfig
 
 BASE = """
 [run]
@@ -441,3 +443,33 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     varied = "[sweep.random]\ndraws = 2\nlr = { min = 1e-4, max = 1e-2 }\n"
     assert "pip install 'nmtkit[optuna]'" in sweep(file_of(tmp_path, varied), "--optuna").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("freeze", [[], ["encoder.*", "decoder.*"]]),
+        ("sampling_weights", [[], ["en-de=2"]]),
+        ("weight_decay_for", [[], ["encoder.*=0.1"]]),
+        ("decoder_tied_layers", [[], [1]]),
+        ("metrics", [[], ["bleu"]]),
+        ("transforms", [[], ["bpe_dropout"]]),
+        ("patience", ["none", 3]),
+        ("pre_norm", [False, True]),
+        ("teacher", [["a.pt", "b,c.pt"], ["a.pt"]]),
+    ],
+)
+def test_the_command_of_a_run_is_read_as_the_job_of_the_run(
+    name: str, values: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[JobConfig] = []
+    monkeypatch.setattr("nmtkit.cli.train._train", lambda job, arguments: jobs.append(job) or 0)
+    varied = "[criterion]\nname = 'kd_cross_entropy'\nteacher = ['t.pt']\n" if name == "teacher" else ""
+    file = file_of(tmp_path, f"{varied}[sweep.grid]\n{name} = [{', '.join(map(json.dumps, values))}]\n")
+    read = sweeps.read(file)
+    runs = read.runs()
+    assert len({run.name for run in runs}) == len(values) and not any(run.name.endswith("=") for run in runs)
+    for run in runs:
+        result = CliRunner().invoke(main, read.command(run)[1:])
+        assert result.exit_code == 0, result.output
+        assert jobs[-1] == read.job(run)
