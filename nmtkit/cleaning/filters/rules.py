@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.cleaning.filters.interface import FILTERS, Filter, FilterContext
+from nmtkit.cleaning.filters.numbers import ascii_digits, digits_of, other_numbers, readings
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
 from nmtkit.data.corpora.dropping import Hashes, contained
@@ -18,7 +19,6 @@ _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGN
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
 _CURRENCY = re.compile(rf"[$€£¥₹₽₩₺₴₪฿]|(?:{'|'.join(_CURRENCIES)})\b")
 _DIGIT = re.compile(r"\d")
-_NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
 # A literal string of each pattern, and the pattern. The text is case-folded.
 _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
     ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]*>"),
@@ -194,29 +194,29 @@ class ContradictingNumbers(YesNoFilter):
     """1 if each side has a number that the other side lacks, otherwise 0.
 
     Therefore, a side may have a word in place of a number. Separators, leading zeros and trailing zeros do not count,
-    so that "1,000.50" equals "1.000,5". Different forms of a decade ("1980s", "80er") or an hour ("3 pm", "15") are
+    so that "1,000.50" equals "1.000,5". Digits of all scripts, groups ("12 345"), units ("1万5千", "2 crore 50 lakh")
+    and years of eras ("平成30年") are read. Different forms of a decade ("1980s", "80er") or an hour ("3 pm", "15") are
     equal.
     """
 
     def matches(self, source: str, target: str) -> bool:
         if not (_DIGIT.search(source) and _DIGIT.search(target)):
             return False
-        first, second = (set(map(_digits, _NUMBER.findall(line))) for line in (source, target))
-        left, right = first - second, second - first
-        if not (left and right):
+        first, second = digits_of(source), digits_of(target)
+        if first <= second or second <= first:
             return False
-        runs = [re.findall(r"\d+", unicodedata.normalize("NFKC", line)) for line in (source, target)]
+        runs = [re.findall(r"\d+", ascii_digits(unicodedata.normalize("NFKC", line))) for line in (source, target)]
         if sorted(runs[0]) == sorted(runs[1]) or "".join(runs[0]) == "".join(runs[1]):
             return False
-        return not all(any(_alike(a, b) for b in right) for a in left)
+        left, right = (missing(one, other) for one, other in ((source, target), (target, source)))
+        return bool(left and right) and not all(any(_alike(a, b) for b in right) for a in left)
 
 
-def _digits(number: str) -> str:
-    """Returns the digits of a number as ASCII, without separators and without zeros at both ends."""
-    digits = "".join(filter(str.isdecimal, number))
-    if not digits.isascii():
-        digits = "".join(str(unicodedata.decimal(digit)) for digit in digits)
-    return digits.strip("0") or "0"
+def missing(line: str, other: str) -> set[str]:
+    """Returns the numbers of a line that the other line has in no reading."""
+    known = other_numbers(other).union(*(reading for options in readings(other) for reading in options))
+    absent = (options[0] for options in readings(line) if not any(reading <= known for reading in options))
+    return set().union(*(reading - known for reading in absent))
 
 
 def _alike(first: str, second: str) -> bool:
@@ -225,6 +225,8 @@ def _alike(first: str, second: str) -> bool:
     if {len(first), len(second)} == {3, 1} and (first.endswith(second) or second.endswith(first)):
         return True  # 1980 and 80, whose zeros at the end were removed: 198 and 8
     values = sorted((int(first), int(second)))
+    if values[1] - values[0] == 543 and len(first) == len(second) == 4:
+        return True  # a year of the Thai calendar
     return values[1] <= 24 and values[1] - values[0] == 12
 
 
