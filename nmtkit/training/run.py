@@ -31,7 +31,13 @@ from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
 from nmtkit.training.run_facts import run_facts, write_config
 from nmtkit.training.run_log import Lines, RunLog, numbers_of
-from nmtkit.training.setup import build_loader, build_trainer, build_validator, validating_where_possible
+from nmtkit.training.setup import (
+    build_loader,
+    build_trainer,
+    build_validator,
+    check_positions,
+    validating_where_possible,
+)
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
@@ -87,6 +93,7 @@ class Run:
             dataset=self.dataset,
         )
         self.validator = build_validator(self.plan, self.dataset, self.loader.max_tokens, self.stop, bool(callbacks))
+        check_positions(self.trainer.model, self.dataset["train"], self.validator)
         self.callbacks = self._callbacks(callbacks)
         if path and resumed:
             self._restore(path, resumed)

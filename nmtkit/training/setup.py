@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from nmtkit.training.trainer import Trainer
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
+
+CHECKED_PAIRS = 1 << 20  # number of pairs whose lengths `check_positions` reads at a time
 
 
 def validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
@@ -100,6 +103,23 @@ def build_validator(
     )
     first.others = dict(zip(names[1:], others, strict=True))
     return first
+
+
+def check_positions(model: Architecture, train: Split, validator: Validator | None) -> None:
+    """Raises ValueError, with the pair, if a model with learned positions is too short for a training or valid pair."""
+    validators = [validator, *validator.others.values()] if validator else []
+    splits = [train, *(each.split for each in validators)]
+    sides: tuple[Literal["source"], Literal["target"]] = ("source", "target")
+    for side in sides:
+        limit = model.max_source_positions if side == "source" else model.max_target_positions
+        for split in splits if limit is not None else ():
+            lengths = getattr(split, side).lengths
+            for start in range(0, len(lengths), CHECKED_PAIRS):
+                part = np.asarray(lengths[start : start + CHECKED_PAIRS])
+                row = start + int(part.argmax())
+                number = row if split.rows is None else int(split.rows[row])
+                title = f"the {side} of pair {number + 1:,} of {split.name} in {split.folder}"
+                model.check_length(title, int(part.max()), side)
 
 
 # --- the model and its trainer ----------------------------------------------------------------------------------------

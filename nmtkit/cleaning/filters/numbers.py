@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator
 from decimal import Decimal
 
-Reading = frozenset[str]  # the significant digits of numbers: 1,500 and 1.5 are both 15
+NumberReading = frozenset[str]  # the significant digits of numbers: 1,500 and 1.5 are both 15
 
 _SPACES = " \u00a0\u2009\u202f"
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u2009\u202f\u066b\u066c\uff0c\uff0e\uff1a]\d+)*")
@@ -53,18 +53,18 @@ def ascii_digits(text: str) -> str:
     return "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in text)
 
 
-def readings(line: str) -> list[list[Reading]]:
+def readings(line: str) -> list[list[NumberReading]]:
     """Returns the possible readings of each number of a line. The first reading has the digits as they are written.
 
     A composite number, such as 1万5千 or 12 345, also has a reading as one number. A year of an era is also a year.
     """
     line = ascii_digits(unicodedata.normalize("NFC", line))
     composites = [(match.span(), value) for match, value in _composites(line)]
-    found = [(span, [_written(line, span), Reading([value])]) for span, value in _largest(composites)]
+    found = [(span, [_written(line, span), NumberReading([value])]) for span, value in _largest(composites)]
     taken = [span for span, _ in found]
     for match in _NUMBER.finditer(line):
         if not any(start <= match.start() < end for start, end in taken):
-            found.append((match.span(), [Reading([significant(match[0])])]))
+            found.append((match.span(), [NumberReading([significant(match[0])])]))
     return [options for _, options in sorted(found, key=lambda each: each[0])]
 
 
@@ -94,8 +94,8 @@ def _largest(composites: list[tuple[tuple[int, int], str]]) -> list[tuple[tuple[
     return kept
 
 
-def _written(line: str, span: tuple[int, int]) -> Reading:
-    return Reading(map(significant, _NUMBER.findall(line[slice(*span)])))
+def _written(line: str, span: tuple[int, int]) -> NumberReading:
+    return NumberReading(map(significant, _NUMBER.findall(line[slice(*span)])))
 
 
 def _value(text: str) -> Decimal:
