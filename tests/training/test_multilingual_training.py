@@ -279,7 +279,7 @@ def test_the_checkpoint_the_log_and_the_pages_have_the_directions(home: Path, tr
     directions = [("en", "de"), ("de", "en"), ("en", "it"), ("it", "en")]
     assert building.directions_of(contents) == set(directions)
     assert "en-de, de-en, en-it, it-en" in run("inspect", trained / "last.pt")
-    shown = run("inspect", home / "bin")
+    shown = run("inspect", home / "bin", "--all")
     assert re.search(r"valid 12, test 10, train 1,000\n", shown)
     assert re.search(r"valid 12, test 10, train 0\n", shown)
     page = (trained / "report.html").read_text()
