@@ -1,26 +1,53 @@
-"""Kernels of rows in the compiled engine: norms, softmax and attention, as code for LLVM."""
+"""Kernels of rows in the compiled engine: embeddings, norms, activations, softmax, gates, as code for LLVM.
+
+Arguments are addresses and sizes in numbers, unless a docstring says more. A row of a matrix follows the previous row
+after `stride` numbers.
+"""
 
 import functools
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
-from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Kernels, inner
-from nmtkit.translation.engines.compiled_vectors import (
-    FLOAT,
-    LANES,
-    Vectors,
-    for_parts,
-)
+from nmtkit.translation.engines.compiled_code import NUMBER, REAL, Kernels
+from nmtkit.translation.engines.compiled_vectors import FLOAT, LANES, SIZE, Vectors, for_parts
 
 OUTPUTS = 64  # outputs of a block
+NORM_COLUMNS = 3  # columns of a table of norms: address of the gains, address of the biases, width
+RELU, GELU, SWISH = range(3)
 
 kernels = Kernels("nmtkit")
 kernel = kernels.kernel
 
 
-# --- functions of a row -----------------------------------------------------------------------------------------------
+# --- rows of a model --------------------------------------------------------------------------------------------------
+
+
+@kernel(NUMBER, NUMBER, NUMBER, REAL, NUMBER)
+def embedded(code: Vectors, tokens: Any, positions: Any, width: Any, scale: Any, y: Any) -> None:
+    """Writes the embedding of a token times `scale`, plus the encoding of its position."""
+    scales = code.broadcast(scale)
+
+    def part(index: Any, mask: Any) -> None:
+        code.write(code.fma(code.read(tokens, index, mask), scales, code.read(positions, index, mask)), y, index, mask)
+
+    for_parts(code, width, part)
+
+
+@kernel(NUMBER, NUMBER, NUMBER)
+def copied(code: Vectors, x: Any, size: Any, y: Any) -> None:
+    """Copies a row."""
+    for_parts(code, size, lambda index, mask: code.write(code.read(x, index, mask), y, index, mask))
+
+
+@kernel(NUMBER, NUMBER, NUMBER)
+def added(code: Vectors, x: Any, size: Any, y: Any) -> None:
+    """Adds the row x to the row y."""
+
+    def part(index: Any, mask: Any) -> None:
+        code.write(code.builder.fadd(code.read(y, index, mask), code.read(x, index, mask)), y, index, mask)
+
+    for_parts(code, size, part)
 
 
 @kernel(NUMBER, NUMBER, result=REAL)
@@ -29,25 +56,25 @@ def largest_size(code: Vectors, x: Any, size: Any) -> Any:
     largest = code.variable(code.constant(0))
 
     def part(index: Any, mask: Any) -> None:
-        values = code.load(x, index) if mask is None else code.load_part(x, index, mask, code.constant(0))
-        code.builder.store(code.larger(code.builder.load(largest), code.apply("fabs", values)), largest)
+        sizes = code.apply("fabs", code.read(x, index, mask))
+        code.builder.store(code.larger(code.builder.load(largest), sizes), largest)
 
     for_parts(code, size, part)
     return code.maximum(code.builder.load(largest))
 
 
-@kernel(NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER, result=REAL)
-def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: Any, y: Any) -> Any:
-    """Writes the layer norm of a row, and returns its largest absolute value. `eps` is added to the variance."""
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER)
+def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: Any, y: Any) -> None:
+    """Writes the layer norm of a row. `eps` is added to the variance. x and y may be the same row."""
     builder, zero = code.builder, code.constant(0)
     count = builder.sitofp(size, FLOAT)
 
     def sum_over(values_of: Any) -> Any:
         total = code.variable(zero)
+        builder.store(zero, total)
 
         def part(index: Any, mask: Any) -> None:
-            values = code.load(x, index) if mask is None else code.load_part(x, index, mask, zero)
-            values = values_of(values)
+            values = values_of(code.read(x, index, mask))
             if mask is not None:
                 values = builder.select(mask, values, zero)
             builder.store(builder.fadd(builder.load(total), values), total)
@@ -64,38 +91,125 @@ def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: A
     variance = builder.fdiv(sum_over(square), count)
     root = builder.call(code.declared("llvm.sqrt.f32", ir.FunctionType(FLOAT, [FLOAT])), [builder.fadd(variance, eps)])
     factor = code.broadcast(builder.fdiv(ir.Constant(FLOAT, 1.0), root))
-    largest = code.variable(zero)
 
     def part(index: Any, mask: Any) -> None:
-        def loaded(address: Any) -> Any:
-            return code.load(address, index) if mask is None else code.load_part(address, index, mask, zero)
-
-        normal = builder.fmul(builder.fsub(loaded(x), mean), factor)
-        result = code.fma(normal, loaded(gains), loaded(biases))
-        if mask is None:
-            code.store(result, y, index)
-        else:
-            code.store_part(result, y, index, mask)
-        builder.store(code.larger(builder.load(largest), code.apply("fabs", result)), largest)
+        normal = builder.fmul(builder.fsub(code.read(x, index, mask), mean), factor)
+        result = code.fma(normal, code.read(gains, index, mask), code.read(biases, index, mask))
+        code.write(result, y, index, mask)
 
     for_parts(code, size, part)
-    return code.maximum(builder.load(largest))
 
 
-@kernel(NUMBER, NUMBER, REAL, NUMBER, result=REAL)
-def exponentials(code: Vectors, x: Any, size: Any, shift: Any, y: Any) -> Any:
-    """Writes exp(x - shift) of a row, and returns the sum. No number may exceed `shift`; x and y may be equal."""
-    builder, shifts, zero = code.builder, code.broadcast(shift), code.constant(0)
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER, NUMBER)
+def normalized(
+    code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any, y_stride: Any
+) -> None:
+    """Writes norm `index` of a table for rows of x to y, unless its width is 0: then there is no such norm."""
+    builder = code.builder
+    table = code.offset(norms, index, 8 * NORM_COLUMNS)
+    gains, biases, width = (code.load_number(table, code.size(column), SIZE) for column in range(NORM_COLUMNS))
+    with builder.if_then(builder.icmp_signed("!=", width, code.size(0))), code.loop(rows, 1) as row:
+        source, target = code.offset(x, builder.mul(row, stride)), code.offset(y, builder.mul(row, y_stride))
+        builder.call(kernels.function("layer_norm"), [source, width, gains, biases, eps, target])
+
+
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
+def activated(code: Vectors, x: Any, stride: Any, rows: Any, size: Any, activation: Any, gated: Any) -> None:
+    """Applies an activation to the first `size` numbers of rows. With `gated`, multiplies them by the next numbers."""
+    builder = code.builder
+    is_gated = builder.icmp_signed("!=", gated, code.size(0))
+
+    def relu(values: Any) -> Any:
+        return code.larger(values, code.constant(0))
+
+    def gelu(values: Any) -> Any:
+        error = code.erf(builder.fmul(values, code.constant(0.5**0.5)))
+        return builder.fmul(builder.fmul(code.constant(0.5), values), builder.fadd(code.constant(1), error))
+
+    def swish(values: Any) -> Any:
+        return builder.fmul(values, code.sigmoid(values))
+
+    for number, function in {RELU: relu, GELU: gelu, SWISH: swish}.items():
+        same = builder.icmp_signed("==", activation, code.size(number))
+        with builder.if_then(same), code.loop(rows, 1) as row:
+            first = code.offset(x, builder.mul(row, stride))
+            second = builder.select(is_gated, code.offset(first, size), first)
+
+            def part(index: Any, mask: Any, first: Any = first, second: Any = second, function: Any = function) -> None:
+                values = function(code.read(first, index, mask))
+                product = builder.fmul(values, code.read(second, index, mask))
+                code.write(builder.select(is_gated, product, values), first, index, mask)
+
+            for_parts(code, size, part)
+
+
+# --- states of fixed size ---------------------------------------------------------------------------------------------
+
+
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
+def recurrent(code: Vectors, gates: Any, width: Any, before: Any, after: Any, y: Any) -> None:
+    """Computes an SSRU: the new state is c = f b + (1 - f) v, with the old state b. Adds relu(c) to y.
+
+    `gates` has v, then the numbers whose sigmoid is f.
+    """
+    builder, one = code.builder, code.constant(1)
+    forgets = code.offset(gates, width)
+
+    def part(index: Any, mask: Any) -> None:
+        forget = code.sigmoid(code.read(forgets, index, mask))
+        value = builder.fmul(builder.fsub(one, forget), code.read(gates, index, mask))
+        state = code.fma(forget, code.read(before, index, mask), value)
+        code.write(state, after, index, mask)
+        code.write(builder.fadd(code.read(y, index, mask), code.larger(state, code.constant(0))), y, index, mask)
+
+    for_parts(code, width, part)
+
+
+@kernel(NUMBER, NUMBER, REAL, NUMBER, NUMBER)
+def averaged(code: Vectors, x: Any, width: Any, share: Any, before: Any, after: Any) -> None:
+    """Writes the average `after` of rows: `share` times the average of the earlier rows, and the rest for the row x."""
+    shares = code.broadcast(share)
+
+    def part(index: Any, mask: Any) -> None:
+        values = code.read(x, index, mask)
+        change = code.builder.fsub(code.read(before, index, mask), values)
+        code.write(code.fma(shares, change, values), after, index, mask)
+
+    for_parts(code, width, part)
+
+
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
+def gated_sum(code: Vectors, x: Any, average: Any, gates: Any, width: Any, y: Any) -> None:
+    """Adds sigmoid(i) x + sigmoid(f) average to y. `gates` has i, then f."""
+    builder = code.builder
+    forgets = code.offset(gates, width)
+
+    def part(index: Any, mask: Any) -> None:
+        current = builder.fmul(code.sigmoid(code.read(gates, index, mask)), code.read(x, index, mask))
+        both = code.fma(code.sigmoid(code.read(forgets, index, mask)), code.read(average, index, mask), current)
+        code.write(builder.fadd(code.read(y, index, mask), both), y, index, mask)
+
+    for_parts(code, width, part)
+
+
+# --- softmax ----------------------------------------------------------------------------------------------------------
+
+
+@kernel(NUMBER, NUMBER, REAL, REAL, NUMBER, result=REAL)
+def exponentials(code: Vectors, x: Any, size: Any, shift: Any, factor: Any, y: Any) -> Any:
+    """Writes exp((x - shift) factor) of a row, and returns the sum. No number may exceed `shift`.
+
+    x and y may be the same row. `factor` is positive.
+    """
+    builder, shifts, factors, zero = code.builder, code.broadcast(shift), code.broadcast(factor), code.constant(0)
     total = code.variable(zero)
 
     def part(index: Any, mask: Any) -> None:
-        values = code.load(x, index) if mask is None else code.load_part(x, index, mask, shifts)
-        values = code.exponential(builder.fsub(values, shifts))
-        if mask is None:
-            code.store(values, y, index)
-        else:
+        values = code.read(x, index, mask, shifts)
+        values = code.exponential(builder.fmul(builder.fsub(values, shifts), factors))
+        if mask is not None:
             values = builder.select(mask, values, zero)
-            code.store_part(values, y, index, mask)
+        code.write(values, y, index, mask)
         builder.store(builder.fadd(builder.load(total), values), total)
 
     for_parts(code, size, part)
@@ -133,85 +247,31 @@ def block_maxima(code: Vectors, x: Any, size: Any, y: Any) -> Any:
     return builder.load(overall)
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
-
-
-@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER, result=REAL)
-def dots(
-    code: Vectors, query: Any, width: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
-) -> Any:
-    """Writes the dot products of a query and `count` keys, times `scale`, and returns the largest.
-
-    Key i begins `stride` x places[i] numbers after the address `keys`; `places` are 64-bit integers.
-    """
-    builder, zero = code.builder, code.constant(0)
-    largest = code.variable(ir.Constant(FLOAT, float("-inf")))
-    with code.loop(count, 1) as number:
-        first = builder.mul(code.load_number(places, number, code.size(0).type), stride)
-        total = code.variable(zero)
-        builder.store(zero, total)
-
-        def part(index: Any, mask: Any, first: Any = first, total: Any = total) -> None:
-            place = builder.add(first, index)
-            if mask is None:
-                q, k = code.load(query, index), code.load(keys, place)
-            else:
-                q, k = code.load_part(query, index, mask, zero), code.load_part(keys, place, mask, zero)
-            builder.store(code.fma(q, k, builder.load(total)), total)
-
-        for_parts(code, width, part)
-        value = builder.fmul(code.total(builder.load(total)), scale)
-        builder.store(value, code.at(y, number, FLOAT))
-        before = builder.load(largest)
-        builder.store(builder.select(builder.fcmp_ordered(">", value, before), value, before), largest)
-    return builder.load(largest)
-
-
-@kernel(NUMBER, REAL, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
-def weighted_sum(
-    code: Vectors, weights: Any, factor: Any, width: Any, values: Any, places: Any, count: Any, stride: Any, y: Any
-) -> None:
-    """Writes the sum of `count` values, each times its weight, times `factor`. `places` and `stride`: see `dots`."""
-    builder, zero, factors = code.builder, code.constant(0), code.broadcast(factor)
+@kernel(NUMBER, NUMBER, REAL, REAL, NUMBER, NUMBER)
+def mixed(code: Vectors, x: Any, size: Any, shift: Any, share: Any, y: Any, first: Any) -> None:
+    """Adds `share` times exp(x - shift) of a row to the row y, or writes it to y if `first` is not 0."""
+    builder, shifts, shares = code.builder, code.broadcast(shift), code.broadcast(share)
+    is_first = builder.icmp_signed("!=", first, code.size(0))
 
     def part(index: Any, mask: Any) -> None:
-        total = code.variable(zero)
-        builder.store(zero, total)
-        with code.loop(count, 1) as number:
-            first = builder.mul(code.load_number(places, number, code.size(0).type), stride)
-            place = builder.add(first, index)
-            value = code.load(values, place) if mask is None else code.load_part(values, place, mask, zero)
-            weight = code.broadcast(code.load_number(weights, number))
-            builder.store(code.fma(weight, value, builder.load(total)), total)
-        result = builder.fmul(builder.load(total), factors)
-        if mask is None:
-            code.store(result, y, index)
-        else:
-            code.store_part(result, y, index, mask)
+        values = builder.fmul(code.exponential(builder.fsub(code.read(x, index, mask), shifts)), shares)
+        before = builder.select(is_first, code.constant(0), code.read(y, index, mask))
+        code.write(builder.fadd(before, values), y, index, mask)
 
-    for_parts(code, width, part)
+    for_parts(code, size, part)
 
 
-@inner
-def attend(
-    query: int,
-    width: int,
-    heads: int,
-    keys: int,
-    values: int,
-    places: int,
-    count: int,
-    stride: int,
-    scale: Any,
-    weights: int,
-    y: int,
-) -> None:
-    """Writes the attention of one query to y: softmax(q K^T x scale) V for each head of `width` numbers.
+@kernel(NUMBER, NUMBER)
+def logarithms(code: Vectors, x: Any, size: Any) -> None:
+    """Replaces the numbers of a row by their logarithms. Numbers below 2 ** -126 become -inf."""
+    for_parts(code, size, lambda index, mask: code.write(code.logarithm(code.read(x, index, mask)), x, index, mask))
 
-    All arguments but sizes are addresses. `weights` is memory for `count` numbers.
-    """
-    for head in range(heads):
-        first = 4 * width * head
-        largest = dots(query + first, width, keys + first, places, count, stride, scale, weights)
-        total = exponentials(weights, count, largest, weights)
-        weighted_sum(weights, np.float32(1) / total, width, values + first, places, count, stride, y + first)
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@kernel(NUMBER, result=NUMBER)
+def taken(code: Vectors, counter: Any) -> Any:
+    """Returns the integer at an address, which is increased by 1. Each thread gets another number."""
+    pointer = code.at(counter, code.size(0), SIZE)
+    return code.builder.atomic_rmw("add", pointer, code.size(1), "monotonic")

@@ -1,309 +1,279 @@
-"""A Transformer in compiled code: its weights, its encoder, and a step of its decoder for the rows of many sentences.
+"""Transformers in compiled code: the encoder, and a step of the decoder for the rows of many sentences.
 
-A row is a token of a source sentence, or the newest token of a hypothesis. Weights are addresses in tables, so that one
-machine code serves all models: `compiled_products.linear` reads a row of the table of linear layers. Keys and values
-are never moved. A hypothesis has the places of its tokens in the cache.
+A row is a token of a source sentence, or the newest token of a hypothesis. Weights and memory are addresses in records,
+so that one machine code serves all models, and Numba compiles only numbers. Keys and values are never moved. A
+hypothesis has the places of its tokens in the cache.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.translation.engines.compiled_attention import attended
 from nmtkit.translation.engines.compiled_code import inner
-from nmtkit.translation.engines.compiled_kernels import attend, layer_norm
-from nmtkit.translation.engines.compiled_products import BYTES_OF_INPUT, PADDED_INPUTS, PADDED_OUTPUTS, linear
+from nmtkit.translation.engines.compiled_kernels import (
+    RELU,
+    activated,
+    added,
+    averaged,
+    copied,
+    embedded,
+    gated_sum,
+    normalized,
+    recurrent,
+)
+from nmtkit.translation.engines.compiled_products import linear
 
-# T rows, D model width, F inner width of the feed-forward networks, V target vocabulary, P positions
+# T rows, D model width, F inner width of the feed-forward networks, V target vocabulary
 
 Array = npt.NDArray[Any]
 # linear layers of an encoder layer and of a decoder layer, in the order of the table
 ENCODER_LINEARS = QKV, OUT, FC1, FC2 = range(4)
-DECODER_LINEARS = SELF_IN, SELF_OUT, QUERY, MEMORY, CROSS_OUT, DECODER_FC1, DECODER_FC2 = range(7)
+# Average attention has its feed-forward network in the first two rows. Other models have no gates.
+DECODER_LINEARS = SELF_IN, SELF_OUT, GATE, AVERAGE_GATE, QUERY, MEMORY, CROSS_OUT, DECODER_FC1, DECODER_FC2 = range(9)
 # norms of a layer; the last two are norms of SSRUs
 NORMS = SELF_NORM, CROSS_NORM, FEED_FORWARD_NORM, VALUE_NORM, FORGET_NORM = range(5)
 # norms of the whole model
 OTHER_NORMS = SOURCE_NORM, TARGET_NORM, ENCODER_NORM, DECODER_NORM = range(4)
 LINEARS_OF_ENCODER_LAYER, LINEARS_OF_DECODER_LAYER = len(ENCODER_LINEARS), len(DECODER_LINEARS)
 NORMS_OF_LAYER = len(NORMS)
-RELU, GELU, SWISH = range(3)
+ATTENTION, SSRU, AVERAGE = range(3)  # kinds of self-attention of a decoder
+NO_GATE, JOINT_GATE, SEPARATE_GATES = range(3)  # gates of average attention
 NO_FLOOR = np.float32(-np.inf)
-ROOT_OF_HALF = np.float32(0.7071067811865476)
 
 
-class CompiledEmbedding(NamedTuple):
-    tokens: Array  # V D
-    positions: Array  # P D
-    scale: Any
-    zero_first: bool
+def record(numbers: str, reals: str = "") -> Any:
+    return np.dtype([(name, np.int64) for name in numbers.split()] + [(name, np.float32) for name in reals.split()])
 
 
-class ModelSizes(NamedTuple):
-    width: int
-    inner: int  # 0: a decoder layer without a feed-forward network
-    encoder_inner: int
-    heads: int
-    encoder_layers: int
-    decoder_layers: int
-    vocabulary: int
-
-
-class Options(NamedTuple):
-    pre_norm: bool
-    eps: Any
-    activation: int
-    gated: bool
-    recurrent: bool  # SSRUs instead of self-attention in the decoder
-
-
-class CompiledTransformer(NamedTuple):
-    linears: Array  # int64: the columns of `compiled_products.linear`
-    norms: Array  # int64: address of the gains, address of the biases, width; a width of 0 means that there is no norm
-    source: CompiledEmbedding
-    target: CompiledEmbedding
-    sizes: ModelSizes
-    options: Options
-
-
-class Space(NamedTuple):
-    """Memory for the numbers of rows."""
-
-    x: Array  # T D: the numbers that the residual connections carry
-    normal: Array  # T D: normalised x, with pre-norm
-    projected: Array  # T 3D: queries, keys and values
-    attended: Array  # T D
-    inner: Array  # T F
-    rounded: Array  # T, bytes: inputs of a product in 8 bits
-    scales: Array  # T: scales of these inputs
-    weights: Array  # P: attention weights of a head
-
-
-class StepRows(NamedTuple):
-    """The rows of a step: the newest token of each open hypothesis."""
-
-    tokens: Array  # T
-    lengths: Array  # T: number of earlier tokens, which is the position of the token
-    slots: Array  # T: index of the hypothesis among all hypotheses of the search
-    parents: Array  # T: the hypothesis that the row continues
-    memory_starts: Array  # T: first row of the sentence in the memory
-    memory_sizes: Array  # T
-
-
-class Caches(NamedTuple):
-    """Keys and values of all hypotheses."""
-
-    keys_and_values: Array  # layers, places, 2D
-    places: Array  # hypotheses x positions, int64: the place of each token of a hypothesis in the cache
-    states: Array  # layers, 2, hypotheses, D: states of SSRUs after an even and an odd number of tokens
-    memory: Array  # layers, source tokens, 2D: keys and values of all memories
+# `linears` is the address of a table with the columns of `compiled_products.linear`, `norms` of a table of norms.
+# `inner` is 0 for decoder layers without a feed-forward network. Further numbers are addresses of embeddings.
+MODEL = record(
+    "linears norms width heads inner encoder_inner encoder_layers decoder_layers vocabulary pre_norm activation gated "
+    "self_attention average_inner gates zero_first source_tokens source_positions target_tokens target_positions "
+    "output alignment_layer",
+    "eps source_scale target_scale",
+)
+# Addresses of memory for the numbers of rows, and the numbers of a row (of `rounded`: bytes). x has the numbers that
+# the residual connections carry, `normal` normalised numbers, `projected` queries, keys and values, `inner` the
+# numbers of feed-forward networks, `rounded` and `scales` the inputs of a product in 8 bits, `weights` attention
+# weights of a head, `everything` the integers from 0.
+SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
+               "rounded_width")  # fmt: skip
+# Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,
+# hypotheses, D: states of SSRUs or averages after an even and an odd number of tokens), and of the keys and values of
+# all memories (layers, source tokens, `memory_width`). Sizes are bytes of a layer.
+CACHE = record("keys_and_values layer_size states hypotheses memory memory_layer_size memory_width")
+# The newest token of an open hypothesis: `length` is the number of earlier tokens, which is the position of the token,
+# `hypothesis` and `parent` are indices among all hypotheses of the search, `memory` and `memory_size` the first row
+# and the rows of the sentence in the memory, `places` the address of the places of the tokens of the hypothesis in the
+# cache, `recorded` the address of its attention weights, or 0.
+ROW = record("token length hypothesis parent memory memory_size place places recorded")
 
 
 @inner
-def space_for(model: CompiledTransformer, rows: int, positions: int) -> Space:
-    """Returns memory for a number of rows that attend to at most `positions` positions."""
-    sizes, linears = model.sizes, model.linears
-    widest, projected = 0, 64
-    for index in range(len(linears)):
-        widest = max(widest, linears[index, PADDED_INPUTS])
-        if index < len(linears) - 1:
-            projected = max(projected, linears[index, PADDED_OUTPUTS])
-    width = (sizes.width + 63) // 64 * 64
-    return Space(
-        np.zeros((rows, width), np.float32),
-        np.zeros((rows, width), np.float32),
-        np.zeros((rows, max((3 * sizes.width + 63) // 64 * 64, 64)), np.float32),
-        np.zeros((rows, width), np.float32),
-        np.zeros((rows, projected), np.float32),
-        np.zeros((rows, widest * BYTES_OF_INPUT), np.uint8),
-        np.empty(rows, np.float32),
-        np.empty(positions + 64, np.float32),
-    )
-
-
-@inner
-def product(linears: Array, space: Space, x: Array, rows: int, index: int, y: Array, floor: Any, adds: int) -> None:
-    """Writes the outputs of row `index` of a table of linear layers for the rows of x to y, or adds them to y."""
+def product(model: Any, space: Any, x: int, stride: int, rows: int, index: int, y: int, y_stride: int,
+            floor: Any, adds: int) -> None:  # fmt: skip
+    """Writes the outputs of linear layer `index` for the rows at x to y, or adds them to y."""
     linear(
-        linears.ctypes.data, index, rows, x.ctypes.data, x.strides[0], space.rounded.ctypes.data,
-        space.rounded.strides[0], space.scales.ctypes.data, y.ctypes.data, y.strides[0] // 4, floor, adds,
+        model.linears, index, rows, x, 4 * stride, space.rounded, space.rounded_width, space.scales, y, y_stride, floor,
+        adds,
     )  # fmt: skip
 
 
 @inner
-def normalize(model: CompiledTransformer, x: Array, rows: int, index: int, y: Array) -> None:
-    """Writes norm `index` of the rows of x to y, unless the model lacks this norm. x and y may be the same array."""
-    gains, biases, width = model.norms[index]
-    if width:
-        for row in range(rows):
-            layer_norm(
-                x.ctypes.data + row * x.strides[0], width, gains, biases, model.options.eps,
-                y.ctypes.data + row * y.strides[0],
-            )  # fmt: skip
+def normalize(model: Any, x: int, stride: int, rows: int, index: int, y: int, y_stride: int) -> None:
+    """Writes norm `index` of the rows at x to y, unless the model lacks this norm. x and y may be equal."""
+    normalized(model.norms, index, rows, x, stride, model.eps, y, y_stride)
 
 
 @inner
-def sublayer_input(model: CompiledTransformer, space: Space, rows: int, norm: int) -> Array:
-    """Returns the input of a sub-layer: x, or with pre-norm the normalised x."""
-    if not model.options.pre_norm:
+def sublayer_input(model: Any, space: Any, rows: int, norm: int) -> int:
+    """Returns the address of the input of a sub-layer: x, or with pre-norm the normalised x."""
+    if not model.pre_norm:
         return space.x
-    normalize(model, space.x, rows, norm, space.normal)
+    normalize(model, space.x, space.width, rows, norm, space.normal, space.width)
     return space.normal
 
 
 @inner
-def add_output(model: CompiledTransformer, space: Space, y: Array, rows: int, index: int, norm: int) -> None:
+def add_output(model: Any, space: Any, y: int, stride: int, rows: int, index: int, norm: int) -> None:
     """Adds the last product of a sub-layer, whose input is y, to x. Then normalises x unless the model has pre-norm."""
-    product(model.linears, space, y, rows, index, space.x, NO_FLOOR, 1)
-    if not model.options.pre_norm:
-        normalize(model, space.x, rows, norm, space.x)
+    product(model, space, y, stride, rows, index, space.x, space.width, NO_FLOOR, 1)
+    normalize_output(model, space, rows, norm)
 
 
 @inner
-def feed_forward(model: CompiledTransformer, space: Space, rows: int, inner_width: int, fc1: int, norm: int) -> None:
-    """Applies a feed-forward network, whose linear layers are `fc1` and the next one, to x."""
-    options = model.options
-    h = sublayer_input(model, space, rows, norm)
-    plain = options.activation == RELU and not options.gated
-    product(model.linears, space, h, rows, fc1, space.inner, np.float32(0) if plain else NO_FLOOR, 0)
+def normalize_output(model: Any, space: Any, rows: int, norm: int) -> None:
+    if not model.pre_norm:
+        normalize(model, space.x, space.width, rows, norm, space.x, space.width)
+
+
+@inner
+def hidden(model: Any, space: Any, x: int, rows: int, size: int, index: int) -> None:
+    """Writes the activations of a feed-forward network, whose first linear layer is `index`, to `space.inner`."""
+    plain = model.activation == RELU and not model.gated
+    floor = np.float32(0) if plain else NO_FLOOR
+    product(model, space, x, space.width, rows, index, space.inner, space.inner_width, floor, 0)
     if not plain:
-        for row in range(rows):
-            activate(space.inner[row], inner_width, options.activation, options.gated)
-    add_output(model, space, space.inner, rows, fc1 + 1, norm)
+        activated(space.inner, space.inner_width, rows, size, model.activation, model.gated)
 
 
 @inner
-def activate(x: Array, size: int, activation: int, gated: bool) -> None:
-    """Applies the activation to the first `size` numbers of x. A gated activation multiplies them by the next ones."""
-    for i in range(size):
-        if activation == RELU:
-            value = max(x[i], np.float32(0))
-        elif activation == GELU:
-            value = (
-                np.float32(0.5) * x[i] * (np.float32(1) + np.float32(math.erf(x[i] * np.float32(0.7071067811865476))))
-            )
-        else:
-            value = x[i] / (np.float32(1) + np.exp(-x[i]))
-        x[i] = value * x[size + i] if gated else value
+def feed_forward(model: Any, space: Any, rows: int, size: int, index: int, norm: int) -> None:
+    """Applies a feed-forward network, whose linear layers are `index` and the next one, to x."""
+    hidden(model, space, sublayer_input(model, space, rows, norm), rows, size, index)
+    add_output(model, space, space.inner, space.inner_width, rows, index + 1, norm)
 
 
 @inner
-def embed(embedding: CompiledEmbedding, token: int, position: int, x: Array) -> None:
-    """Writes the embedding of a token at a position to x."""
-    scale = np.float32(0) if embedding.zero_first and position == 0 else embedding.scale
-    for i in range(embedding.tokens.shape[1]):
-        x[i] = embedding.tokens[token, i] * scale + embedding.positions[position, i]
+def embed(space: Any, tokens: int, positions: int, scale: Any, token: int, position: int, row: int, width: int) -> None:
+    """Writes the embedding of a token at a position to a row of x."""
+    size = 4 * width
+    embedded(tokens + size * token, positions + size * position, width, scale, space.x + 4 * space.width * row)
 
 
 @inner
-def encode(
-    model: CompiledTransformer, space: Space, ids: Array, starts: Array, everything: Array, memory: Array, first: int
-) -> None:
-    """Writes keys and values of the memory of several sentences to `memory` [layers, T, 2D], from row `first` on.
+def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> None:
+    """Writes keys and values of the memory of several sentences to `cache.memory`.
 
-    `ids` has the tokens of all sentences, and `starts` the index of the first token of each sentence, then the number
-    of tokens. `everything` has the numbers from 0 to the length of the longest sentence.
+    `ids` has the tokens of all sentences of the search, and `starts` the index of the first token of each of the
+    sentences, then of the token after the last sentence.
     """
-    sizes = model.sizes
-    rows, width, layers = len(ids), sizes.width, sizes.encoder_layers
-    head, stride = width // sizes.heads, space.projected.shape[1]
+    begin, width, layers = starts[0], model.width, model.encoder_layers
+    rows = starts[len(starts) - 1] - begin
+    head = width // model.heads
     scale = np.float32(1) / np.sqrt(np.float32(head))
-    other = NORMS_OF_LAYER * (layers + sizes.decoder_layers)
+    norms = NORMS_OF_LAYER * (layers + model.decoder_layers)
     for sentence in range(len(starts) - 1):
-        for row in range(starts[sentence], starts[sentence + 1]):
-            embed(model.source, ids[row], row - starts[sentence], space.x[row])
-    normalize(model, space.x, rows, other + SOURCE_NORM, space.x)
+        for token in range(starts[sentence], starts[sentence + 1]):
+            embed(space, model.source_tokens, model.source_positions, model.source_scale, ids[token],
+                  token - starts[sentence], token - begin, width)  # fmt: skip
+    normalize(model, space.x, space.width, rows, norms + SOURCE_NORM, space.x, space.width)
+    row_size = 4 * space.projected_width
     for layer in range(layers):
-        linears, norms = LINEARS_OF_ENCODER_LAYER * layer, NORMS_OF_LAYER * layer
-        h = sublayer_input(model, space, rows, norms + SELF_NORM)
-        product(model.linears, space, h, rows, linears + QKV, space.projected, NO_FLOOR, 0)
+        linears, layer_norms = LINEARS_OF_ENCODER_LAYER * layer, NORMS_OF_LAYER * layer
+        h = sublayer_input(model, space, rows, layer_norms + SELF_NORM)
+        product(model, space, h, space.width, rows, linears + QKV, space.projected, space.projected_width, NO_FLOOR, 0)
         for sentence in range(len(starts) - 1):
-            start, size = starts[sentence], starts[sentence + 1] - starts[sentence]
-            keys = space.projected[start, width:].ctypes.data
-            for row in range(start, start + size):
-                attend(
-                    space.projected[row].ctypes.data, head, sizes.heads, keys, keys + 4 * width,
-                    everything.ctypes.data, size, stride, scale, space.weights.ctypes.data,
-                    space.attended[row].ctypes.data,
+            first, size = starts[sentence] - begin, starts[sentence + 1] - starts[sentence]
+            keys = space.projected + row_size * first + 4 * width
+            for row in range(first, first + size):
+                attended(
+                    space.projected + row_size * row, head, model.heads, keys, keys + 4 * width, space.everything,
+                    size, space.projected_width, scale, space.weights, space.attended + 4 * space.width * row, 0,
+                    scale,
                 )  # fmt: skip
-        add_output(model, space, space.attended, rows, linears + OUT, norms + SELF_NORM)
-        feed_forward(model, space, rows, sizes.encoder_inner, linears + FC1, norms + FEED_FORWARD_NORM)
-    normalize(model, space.x, rows, other + ENCODER_NORM, space.x)
-    for layer in range(sizes.decoder_layers):
+        add_output(model, space, space.attended, space.width, rows, linears + OUT, layer_norms + SELF_NORM)
+        feed_forward(model, space, rows, model.encoder_inner, linears + FC1, layer_norms + FEED_FORWARD_NORM)
+    normalize(model, space.x, space.width, rows, norms + ENCODER_NORM, space.x, space.width)
+    for layer in range(model.decoder_layers):
         index = LINEARS_OF_ENCODER_LAYER * layers + LINEARS_OF_DECODER_LAYER * layer + MEMORY
-        product(model.linears, space, space.x, rows, index, memory[layer, first : first + rows], NO_FLOOR, 0)
+        target = cache.memory + cache.memory_layer_size * layer + 4 * cache.memory_width * begin
+        product(model, space, space.x, space.width, rows, index, target, cache.memory_width, NO_FLOOR, 0)
 
 
 @inner
-def recur(model: CompiledTransformer, gates: Array, norms: int, before: Array, after: Array, y: Array) -> None:
-    """Computes an SSRU for a row: c = f c + (1 - f) v, with v and f from `gates` [2D]. Writes c to `after`.
+def update_states(model: Any, space: Any, cache: Any, rows: Array, count: int, layer: int, h: int, norms: int) -> None:
+    """Computes the states of SSRUs or averages of a layer, and adds relu(state) of SSRUs to x.
 
-    Writes relu(c) to y. First normalises v and f, if the model has norms for them.
+    Writes averages to `space.attended`. h is the address of the inputs of the layer, or of x.
     """
-    width = model.sizes.width
-    both = gates[: 2 * width].reshape(2, width)
-    normalize(model, both[:1], 1, norms + VALUE_NORM, both[:1])
-    normalize(model, both[1:], 1, norms + FORGET_NORM, both[1:])
-    for i in range(width):
-        forget = np.float32(1) / (np.float32(1) + np.exp(-gates[width + i]))
-        state = forget * before[i] + (np.float32(1) - forget) * gates[i]
-        after[i] = state
-        y[i] = max(state, np.float32(0))
+    width = model.width
+    states, size = cache.states + 8 * width * cache.hypotheses * layer, 4 * width * cache.hypotheses
+    for row in range(count):
+        length, data = rows[row].length, 4 * space.width * row
+        before = states + size * (length % 2) + 4 * width * rows[row].parent
+        after = states + size * ((length + 1) % 2) + 4 * width * rows[row].hypothesis
+        if model.self_attention == SSRU:
+            gates = space.projected + 4 * space.projected_width * row
+            normalize(model, gates, 0, 1, norms + VALUE_NORM, gates, 0)
+            normalize(model, gates + 4 * width, 0, 1, norms + FORGET_NORM, gates + 4 * width, 0)
+            recurrent(gates, width, before, after, space.x + data)
+        else:
+            averaged(h + data, width, np.float32(length) / np.float32(length + 1), before, after)
+            copied(after, width, space.attended + data)
 
 
 @inner
-def step(
-    model: CompiledTransformer, space: Space, rows: StepRows, count: int, caches: Caches, everything: Array
-) -> None:
-    """Computes the features of the newest tokens of `count` rows. Writes them to `space.x`."""
-    sizes = model.sizes
-    width, heads = sizes.width, sizes.heads
+def add_averages(model: Any, space: Any, count: int, linears: int, h: int) -> None:
+    """Adds the outputs of average attention to x. The averages are in `space.attended`, the inputs at the address h."""
+    width, y = model.width, space.attended
+    if model.average_inner:
+        hidden(model, space, y, count, model.average_inner, linears + SELF_IN)
+        product(model, space, space.inner, space.inner_width, count, linears + SELF_OUT, y, space.width, NO_FLOOR, 0)
+    gates, stride = space.projected, space.projected_width
+    if model.gates == JOINT_GATE:
+        both, size = space.inner, 4 * space.inner_width
+        for row in range(count):
+            copied(h + 4 * space.width * row, width, both + size * row)
+            copied(y + 4 * space.width * row, width, both + size * row + 4 * width)
+        product(model, space, both, space.inner_width, count, linears + GATE, gates, stride, NO_FLOOR, 0)
+    elif model.gates == SEPARATE_GATES:
+        product(model, space, h, space.width, count, linears + GATE, gates, stride, NO_FLOOR, 0)
+        second = gates + 4 * width
+        product(model, space, y, space.width, count, linears + AVERAGE_GATE, second, stride, NO_FLOOR, 0)
+    for row in range(count):
+        data = 4 * space.width * row
+        if model.gates == NO_GATE:
+            added(y + data, width, space.x + data)
+        else:
+            gated_sum(h + data, y + data, gates + 4 * stride * row, width, space.x + data)
+
+
+@inner
+def step(model: Any, space: Any, cache: Any, rows: Array, count: int, share: Any) -> None:
+    """Computes the features of the newest tokens of the first `count` rows. Writes them to `space.x`.
+
+    Of the attention weights of the alignment layer, `share` is added for each head at the address `recorded` of a row.
+    """
+    width, heads = model.width, model.heads
     head = width // heads
     scale = np.float32(1) / np.sqrt(np.float32(head))
-    first_linear, first_norm = LINEARS_OF_ENCODER_LAYER * sizes.encoder_layers, NORMS_OF_LAYER * sizes.encoder_layers
-    other = first_norm + NORMS_OF_LAYER * sizes.decoder_layers
-    weights, places = space.weights.ctypes.data, caches.places
+    first_linear, first_norm = LINEARS_OF_ENCODER_LAYER * model.encoder_layers, NORMS_OF_LAYER * model.encoder_layers
+    other = first_norm + NORMS_OF_LAYER * model.decoder_layers
+    row_size = 4 * space.projected_width
     for row in range(count):
-        embed(model.target, rows.tokens[row], rows.lengths[row], space.x[row])
-    normalize(model, space.x, count, other + TARGET_NORM, space.x)
-    for layer in range(sizes.decoder_layers):
+        newest = rows[row]
+        factor = np.float32(0) if model.zero_first and newest.length == 0 else model.target_scale
+        embed(space, model.target_tokens, model.target_positions, factor, newest.token, newest.length, row, width)
+    normalize(model, space.x, space.width, count, other + TARGET_NORM, space.x, space.width)
+    for layer in range(model.decoder_layers):
         linears = first_linear + LINEARS_OF_DECODER_LAYER * layer
         norms = first_norm + NORMS_OF_LAYER * layer
         h = sublayer_input(model, space, count, norms + SELF_NORM)
-        product(model.linears, space, h, count, linears + SELF_IN, space.projected, NO_FLOOR, 0)
-        if model.options.recurrent:
+        if model.self_attention != AVERAGE:
+            index = linears + SELF_IN
+            product(model, space, h, space.width, count, index, space.projected, space.projected_width, NO_FLOOR, 0)
+        if model.self_attention == ATTENTION:
+            keys = cache.keys_and_values + cache.layer_size * layer
             for row in range(count):
-                length, slot = rows.lengths[row], rows.slots[row]
-                states, y = caches.states[layer], space.attended[row]
-                recur(model, space.projected[row], norms, states[length % 2, rows.parents[row]],
-                      states[(length + 1) % 2, slot], y)  # fmt: skip
-                for i in range(width):
-                    space.x[row, i] += y[i]
-            if not model.options.pre_norm:
-                normalize(model, space.x, count, norms + SELF_NORM, space.x)
-        else:
-            cache = caches.keys_and_values[layer]
-            keys, stride = cache.ctypes.data, cache.shape[1]
-            for row in range(count):
-                slot, length = rows.slots[row], rows.lengths[row]
-                place = places[slot, length]
-                for i in range(2 * width):
-                    cache[place, i] = space.projected[row, width + i]
-                attend(
-                    space.projected[row].ctypes.data, head, heads, keys, keys + 4 * width, places[slot].ctypes.data,
-                    length + 1, stride, scale, weights, space.attended[row].ctypes.data,
+                newest, query = rows[row], space.projected + row_size * row
+                copied(query + 4 * width, 2 * width, keys + 8 * width * newest.place)
+                attended(
+                    query, head, heads, keys, keys + 4 * width, newest.places, newest.length + 1, 2 * width, scale,
+                    space.weights, space.attended + 4 * space.width * row, 0, scale,
                 )  # fmt: skip
-            add_output(model, space, space.attended, count, linears + SELF_OUT, norms + SELF_NORM)
+            add_output(model, space, space.attended, space.width, count, linears + SELF_OUT, norms + SELF_NORM)
+        else:
+            update_states(model, space, cache, rows, count, layer, h, norms)
+            if model.self_attention == AVERAGE:
+                add_averages(model, space, count, linears, h)
+            normalize_output(model, space, count, norms + SELF_NORM)
         h = sublayer_input(model, space, count, norms + CROSS_NORM)
-        product(model.linears, space, h, count, linears + QUERY, space.projected, NO_FLOOR, 0)
-        memory = caches.memory[layer]
+        index = linears + QUERY
+        product(model, space, h, space.width, count, index, space.projected, space.projected_width, NO_FLOOR, 0)
+        memory = cache.memory + cache.memory_layer_size * layer
         for row in range(count):
-            keys = memory[rows.memory_starts[row]].ctypes.data
-            attend(
-                space.projected[row].ctypes.data, head, heads, keys, keys + 4 * width, everything.ctypes.data,
-                rows.memory_sizes[row], memory.shape[1], scale, weights, space.attended[row].ctypes.data,
+            newest = rows[row]
+            keys = memory + 4 * cache.memory_width * newest.memory
+            attended(
+                space.projected + row_size * row, head, heads, keys, keys + 4 * width, space.everything,
+                newest.memory_size, cache.memory_width, scale, space.weights, space.attended + 4 * space.width * row,
+                newest.recorded if layer == model.alignment_layer else 0, share / np.float32(heads),
             )  # fmt: skip
-        add_output(model, space, space.attended, count, linears + CROSS_OUT, norms + CROSS_NORM)
-        if sizes.inner:
-            feed_forward(model, space, count, sizes.inner, linears + DECODER_FC1, norms + FEED_FORWARD_NORM)
-    normalize(model, space.x, count, other + DECODER_NORM, space.x)
+        add_output(model, space, space.attended, space.width, count, linears + CROSS_OUT, norms + CROSS_NORM)
+        if model.inner:
+            feed_forward(model, space, count, model.inner, linears + DECODER_FC1, norms + FEED_FORWARD_NORM)
+    normalize(model, space.x, space.width, count, other + DECODER_NORM, space.x, space.width)

@@ -1,89 +1,81 @@
 """Output projections of shortlists in the compiled engine: weights of a few hundred pieces, packed for a sentence."""
 
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
+from llvmlite import ir
 
-from nmtkit.translation.engines.compiled_code import inner
-from nmtkit.translation.engines.compiled_kernels import OUTPUTS
-from nmtkit.translation.engines.compiled_model import Array, CompiledTransformer
+from nmtkit.translation.engines.compiled_code import NUMBER, inner
+from nmtkit.translation.engines.compiled_kernels import OUTPUTS, kernel
+from nmtkit.translation.engines.compiled_model import Array, record
 from nmtkit.translation.engines.compiled_products import (
     BIASES,
-    COLUMNS,
     CORRECTIONS,
-    IN_8_BITS,
-    INPUTS,
-    PADDED_INPUTS,
     PADDED_OUTPUTS,
     SCALES,
     WEIGHT,
 )
-from nmtkit.translation.engines.compiled_vectors import LANES
+from nmtkit.translation.engines.compiled_vectors import INT, LANES, WIDE, Vectors
+
+# Addresses of the output projection by piece: weights (groups of inputs, `size` bytes each), scales, corrections and
+# biases of all pieces.
+OUTPUT = record("weight scales corrections biases groups size")
 
 
-class Output(NamedTuple):
-    """The weights of the output projection by piece, from which the weights of a shortlist are packed.
+@kernel(*[NUMBER] * 6)
+def packed_columns(code: Vectors, columns: Any, count: Any, source: Any, groups: Any, size: Any, target: Any) -> None:
+    """Packs the groups of weights of the outputs `columns`. A group of an output has `size` bytes: 2 or 4."""
+    builder = code.builder
+    for kind, number in ((INT, 4), (WIDE, 2)):
+        with (
+            builder.if_then(builder.icmp_signed("==", size, code.size(number))),
+            code.loop(count, 1) as index,
+        ):
+            piece = code.load_number(columns, index, ir.IntType(64))
+            row = code.offset(source, builder.mul(piece, groups), number)
+            block, lane = builder.sdiv(index, code.size(LANES)), builder.srem(index, code.size(LANES))
+            place = code.offset(target, builder.mul(builder.mul(block, groups), code.size(LANES)), number)
+            place = code.offset(place, lane, number)
+            with code.loop(groups, 1) as group:
+                value = code.load_number(row, group, kind)
+                pointer = code.at(place, builder.mul(group, code.size(LANES)), kind)
+                builder.store(value, pointer)
 
-    Arrays have no rows in a search without shortlists.
-    """
 
-    weight: Array  # V x groups of inputs: the numbers of a group are one integer
-    scales: Array
-    corrections: Array
-    biases: Array
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER)
+def selected(code: Vectors, columns: Any, count: Any, x: Any, y: Any) -> None:
+    """Writes the 32-bit numbers of x with the indices `columns` to y."""
+    with code.loop(count, 1) as index:
+        place = code.load_number(columns, index, ir.IntType(64))
+        code.builder.store(code.load_number(x, place, INT), code.at(y, index, INT))
 
 
-class Shortlists(NamedTuple):
-    """Memory for the output projection of each slot."""
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER)
+def filled(code: Vectors, y: Any, first: Any, end: Any, bits: Any) -> None:
+    """Writes a 32-bit number to the places from `first` to `end`."""
+    builder = code.builder
+    with code.loop(builder.sub(end, first), 1) as index:
+        builder.store(builder.trunc(bits, INT), code.at(y, builder.add(first, index), INT))
 
-    table: Array  # slots x columns of `compiled_products.linear`
-    weight: Array  # slots x outputs / 16 x groups of inputs x 16
-    scales: Array  # slots x outputs
-    corrections: Array
-    biases: Array
+
+MINUS_INFINITY = 0xFF800000  # the bits of -inf
 
 
 @inner
-def memory_of_shortlists(model: CompiledTransformer, output: Output, slots: int, vocabulary: int) -> Shortlists:
-    """Returns memory for shortlists of at most `vocabulary` pieces."""
-    groups, size = output.weight.shape[1], (vocabulary + OUTPUTS - 1) // OUTPUTS * OUTPUTS
-    lists = Shortlists(
-        np.zeros((slots, COLUMNS), np.int64),
-        np.zeros((slots, size // LANES, groups, LANES), output.weight.dtype),
-        np.zeros((slots, size), np.float32),
-        np.zeros((slots, size), np.int32),
-        np.zeros((slots, size), np.float32),
-    )
-    whole = model.linears[len(model.linears) - 1]
-    for slot in range(slots):
-        row = lists.table[slot]
-        row[WEIGHT], row[SCALES] = lists.weight[slot].ctypes.data, lists.scales[slot].ctypes.data
-        row[CORRECTIONS], row[BIASES] = lists.corrections[slot].ctypes.data, lists.biases[slot].ctypes.data
-        row[INPUTS], row[PADDED_INPUTS], row[IN_8_BITS] = whole[INPUTS], whole[PADDED_INPUTS], whole[IN_8_BITS]
-    return lists
+def pack_shortlist(output: Any, columns: Array, table: Array, slot: int) -> None:
+    """Packs the output projection of the target pieces `columns` for a slot of the search.
 
-
-@inner
-def pack_shortlist(output: Output, columns: Array, lists: Shortlists, slot: int) -> None:
-    """Packs the output projection of the target pieces `columns` into the memory of a slot of the search.
-
-    The outputs that fill the last block have the bias -inf, so that the search never chooses these outputs.
+    Row `slot` of a table of linear layers has the addresses of the memory of the packed projection.
+    The outputs that fill the last block have the bias -inf, so that the search never chooses these outputs. Their old
+    weights are finite.
     """
-    weight, scales, corrections, biases = (
-        lists.weight[slot],
-        lists.scales[slot],
-        lists.corrections[slot],
-        lists.biases[slot],
-    )
-    size, groups = (len(columns) + OUTPUTS - 1) // OUTPUTS * OUTPUTS, weight.shape[1]
-    lists.table[slot, PADDED_OUTPUTS] = size
-    for index in range(size):
-        block, lane = index // LANES, index % LANES
-        if index < len(columns):
-            piece = columns[index]
-            scales[index], corrections[index] = output.scales[piece], output.corrections[piece]
-            biases[index] = output.biases[piece]
-            for group in range(groups):
-                weight[block, group, lane] = output.weight[piece, group]
-        else:  # old weights are finite
-            scales[index], corrections[index], biases[index] = 0, 0, -np.inf
+    count, address = len(columns), columns.ctypes.data
+    size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    row = table[slot]
+    row[PADDED_OUTPUTS] = size
+    packed_columns(address, count, output.weight, output.groups, output.size, row[WEIGHT])
+    selected(address, count, output.scales, row[SCALES])
+    selected(address, count, output.corrections, row[CORRECTIONS])
+    selected(address, count, output.biases, row[BIASES])
+    filled(row[SCALES], count, size, 0)
+    filled(row[CORRECTIONS], count, size, 0)
+    filled(row[BIASES], count, size, MINUS_INFINITY)

@@ -5,6 +5,7 @@ A vector has LANES numbers; LLVM divides it where the processor has shorter vect
 every processor. Addresses are integers, because the address of a part of an array is then a sum.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,17 @@ LOG2_E = 1.4426950408889634
 # Coefficients of a polynomial for 2 ** x on [0, 1), lowest power first, with a relative error below 2e-7. They come
 # from a Chebyshev interpolation.
 POWER = np.polynomial.Chebyshev.interpolate(np.exp2, 6, (0.0, 1.0)).convert(kind=np.polynomial.Polynomial).coef
+ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+# coefficients of a polynomial for log(1 + x) / x on (0, 1], with a relative error below 1e-7
+LOGARITHM = (
+    np.polynomial.Chebyshev.interpolate(lambda x: np.log1p(x) / x, 9, (0.0, 1.0))
+    .convert(kind=np.polynomial.Polynomial)
+    .coef
+)
+
+
+def integers(value: int) -> Any:
+    return ir.Constant(INTS, [value] * LANES)
 
 
 class Vectors:
@@ -76,6 +88,23 @@ class Vectors:
         function = self.declared(f"llvm.masked.store.v{LANES}f32.p0", kind)
         self.builder.call(function, [vector, pointer, ir.Constant(INT, 1), mask])
 
+    def read(self, address: Any, index: Any, mask: Any, other: Any = None) -> Any:
+        """Loads a complete part of a row if `mask` is None, otherwise the lanes of `mask` (see `load_part`)."""
+        if mask is None:
+            return self.load(address, index)
+        return self.load_part(address, index, mask, self.constant(0) if other is None else other)
+
+    def write(self, vector: Any, address: Any, index: Any, mask: Any) -> None:
+        """Stores a complete part of a row if `mask` is None, otherwise the lanes of `mask`."""
+        if mask is None:
+            self.store(vector, address, index)
+        else:
+            self.store_part(vector, address, index, mask)
+
+    def offset(self, address: Any, numbers: Any, size: int = 4) -> Any:
+        """Returns the address of the number `numbers` of the numbers of `size` bytes at an address."""
+        return self.builder.add(address, self.builder.mul(numbers, self.size(size)))
+
     def broadcast(self, number: Any) -> Any:
         kind = ir.VectorType(number.type, LANES)
         vector = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(INT, 0))
@@ -115,6 +144,45 @@ class Vectors:
         exponent = builder.add(builder.fptosi(whole, INTS), ir.Constant(INTS, [127] * LANES))
         bits = builder.shl(exponent, ir.Constant(INTS, [23] * LANES))
         return builder.fmul(result, builder.bitcast(bits, FLOATS))
+
+    def sigmoid(self, x: Any) -> Any:
+        """Returns 1 / (1 + exp(-x))."""
+        builder = self.builder
+        power = self.exponential(builder.fneg(self.apply("fabs", x)))
+        numerator = builder.select(builder.fcmp_ordered("<", x, self.constant(0)), power, self.constant(1))
+        return builder.fdiv(numerator, builder.fadd(self.constant(1), power))
+
+    def erf(self, x: Any) -> Any:
+        """Returns the error function, with an absolute error below 3e-7.
+
+        Source: Abramowitz and Stegun 1964, "Handbook of Mathematical Functions", formula 7.1.26.
+        """
+        builder, size = self.builder, self.apply("fabs", x)
+        one = self.constant(1)
+        t = builder.fdiv(one, self.fma(self.constant(0.3275911), size, one))
+        result = self.constant(ERF[-1])
+        for coefficient in ERF[-2::-1]:
+            result = self.fma(result, t, self.constant(coefficient))
+        power = self.exponential(builder.fneg(builder.fmul(size, size)))
+        result = builder.fsub(one, builder.fmul(builder.fmul(result, t), power))
+        return builder.select(builder.fcmp_ordered("<", x, self.constant(0)), builder.fneg(result), result)
+
+    def logarithm(self, x: Any) -> Any:
+        """Returns the natural logarithm of numbers from 2 ** -126 on. Smaller numbers give -inf.
+
+        x is 2 ** n times a number from 1 to 2, whose logarithm is a polynomial.
+        """
+        builder = self.builder
+        bits = builder.bitcast(x, INTS)
+        exponent = builder.sub(builder.lshr(bits, integers(23)), integers(127))
+        mantissa = builder.bitcast(builder.or_(builder.and_(bits, integers(0x7FFFFF)), integers(0x3F800000)), FLOATS)
+        rest = builder.fsub(mantissa, self.constant(1))
+        result = self.constant(LOGARITHM[-1])
+        for coefficient in LOGARITHM[-2::-1]:
+            result = self.fma(result, rest, self.constant(coefficient))
+        result = self.fma(builder.sitofp(exponent, FLOATS), self.constant(math.log(2)), builder.fmul(result, rest))
+        small = builder.fcmp_ordered("<", x, self.constant(2.0**-126))
+        return builder.select(small, self.constant(-math.inf), result)
 
     def total(self, vector: Any) -> Any:
         """Returns the sum of all lanes: halves are added until one number is left."""

@@ -6,19 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nmtkit.models.architectures.interface import layer_index
 from nmtkit.models.architectures.transformer import Transformer
-from nmtkit.models.architectures.transformer_layers import Embedding, SelfAttention
+from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.layers import int8
 from nmtkit.models.layers.feed_forward import GATED, FeedForward
-from nmtkit.models.layers.fixed_state import SSRU
+from nmtkit.models.layers.fixed_state import SSRU, AverageAttention
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.engines import compiled_model as compiled
 from nmtkit.translation.engines import compiled_products as products
 from nmtkit.translation.engines import compiled_shortlists as shortlists
+from nmtkit.translation.engines.compiled_kernels import GELU, RELU, SWISH
 from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_vectors import LANES
 
-ACTIVATIONS = {"relu": compiled.RELU, "gelu": compiled.GELU, "swish": compiled.SWISH}
+ACTIVATIONS = {"relu": RELU, "gelu": GELU, "swish": SWISH}
+KINDS = {"attention": compiled.ATTENTION, "ssru": compiled.SSRU, "average": compiled.AVERAGE}
 
 
 class WeightTables:
@@ -68,14 +71,25 @@ class WeightTables:
         for part in (module.fc1, module.fc2) if isinstance(module, FeedForward) else (None, None):
             self.module(part)
 
+    def ssru(self, module: SSRU) -> None:
+        weight, bias = torch.cat([module.proj.weight, module.forget_proj.weight]), module.forget_proj.bias
+        zeros = torch.zeros(len(module.proj.weight))
+        self.linear(weight, torch.cat([zeros, zeros if bias is None else bias.detach().float()]))
+        for _ in range(3):
+            self.module(None)
+
+    def average(self, module: AverageAttention) -> None:
+        self.feed_forward(module.feed_forward)
+        self.module(module.input_gate if module.gate is None else module.gate)
+        self.module(module.average_gate)
+
     def module(self, module: nn.Linear | None) -> None:
         self.linear(*(None, None) if module is None else (module.weight, module.bias))
 
 
-def model_of(model: Transformer, precision: Precision) -> tuple[compiled.CompiledTransformer, WeightTables]:
-    """Returns the compiled form of a model, and the tables, which must live as long as the compiled form."""
+def model_of(model: Transformer, precision: Precision) -> tuple[Array, WeightTables]:
+    """Returns the record MODEL of a model without tables of positions, and its weights, which must live as long."""
     tables, config = WeightTables(precision), model.config
-    recurrent = config.decoder_self_attention == "ssru"
     for layer in model.encoder:
         assert isinstance(layer.self_attention, SelfAttention)
         tables.module(layer.self_attention.qkv_proj)
@@ -88,16 +102,13 @@ def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Compile
         assert cross is not None
         norms: list[nn.Module | None] = [None, None]
         if isinstance(attention, SSRU):
-            weight = torch.cat([attention.proj.weight, attention.forget_proj.weight])
-            bias = attention.forget_proj.bias
-            zeros = torch.zeros(len(attention.proj.weight))
-            tables.linear(weight, torch.cat([zeros, zeros if bias is None else bias.detach().float()]))
-            tables.module(None)
+            tables.ssru(attention)
             norms = [attention.norm, attention.forget_norm]
+        elif isinstance(attention, AverageAttention):
+            tables.average(attention)
         else:
-            assert isinstance(attention, SelfAttention)
-            tables.module(attention.qkv_proj)
-            tables.module(attention.out_proj)
+            for linear in (attention.qkv_proj, attention.out_proj, None, None):
+                tables.module(linear)
         for projection in (cross.q_proj, cross.kv_proj, cross.out_proj):
             tables.module(projection)
         tables.feed_forward(decoder.feed_forward)
@@ -108,25 +119,41 @@ def model_of(model: Transformer, precision: Precision) -> tuple[compiled.Compile
         tables.norm(other)
     output = model.output_projection
     tables.linear(output.weight, output.bias, missing=-np.inf)
-    sizes = compiled.ModelSizes(
-        width=config.d_model,
-        inner=config.d_ff if config.decoder_ffn == "all" else 0,
-        encoder_inner=config.d_ff,
-        heads=config.heads,
-        encoder_layers=len(model.encoder),
-        decoder_layers=len(model.decoder),
-        vocabulary=len(output.weight),
-    )
-    options = compiled.Options(
-        pre_norm=config.pre_norm,
-        eps=np.float32(config.norm_eps),
-        activation=ACTIVATIONS[GATED.get(config.activation, config.activation)],
-        gated=config.activation in GATED,
-        recurrent=recurrent,
-    )
-    source, target = embedding(model.source_embedding), embedding(model.target_embedding)
-    linears, norms_table = np.array(tables.linears, np.int64), np.array(tables.norms, np.int64)
-    return compiled.CompiledTransformer(linears, norms_table, source, target, sizes, options), tables
+    record = np.zeros((), compiled.MODEL)
+    facts = {
+        "linears": tables.kept(np.array(tables.linears, np.int64)),
+        "norms": tables.kept(np.array(tables.norms, np.int64)),
+        "output": len(tables.linears) - 1,
+        "width": config.d_model,
+        "heads": config.heads,
+        "inner": config.d_ff if config.decoder_ffn == "all" else 0,
+        "encoder_inner": config.d_ff,
+        "encoder_layers": len(model.encoder),
+        "decoder_layers": len(model.decoder),
+        "vocabulary": len(output.weight),
+        "pre_norm": config.pre_norm,
+        "activation": ACTIVATIONS[GATED.get(config.activation, config.activation)],
+        "gated": config.activation in GATED,
+        "self_attention": KINDS[config.decoder_self_attention],
+        "average_inner": config.d_ff if config.average_ffn else 0,
+        "gates": gates_of(config),
+        "zero_first": model.target_embedding.zero_first,
+        "alignment_layer": layer_index(None, len(model.decoder)),
+        "eps": config.norm_eps,
+        "source_scale": model.source_embedding.scale,
+        "target_scale": model.target_embedding.scale,
+        "source_tokens": tables.kept(array(model.source_embedding.tokens.weight.detach().float())),
+        "target_tokens": tables.kept(array(model.target_embedding.tokens.weight.detach().float())),
+    }
+    for name, value in facts.items():
+        record[name] = value
+    return record, tables
+
+
+def gates_of(config: TransformerConfig) -> int:
+    if not config.average_gate:
+        return compiled.NO_GATE
+    return compiled.SEPARATE_GATES if config.average_separate_gates else compiled.JOINT_GATE
 
 
 def group_type(precision: Precision) -> Any:
@@ -136,8 +163,8 @@ def group_type(precision: Precision) -> Any:
     return {4: np.int32, 2: np.int16}[products.INTEGERS.group]
 
 
-def output_of(model: Transformer, precision: Precision) -> shortlists.Output:
-    """Returns the output projection of a model by piece, for shortlists."""
+def output_of(model: Transformer, precision: Precision) -> tuple[Array, list[Array]]:
+    """Returns the output projection of a model by piece, for shortlists, and the arrays with its numbers."""
     output = model.output_projection
     weight, scale = output.weight.detach().float(), torch.zeros(len(output.weight))
     if precision == "int8":
@@ -149,16 +176,13 @@ def output_of(model: Transformer, precision: Precision) -> shortlists.Output:
     if precision == "int8":
         corrections = (products.INTEGERS.offset * whole.astype(np.int32).sum(1)).astype(np.int32)
     bias = np.zeros(len(weight), np.float32) if output.bias is None else array(output.bias.detach().float())
-    return shortlists.Output(whole.view(group_type(precision)), array(scale), corrections, bias)
-
-
-def embedding(part: Embedding) -> compiled.CompiledEmbedding:
-    return compiled.CompiledEmbedding(
-        tokens=array(part.tokens.weight.detach().float()),
-        positions=array(part.table(1)),
-        scale=np.float32(part.scale),
-        zero_first=part.zero_first,
-    )
+    groups = whole.view(group_type(precision))
+    arrays = [groups, array(scale), corrections, bias]
+    record = np.zeros((), shortlists.OUTPUT)
+    for name, each in zip(("weight", "scales", "corrections", "biases"), arrays, strict=True):
+        record[name] = each.ctypes.data
+    record["groups"], record["size"] = groups.shape[1], groups.itemsize
+    return record, arrays
 
 
 def array(tensor: Tensor) -> Array:

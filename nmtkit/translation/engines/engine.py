@@ -65,12 +65,12 @@ class LoadedModels:
         lists = [Shortlist.from_state(state, *sizes) for state in states]
         return reduce(Shortlist.union, lists) if lists else None
 
-    def precision_of(self, engine: str) -> Precision:
-        """Returns the precision for an engine that decodes with a single model on a CPU: fp32 or int8.
+    def precision_of(self, engine: str, ensembles: bool = False) -> Precision:
+        """Returns the precision for an engine that decodes on a CPU: fp32 or int8.
 
-        Raises ValueError for an ensemble, a GPU and bf16.
+        Raises ValueError for a GPU, bf16 and, unless the engine supports `ensembles`, for several models.
         """
-        if len(self.models) > 1:
+        if len(self.models) > 1 and not ensembles:
             raise ValueError(f"--engine {engine} decodes with one model; leave out --engine for an ensemble")
         if not self.device.startswith("cpu"):
             raise ValueError(f"--engine {engine} runs only on a CPU; leave out --device {self.device} or --engine")

@@ -336,7 +336,7 @@ class Sampler(Selector):
 
     def __init__(self, options: SearchOptions, seeds: Sequence[int]) -> None:
         self.options = options
-        self.generators = [np.random.Generator(np.random.Philox([options.seed, seed])) for seed in seeds]
+        self.generators = [random_numbers(options.seed, seed) for seed in seeds]
 
     def select(self, search: Search, scores: Tensor) -> Candidates:
         sentences, rows = search.log_probability.shape
@@ -350,6 +350,11 @@ class Sampler(Selector):
 
     def drop_finished(self, kept: Tensor) -> None:
         self.generators = [self.generators[index] for index in kept.tolist()]
+
+
+def random_numbers(seed: int, sentence: int) -> np.random.Generator:
+    """Returns the random numbers of a sentence: one for each sample of the first step, then of the next step."""
+    return np.random.Generator(np.random.Philox([seed, sentence]))
 
 
 def draw(log_probs: Tensor, uniform: Tensor, options: SearchOptions) -> Tensor:

@@ -85,11 +85,19 @@ def with_required_phrases(
 def annotated(
     models: Sequence[Architecture], source: Packed, options: SearchOptions, results: BatchHypotheses
 ) -> BatchHypotheses:
-    """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them."""
+    """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them.
+
+    Hypotheses of an engine may have attention weights already.
+    """
     if options.quality and not options.score_reference:
         results = with_token_log_probabilities(models, source, results)
     if options.alignment is not None or options.replace_unknown:
-        results = align(models, source, results)
+        missing = [i for i, own in enumerate(results) if any(hypothesis.attention is None for hypothesis in own)]
+        if missing:
+            sources = source.select(torch.tensor(missing, device=source.values.device))
+            aligned = align(models, sources, [results[index] for index in missing])
+            replaced = dict(zip(missing, aligned, strict=True))
+            results = [replaced.get(index, own) for index, own in enumerate(results)]
     return results
 
 

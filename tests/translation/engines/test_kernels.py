@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("numba")
 
 import numba
 
+from nmtkit.translation.engines import compiled_attention as attention
 from nmtkit.translation.engines import (
     compiled_code,
     compiled_search,  # noqa: F401  compiles the kernels
@@ -104,23 +107,96 @@ def test_a_row_has_the_same_outputs_alone_and_beside_other_rows(in_8_bits: bool)
 
 
 @numba.njit
-def norm(x: Any, gain: Any, bias: Any, eps: Any, y: Any) -> Any:
-    return kernels.layer_norm(x.ctypes.data, len(x), gain.ctypes.data, bias.ctypes.data, eps, y.ctypes.data)
+def norm(x: Any, gain: Any, bias: Any, eps: Any, y: Any) -> None:
+    kernels.layer_norm(x.ctypes.data, len(x), gain.ctypes.data, bias.ctypes.data, eps, y.ctypes.data)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_layer_norm_equals_float64(size: int) -> None:
     x, gain, bias, y = reals(size) + 3, reals(size), reals(size), np.full(size + 1, 7, np.float32)
-    largest = norm(x, gain, bias, np.float32(1e-5), y)
+    norm(x, gain, bias, np.float32(1e-5), y)
     wide = x.astype(np.float64)
     expected = (wide - wide.mean()) / np.sqrt(wide.var() + 1e-5) * gain + bias
     np.testing.assert_allclose(y[:size], expected, atol=2e-5)
-    assert largest == np.abs(y[:size]).max() and y[size] == 7
+    assert y[size] == 7
 
 
 @numba.njit
-def exponentials(x: Any, shift: Any, y: Any) -> Any:
-    return kernels.exponentials(x.ctypes.data, len(x), shift, y.ctypes.data)
+def activated(x: Any, size: int, activation: int, gated: int) -> None:
+    kernels.activated(x.ctypes.data, x.shape[1], len(x), size, activation, gated)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ["relu", "gelu", "swish"])
+def test_activations_equal_float64(name: str, gated: bool) -> None:
+    x = np.concatenate([reals(2, 200) * 3, np.float32([[0.0, -50, 50, -1e-3, 1e-3] * 40])])
+    wide, size = torch.from_numpy(x.astype(np.float64)), 70
+    function = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}[name]
+    expected = function(wide[:, :size]) * (wide[:, size : 2 * size] if gated else 1)
+    result = x.copy()
+    activated(result, size, {"relu": 0, "gelu": 1, "swish": 2}[name], int(gated))
+    np.testing.assert_allclose(result[:, :size], expected.numpy(), rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(result[:, size:], x[:, size:])
+
+
+@numba.njit
+def recurrent(gates: Any, before: Any, after: Any, y: Any) -> None:
+    kernels.recurrent(gates.ctypes.data, len(before), before.ctypes.data, after.ctypes.data, y.ctypes.data)
+
+
+@numba.njit
+def gated_sum(x: Any, average: Any, gates: Any, y: Any) -> None:
+    kernels.gated_sum(x.ctypes.data, average.ctypes.data, gates.ctypes.data, len(x), y.ctypes.data)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_recurrences_and_gates_equal_float64(size: int) -> None:
+    gates, before, after, y = reals(2 * size) * 4, reals(size), np.full(size + 1, 7, np.float32), reals(size)
+    start, wide = y.copy(), gates.astype(np.float64)
+    recurrent(gates, before, after, y)
+    forget = 1 / (1 + np.exp(-wide[size:]))
+    state = forget * before + (1 - forget) * wide[:size]
+    np.testing.assert_allclose(after[:size], state, atol=1e-5)
+    np.testing.assert_allclose(y, start + np.maximum(state, 0), atol=1e-5)
+    assert after[size] == 7
+    x, average, y = reals(size), reals(size), start.copy()
+    gated_sum(x, average, gates, y)
+    np.testing.assert_allclose(y, start + x / (1 + np.exp(-wide[:size])) + forget * average, atol=1e-5)
+
+
+@numba.njit
+def mixture(x: Any, y: Any, normalizers: Any, result: Any) -> None:
+    half, target = np.float32(0.5), result.ctypes.data
+    kernels.mixed(x.ctypes.data, len(x), normalizers[0], half, target, 1)
+    kernels.mixed(y.ctypes.data, len(y), normalizers[1], half, target, 0)
+    kernels.logarithms(target, len(x))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_mixture_of_two_distributions_equals_float64(size: int) -> None:
+    x, y, result = reals(size) * 5, reals(size) * 5, np.zeros(size, np.float32)
+    wide = torch.from_numpy(np.stack([x, y]).astype(np.float64))
+    mixture(x, y, wide.logsumexp(1).float().numpy(), result)
+    expected = wide.log_softmax(1).logsumexp(0) - np.log(2)
+    np.testing.assert_allclose(result, expected.numpy(), rtol=2e-6, atol=2e-6)
+
+
+@numba.njit(nogil=True)
+def take(counter: Any, result: Any) -> None:
+    for index in range(len(result)):
+        result[index] = kernels.taken(counter.ctypes.data)
+
+
+def test_threads_take_different_numbers() -> None:
+    counter, results = np.zeros(1, np.int64), np.zeros((4, 20_000), np.int64)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda row: take(counter, row), results))
+    np.testing.assert_array_equal(np.sort(results.ravel()), np.arange(results.size))
+
+
+@numba.njit
+def exponentials(x: Any, shift: Any, factor: Any, y: Any) -> Any:
+    return kernels.exponentials(x.ctypes.data, len(x), shift, factor, y.ctypes.data)
 
 
 @numba.njit
@@ -131,11 +207,12 @@ def sum_of_exponentials(x: Any, shift: Any) -> Any:
 @pytest.mark.parametrize("size", SIZES)
 def test_exponentials_equal_float64(size: int) -> None:
     x, y = reals(size) * 20, np.full(size + 1, 7, np.float32)
-    total = exponentials(x, x.max(), y)
-    expected = np.exp(x.astype(np.float64) - x.max())
+    total = exponentials(x, x.max(), np.float32(0.5), y)
+    expected = np.exp((x.astype(np.float64) - x.max()) / 2)
     np.testing.assert_allclose(y[:size], expected, rtol=1e-5, atol=1e-37)
     np.testing.assert_allclose(total, expected.sum(), rtol=3e-6)
     assert y[size] == 7
+    expected = np.exp(x.astype(np.float64) - x.max())
     blocks = np.full(-(-size // kernels.OUTPUTS) * kernels.OUTPUTS, -np.inf, np.float32)
     blocks[:size] = x
     np.testing.assert_allclose(sum_of_exponentials(blocks, x.max()), expected.sum(), rtol=3e-6)
@@ -162,27 +239,31 @@ def test_block_maxima_ignore_nan() -> None:
 
 
 @numba.njit
-def attend(query: Any, heads: int, memory: Any, places: Any, weights: Any, y: Any) -> None:
+def attend(query: Any, heads: int, memory: Any, places: Any, weights: Any, y: Any, recorded: Any) -> None:
     width = len(query) // heads
     keys = memory.ctypes.data
-    kernels.attend(
+    attention.attended(
         query.ctypes.data, width, heads, keys, keys + 4 * len(query), places.ctypes.data, len(places), memory.shape[1],
-        np.float32(0.3), weights.ctypes.data, y.ctypes.data,
+        np.float32(0.3), weights.ctypes.data, y.ctypes.data, recorded.ctypes.data, np.float32(1 / heads),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("heads", "width"), [(1, 16), (4, 32), (3, 8), (2, 70)])
-@pytest.mark.parametrize("count", [1, 2, 17, 40])
+@pytest.mark.parametrize(("heads", "width"), [(1, 16), (4, 32), (3, 64), (3, 8), (2, 70)])
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 17, 40])
 def test_attention_equals_float64(heads: int, width: int, count: int) -> None:
     size = heads * width
-    query, memory = reals(size), reals(50, 2 * size)
-    places, y = GENERATOR.permutation(50)[:count], np.zeros(size, np.float32)
-    attend(query, heads, memory, places, np.zeros(count, np.float32), y)
+    query, memory, recorded = reals(size), reals(50, 2 * size), np.zeros(count + 1, np.float32)
+    places, y = GENERATOR.permutation(50)[:count], np.full(size + 1, 7, np.float32)
+    attend(query, heads, memory, places, np.zeros(-(-count // LANES) * LANES, np.float32), y, recorded)
     keys, values = memory[places, :size].astype(np.float64), memory[places, size:].astype(np.float64)
+    mean = np.zeros(count)
     for head in range(heads):
         part = slice(head * width, (head + 1) * width)
         scores = np.exp(0.3 * (keys[:, part] @ query[part]))
         np.testing.assert_allclose(y[part], scores @ values[:, part] / scores.sum(), atol=1e-5)
+        mean += scores / scores.sum() / heads
+    np.testing.assert_allclose(recorded[:count], mean, atol=1e-6)
+    assert y[size] == 7 and recorded[count] == 0
 
 
 PROCESSORS = {

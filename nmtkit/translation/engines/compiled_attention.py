@@ -1,0 +1,206 @@
+"""Attention of a row in the compiled engine, as code for LLVM: softmax(q K^T x scale) V for each head.
+
+Keys and values lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
+kernels of the usual widths of heads keep a query and the sum of its values in registers, and add up the products of
+four keys together. Memory for weights has a multiple of LANES numbers.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+
+from nmtkit.translation.engines.compiled_code import NUMBER, REAL
+from nmtkit.translation.engines.compiled_kernels import kernel, kernels
+from nmtkit.translation.engines.compiled_vectors import FLOAT, INT, LANES, SIZE, Vectors, for_parts
+
+KEYS = 4  # keys whose products are computed together
+PARTS = (2, 4)  # vectors of the heads that have kernels of their own: heads of 32 and 64 numbers
+FOURS = ir.VectorType(FLOAT, KEYS)
+
+
+def lanes(numbers: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(INT, len(numbers)), numbers)
+
+
+def totals(code: Vectors, vectors: list[Any]) -> Any:
+    """Returns the sums of four vectors as one vector. Each sum has the order of `Vectors.total`."""
+    builder = code.builder
+
+    def halves(x: Any, y: Any, low: list[int], high: list[int]) -> Any:
+        return builder.fadd(builder.shuffle_vector(x, y, lanes(low)), builder.shuffle_vector(x, y, lanes(high)))
+
+    eights = [*range(8), *range(16, 24)], [*range(8, 16), *range(24, 32)]
+    a, b = halves(vectors[0], vectors[1], *eights), halves(vectors[2], vectors[3], *eights)
+    low = [start + lane for start in range(0, 32, 8) for lane in range(4)]
+    c = halves(a, b, low, [lane + 4 for lane in low])
+    low = [start + lane for start in range(0, 16, 4) for lane in range(2)]
+    d = halves(c, c, low, [lane + 2 for lane in low])
+    return halves(d, d, [0, 2, 4, 6], [1, 3, 5, 7])
+
+
+def write_products(
+    code: Vectors, parts: int, query: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
+) -> Any:
+    """Writes the products of a query and `count` keys, times `scale`, to y. Returns the largest.
+
+    The last part of LANES numbers is written whole, with -inf for missing keys.
+    """
+    builder = code.builder
+    queries = [code.load(query, code.size(LANES * part)) for part in range(parts)]
+    largest = code.variable(code.constant(float("-inf")))
+    builder.store(code.constant(float("-inf")), largest)
+    last, scales = builder.sub(count, code.size(1)), code.broadcast(scale)
+
+    def product(index: Any) -> Any:
+        """Returns the products of the parts of the query and of a key. The last key stands for missing keys."""
+        index = builder.select(builder.icmp_signed("<", index, last), index, last)
+        start = builder.mul(code.load_number(places, index, SIZE), stride)
+        total = None
+        for part, q in enumerate(queries):
+            k = code.load(keys, builder.add(start, code.size(LANES * part)))
+            total = builder.fmul(q, k) if total is None else code.fma(q, k, total)
+        return total
+
+    with code.loop(count, LANES) as first:
+        fours = []
+        for begin in range(0, LANES, KEYS):
+            four = code.variable(ir.Constant(FOURS, [0.0] * KEYS))
+            start = builder.add(first, code.size(begin))
+            with builder.if_then(builder.icmp_signed("<", start, count)):
+                products = [product(builder.add(start, code.size(number))) for number in range(KEYS)]
+                builder.store(totals(code, products), four)
+            fours.append(builder.load(four))
+        eights = [
+            builder.shuffle_vector(x, y, lanes([*range(8)])) for x, y in zip(fours[::2], fours[1::2], strict=True)
+        ]
+        values = builder.fmul(builder.shuffle_vector(*eights, lanes([*range(LANES)])), scales)
+        values = builder.select(code.mask(builder.sub(count, first)), values, code.constant(float("-inf")))
+        code.store(values, y, first)
+        builder.store(code.larger(builder.load(largest), values), largest)
+    return code.maximum(builder.load(largest))
+
+
+def replace_by_exponentials(code: Vectors, x: Any, count: Any, largest: Any) -> Any:
+    """Replaces the products of `write_products` by exp(product - largest), and returns the sum."""
+    builder, shifts = code.builder, code.broadcast(largest)
+    total = code.variable(code.constant(0))
+    builder.store(code.constant(0), total)
+    with code.loop(count, LANES) as first:
+        values = code.exponential(builder.fsub(code.load(x, first), shifts))
+        code.store(values, x, first)
+        builder.store(builder.fadd(builder.load(total), values), total)
+    return code.total(builder.load(total))
+
+
+def write_sum(
+    code: Vectors, parts: int, weights: Any, factor: Any, values: Any, places: Any, count: Any, stride: Any, y: Any
+) -> None:
+    """Writes the sum of `count` values, each times its weight, times `factor`."""
+    builder = code.builder
+    sums = [code.variable(code.constant(0)) for _ in range(parts)]
+    for total in sums:
+        builder.store(code.constant(0), total)
+    with code.loop(count, 1) as number:
+        start = builder.mul(code.load_number(places, number, SIZE), stride)
+        weight = code.broadcast(code.load_number(weights, number))
+        for part, total in enumerate(sums):
+            value = code.load(values, builder.add(start, code.size(LANES * part)))
+            builder.store(code.fma(weight, value, builder.load(total)), total)
+    factors = code.broadcast(factor)
+    for part, total in enumerate(sums):
+        code.store(builder.fmul(builder.load(total), factors), y, code.size(LANES * part))
+
+
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, REAL, NUMBER, result=REAL)
+def products_of_any_width(
+    code: Vectors, query: Any, width: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
+) -> Any:
+    """Does the same as `write_products` for a head of any width."""
+    builder = code.builder
+    largest = code.variable(ir.Constant(FLOAT, float("-inf")))
+    with code.loop(count, 1) as number:
+        first = builder.mul(code.load_number(places, number, SIZE), stride)
+        total = code.variable(code.constant(0))
+        builder.store(code.constant(0), total)
+
+        def part(index: Any, mask: Any, first: Any = first, total: Any = total) -> None:
+            key = code.read(keys, builder.add(first, index), mask)
+            builder.store(code.fma(code.read(query, index, mask), key, builder.load(total)), total)
+
+        for_parts(code, width, part)
+        value = builder.fmul(code.total(builder.load(total)), scale)
+        builder.store(value, code.at(y, number, FLOAT))
+        before = builder.load(largest)
+        builder.store(builder.select(builder.fcmp_ordered(">", value, before), value, before), largest)
+    return builder.load(largest)
+
+
+@kernel(NUMBER, REAL, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
+def sum_of_any_width(
+    code: Vectors, weights: Any, factor: Any, width: Any, values: Any, places: Any, count: Any, stride: Any, y: Any
+) -> None:
+    """Does the same as `write_sum` for a head of any width."""
+    builder, factors = code.builder, code.broadcast(factor)
+
+    def part(index: Any, mask: Any) -> None:
+        total = code.variable(code.constant(0))
+        builder.store(code.constant(0), total)
+        with code.loop(count, 1) as number:
+            start = builder.mul(code.load_number(places, number, SIZE), stride)
+            weight = code.broadcast(code.load_number(weights, number))
+            value = code.read(values, builder.add(start, index), mask)
+            builder.store(code.fma(weight, value, builder.load(total)), total)
+        code.write(builder.fmul(builder.load(total), factors), y, index, mask)
+
+    for_parts(code, width, part)
+
+
+@kernel(*[NUMBER] * 8, REAL, NUMBER, NUMBER, NUMBER, REAL)
+def attended(
+    code: Vectors, query: Any, width: Any, heads: Any, keys: Any, values: Any, places: Any, count: Any, stride: Any,
+    scale: Any, weights: Any, y: Any, recorded: Any, share: Any,
+) -> None:  # fmt: skip
+    """Writes the attention of one query to y, for `heads` heads of `width` numbers.
+
+    `weights` is memory for the attention weights of a head. Unless the address `recorded` is 0, `share` times the
+    attention weights of all heads are added to the numbers there.
+    """
+    builder = code.builder
+    one = ir.Constant(FLOAT, 1.0)
+
+    def record(total: Any) -> None:
+        with builder.if_then(builder.icmp_signed("!=", recorded, code.size(0)), likely=False):
+            factor = code.broadcast(builder.fdiv(share, total))
+
+            def part(index: Any, mask: Any) -> None:
+                before = code.read(recorded, index, mask)
+                code.write(code.fma(code.read(weights, index, mask), factor, before), recorded, index, mask)
+
+            for_parts(code, count, part)
+
+    def inverse(total: Any) -> Any:
+        record(total)
+        return builder.fdiv(one, total)
+
+    any_width = code.variable(code.size(1))
+    builder.store(code.size(1), any_width)
+    for parts in PARTS:
+        with builder.if_then(builder.icmp_signed("==", width, code.size(LANES * parts))):
+            builder.store(code.size(0), any_width)
+            with code.loop(heads, 1) as head:
+                first = builder.mul(head, code.size(4 * LANES * parts))
+                q, k, v, result = (builder.add(each, first) for each in (query, keys, values, y))
+                largest = write_products(code, parts, q, k, places, count, stride, scale, weights)
+                total = replace_by_exponentials(code, weights, count, largest)
+                write_sum(code, parts, weights, inverse(total), v, places, count, stride, result)
+    with (
+        builder.if_then(builder.icmp_signed("!=", builder.load(any_width), code.size(0)), likely=False),
+        code.loop(heads, 1) as head,
+    ):
+        first = builder.mul(builder.mul(head, width), code.size(4))
+        q, k, v, result = (builder.add(each, first) for each in (query, keys, values, y))
+        products = kernels.function("products_of_any_width")
+        largest = builder.call(products, [q, width, k, places, count, stride, scale, weights])
+        total = builder.call(kernels.function("exponentials"), [weights, count, largest, one, weights])
+        arguments = [weights, inverse(total), width, v, places, count, stride, result]
+        builder.call(kernels.function("sum_of_any_width"), arguments)

@@ -1,0 +1,241 @@
+"""Runs the compiled search on batches of segments: arrays in, hypotheses out, with any number of threads."""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from nmtkit.data.tokenizers.tokenizer import UNK, Encoded
+from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_layers import Embedding
+from nmtkit.models.layers.prepack import Precision
+from nmtkit.translation.engines import compiled_search as compiled
+from nmtkit.translation.engines.compiled_model import Array
+from nmtkit.translation.engines.compiled_rules import Settings
+from nmtkit.translation.engines.compiled_weights import array, model_of, output_of
+from nmtkit.translation.engines.search_memory import (
+    MemorySizes,
+    SearchMemory,
+    avoided_texts,
+    encoding_groups,
+    memories,
+    no_outputs,
+    ragged,
+    results_for,
+    rounded,
+)
+from nmtkit.translation.search.beam_search import random_numbers
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.rules import forbidden_tokens, max_lengths, open_hypotheses
+from nmtkit.translation.search.shortlist import Shortlist
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, SegmentBatch
+
+MOST_ROWS, MOST_SENTENCES = 64, 32  # open hypotheses, and sentences, that are searched together by one thread
+RECORDED = 1 << 22  # attention weights for which memory is reserved at first
+
+
+class LockstepSearch:
+    """The compiled search of one or more models, with copies of their weights."""
+
+    def __init__(self, transformers: Sequence[Transformer], precision: Precision, shortlist: Shortlist | None) -> None:
+        self.transformers, self.precision, self.shortlist = transformers, precision, shortlist
+        with torch.inference_mode():
+            packed = [model_of(each, precision) for each in transformers]
+        self.models = np.stack([record for record, _ in packed])
+        self.tables = [tables for _, tables in packed]
+        self.linears = [np.array(tables.linears, np.int64) for tables in self.tables]
+        self.positions: dict[tuple[int, str], Array] = {}  # tables of positions, by the model and the side
+        self.extending = threading.Lock()
+        self.free: list[SearchMemory] = []  # memory of earlier searches, for the next searches
+
+    def search(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
+        """Returns the hypotheses of each segment, best first. Required phrases have no effect.
+
+        The number of threads does not change the hypotheses.
+        """
+        sources = [len(segment.ids) for segment in batch]
+        constraints = [segment.constraints for segment in batch]
+        lengths = max_lengths(options, sources, constraints, self.transformers)
+        self.reserve_positions(max(sources), max(lengths) + 1)
+        sentences, settings = self.sentences(batch, lengths, options), settings_of(options)
+        records_attention = options.alignment is not None or options.replace_unknown
+        results = results_for(sentences, options.nbest, records_attention)
+        groups = encoding_groups(sentences.sources.starts)
+        threads = min(self.threads, len(batch))
+        sizes = self.sizes(sentences, settings, groups, -(-len(batch) // threads), records_attention)
+        workers = [self.memory(sizes) for _ in range(threads)]
+        memory = memories(self.models, len(sentences.sources.values))
+
+        def encode(worker: SearchMemory) -> None:
+            compiled.encode_sentences(worker.state, sentences.sources, groups)
+
+        def decode(worker: SearchMemory) -> None:
+            while not compiled.search(worker.state, sentences, results, settings):
+                worker.lengthen()
+
+        self.on_threads(encode, workers, memory)
+        self.on_threads(decode, workers, memory)
+        self.free = workers
+        return hypotheses_of(sentences, results)
+
+    def on_threads(
+        self, work: Callable[[SearchMemory], None], workers: Sequence[SearchMemory], memory: Sequence[Array]
+    ) -> None:
+        counter = np.zeros(1, np.int64)
+        for worker in workers:
+            worker.connect(memory, counter)
+        if len(workers) == 1:
+            work(workers[0])
+        else:
+            list(self.pool.map(work, workers))
+
+    def sentences(
+        self, batch: SegmentBatch, lengths: Sequence[int], options: SearchOptions
+    ) -> compiled.SourceSentences:
+        constraints = [segment.constraints for segment in batch]
+        prefixes: list[Any] = [each.prefix for each in constraints]
+        allowed: list[Any] = [each.after_prefix for each in constraints]
+        sources = ragged([segment.ids for segment in batch])
+        columns: list[Any] = [()] * len(batch)
+        if options.shortlist and self.shortlist is not None:
+            encoded = Encoded(sources.values, np.diff(sources.starts))
+            columns = [np.flatnonzero(row) for row in self.shortlist.allowed(encoded, [list(ids) for ids in prefixes])]
+            prefixes = [np.searchsorted(own, ids) for own, ids in zip(columns, prefixes, strict=True)]
+            allowed = [np.flatnonzero(np.isin(own, ids)) for own, ids in zip(columns, allowed, strict=True)]
+        texts = list(dict.fromkeys(text for each in constraints for text in each.avoided))
+        numbers = {text: number for number, text in enumerate(texts)}
+        uniform: list[Any] = [()] * len(batch)
+        if options.sampling:
+            rows = open_hypotheses(options)
+            uniform = [
+                random_numbers(options.seed, segment.seed).random(rows * (length + 1))
+                for segment, length in zip(batch, lengths, strict=True)
+            ]
+        return compiled.SourceSentences(
+            sources=sources,
+            max_lengths=np.array(lengths),
+            language_tokens=np.array([each.language_tokens for each in constraints]),
+            prefixes=ragged(prefixes),
+            allowed=ragged(allowed),
+            columns=ragged(columns),
+            avoided=ragged([[numbers[text] for text in each.avoided] for each in constraints]),
+            texts=avoided_texts(texts),
+            uniform=ragged(uniform, np.float64),
+        )
+
+    def sizes(
+        self, sentences: compiled.SourceSentences, settings: Settings, groups: Array, number: int, records: bool
+    ) -> MemorySizes:
+        """Returns the sizes of memory for a thread that searches about `number` of the sentences."""
+        starts = sentences.sources.starts
+        longest, tokens = int(np.diff(starts).max()), int(np.diff(starts[groups]).max())
+        slots = max(1, min(MOST_SENTENCES, MOST_ROWS // settings.beam, number))
+        recorded = rounded(longest) if records else 0
+        if records:
+            slots = max(1, min(slots, RECORDED // (longest * longest * settings.beam)))
+        lists = np.diff(sentences.columns.starts)
+        vocabulary = rounded(int(lists.max())) if lists.any() else int(self.models["vocabulary"][0])
+        return MemorySizes(
+            slots=slots,
+            beam=settings.beam,
+            rows=rounded(max(tokens, slots * settings.beam)),
+            positions=rounded(max(longest, int(sentences.max_lengths.max()) + 1)),
+            vocabulary=vocabulary,
+            shortlists=bool(lists.any()),
+            recorded=recorded,
+        )
+
+    def memory(self, sizes: MemorySizes) -> SearchMemory:
+        """Returns memory for a search, which no other thread has."""
+        try:
+            memory = self.free.pop()
+        except IndexError:
+            memory = None
+        if memory is None or memory.sizes != sizes:
+            outputs = self.outputs if sizes.shortlists else no_outputs(len(self.models))
+            memory = SearchMemory(sizes, self.models, self.linears, outputs)
+        return memory
+
+    def reserve_positions(self, source: int, target: int) -> None:
+        """Extends the tables of positions to the longest source and the longest output of a batch."""
+        with self.extending:
+            for index, transformer in enumerate(self.transformers):
+                for side, size in (("source", source), ("target", target)):
+                    known = self.positions.get((index, side))
+                    if known is None or len(known) < size:
+                        embedding: Embedding = getattr(transformer, f"{side}_embedding")
+                        table = array(embedding.table(size).float())
+                        self.tables[index].kept(table)  # other threads may still use the old table
+                        self.positions[index, side] = table
+                        self.models[index][f"{side}_positions"] = table.ctypes.data
+
+    @cached_property
+    def outputs(self) -> Array:
+        """The output projection of each model by piece, from which the projections of shortlists are packed."""
+        records = []
+        for transformer, tables in zip(self.transformers, self.tables, strict=True):
+            with torch.inference_mode():
+                record, arrays = output_of(transformer, self.precision)
+            tables.arrays += arrays
+            records.append(record)
+        return np.stack(records)
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads that search at the same time. Compiled functions release the lock of Python."""
+        return ThreadPoolExecutor(self.threads, "numba")
+
+
+def settings_of(options: SearchOptions) -> Settings:
+    return Settings(
+        beam=open_hypotheses(options),
+        nbest=options.nbest,
+        lenpen=float(options.lenpen),
+        min_length=options.min_len,
+        unknown_penalty=math.inf if UNK in forbidden_tokens(options) else float(options.unkpen or 0),
+        no_repeat=options.no_repeat_ngram,
+        sampling=options.sampling,
+        temperature=float(options.temperature),
+        top_k=options.top_k,
+        top_p=float(options.top_p),
+    )
+
+
+def hypotheses_of(sentences: compiled.SourceSentences, results: compiled.Results) -> BatchHypotheses:
+    """Returns the hypotheses of each sentence, best first."""
+    scores, log_probabilities = results.scores.tolist(), results.log_probabilities.tolist()
+    order, sizes = results.order.tolist(), results.lengths.tolist()
+    starts, columns = sentences.sources.starts.tolist(), sentences.columns
+
+    def hypothesis(sentence: int, rank: int) -> Hypothesis:
+        index = order[sentence][rank]
+        size = sizes[sentence][index]
+        ids = results.tokens[sentence, index, :size]
+        if len(columns.values):
+            ids = columns.values[columns.starts[sentence] :][ids]
+        return Hypothesis(
+            ids.tolist(), scores[sentence][rank], log_probabilities[sentence][rank], attention(sentence, index, size)
+        )
+
+    def attention(sentence: int, index: int, size: int) -> list[list[float]] | None:
+        weights = results.attention
+        if not len(weights.values):
+            return None
+        width = starts[sentence + 1] - starts[sentence]
+        first = weights.starts[sentence] + index * (sentences.max_lengths[sentence] + 1) * width
+        rows: list[list[float]] = weights.values[first : first + size * width].reshape(size, width).tolist()
+        return rows
+
+    return [
+        [hypothesis(sentence, rank) for rank, score in enumerate(own) if score > -math.inf]
+        for sentence, own in enumerate(scores)
+    ]
