@@ -14,7 +14,7 @@ from nmtkit.translation.engines.compiled_kernels import kernel, kernels
 from nmtkit.translation.engines.compiled_vectors import FLOAT, INT, LANES, SIZE, Vectors, for_parts
 
 KEYS = 4  # keys whose products are computed together
-PARTS = (2, 4)  # vectors of the heads that have kernels of their own: heads of 32 and 64 numbers
+PARTS = (2, 4)  # vectors of a head for which kernels are made: heads of 32 and 64 numbers
 FOURS = ir.VectorType(FLOAT, KEYS)
 
 

@@ -1,6 +1,6 @@
 """Rules of the compiled search: forbidden continuations of a hypothesis, and tokens drawn from the distribution.
 
-The rules are those of `rules.ConstraintProcessor` and of `beam_search.draw`. A token is a column of the shortlist of
+`rules.ConstraintProcessor` and `beam_search.draw` have the same rules. A token is a column of the shortlist of
 its sentence, or a target piece if there are no shortlists.
 """
 

@@ -30,6 +30,7 @@ from nmtkit.translation.engines.search_memory import (
     rounded,
 )
 from nmtkit.translation.search.beam_search import random_numbers
+from nmtkit.translation.search.limited_search import needed_pieces
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import forbidden_tokens, max_lengths, open_hypotheses
 from nmtkit.translation.search.shortlist import Shortlist
@@ -104,7 +105,9 @@ class LockstepSearch:
         columns: list[Any] = [()] * len(batch)
         if options.shortlist and self.shortlist is not None:
             encoded = Encoded(sources.values, np.diff(sources.starts))
-            columns = [np.flatnonzero(row) for row in self.shortlist.allowed(encoded, [list(ids) for ids in prefixes])]
+            columns = [
+                np.flatnonzero(row) for row in self.shortlist.allowed(encoded, list(map(needed_pieces, constraints)))
+            ]
             prefixes = [np.searchsorted(own, ids) for own, ids in zip(columns, prefixes, strict=True)]
             allowed = [np.flatnonzero(np.isin(own, ids)) for own, ids in zip(columns, allowed, strict=True)]
         texts = list(dict.fromkeys(text for each in constraints for text in each.avoided))

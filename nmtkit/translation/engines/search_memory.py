@@ -1,6 +1,6 @@
 """Arrays of the compiled search: the sentences of a call, the memory of a search, and its results.
 
-Compiled functions get these arrays, and records with their addresses, and allocate no memory of their own.
+Compiled functions get these arrays, and records with their addresses, and do not allocate memory.
 """
 
 import functools

@@ -84,9 +84,13 @@ class PieceTexts:
     def longest(self) -> int:
         return max(map(len, self.equal), default=0)
 
-    def columns(self, pieces: npt.NDArray[np.int64]) -> "PieceTexts":
-        """Returns the texts for a search whose token i stands for `pieces[i]`."""
-        return PieceTexts(self.texts[piece] for piece in pieces.tolist())
+    def columns(self, pieces: npt.NDArray[np.int64], number: int) -> "PieceTexts":
+        """Returns the texts for a search with `number` tokens, whose token i stands for `pieces[i]`.
+
+        Tokens without a piece have no text. Only hypotheses that are already impossible contain such tokens.
+        """
+        texts = [self.texts[piece] for piece in pieces.tolist()]
+        return PieceTexts([*texts, *[b""] * (number - len(texts))])
 
 
 @lru_cache(maxsize=8)

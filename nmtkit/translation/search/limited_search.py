@@ -127,12 +127,13 @@ def limited_search(
     refer to columns.
     """
     sentences = Encoded(source.values.cpu().numpy(), source.layout.lengths.cpu().numpy())
-    allowed = shortlist.allowed(sentences, [_pieces(sentence) for sentence in constraints])
+    allowed = shortlist.allowed(sentences, [needed_pieces(sentence) for sentence in constraints])
     pieces = np.flatnonzero(allowed.any(0))
     lists = [np.flatnonzero(row) for row in allowed]
     columns = _columns(allowed, pieces, lists if len(lists) > 1 else None, source.values.device)
     limited = [LimitedModel(model, columns) for model in models]
-    own = [_in_columns(sentence, ids) for sentence, ids in zip(constraints, lists, strict=True)]
+    number = max(map(len, lists))
+    own = [_in_columns(sentence, ids, number) for sentence, ids in zip(constraints, lists, strict=True)]
     return [
         [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
         for hypotheses, ids in zip(search(limited, source, own), lists, strict=True)
@@ -161,13 +162,13 @@ def _columns(
     )
 
 
-def _pieces(sentence: Constraints) -> list[int]:
+def needed_pieces(sentence: Constraints) -> list[int]:
     """Returns the pieces of the prefix and of the required texts."""
     return [*sentence.prefix, *(token for text in sentence.required for token in text.tokens)]
 
 
-def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
-    """Returns the constraints with columns, indices into `pieces`."""
+def _in_columns(sentence: Constraints, pieces: Pieces, number: int) -> Constraints:
+    """Returns the constraints with columns, indices into `pieces`. The search has `number` columns."""
     if sentence == NO_CONSTRAINTS:
         return sentence
 
@@ -177,7 +178,7 @@ def _in_columns(sentence: Constraints, pieces: Pieces) -> Constraints:
 
     @cache
     def columns(texts: PieceTexts) -> PieceTexts:
-        return texts.columns(pieces)
+        return texts.columns(pieces, number)
 
     required = []
     for text in sentence.required:

@@ -199,7 +199,7 @@ def test_avoided_texts_and_limits_after_a_prefix_give_the_hypotheses_of_pytorch(
     assert [hypotheses[0].tokens for hypotheses in free] != [hypotheses[0].tokens for hypotheses in expected]
 
 
-@pytest.mark.parametrize("texts", [["ab"], ["a b", "c"], [" a "], ["abc ", " b"], ["ca"]])
+@pytest.mark.parametrize("texts", [["ab"], ["a b", "c"], [" a "], ["abc ", " b"], ["ca", "\n c"]])
 def test_texts_are_avoided_in_pieces_of_several_bytes(texts: list[str]) -> None:
     """The vocabulary has pieces such as "a", "ab", " a" and " ", so that a text has many spellings."""
     spelled = ["", "", " ", "a", "b", "c", " a", " b", " c", "ab", "bc", "a b", " ", "é", "ca", "  c"]

@@ -125,6 +125,18 @@ def test_each_sentence_of_a_batch_has_its_constraints() -> None:
     assert_same(found, expected)
 
 
+def test_a_batch_with_few_allowed_continuations_and_avoided_texts_equals_each_sentence_alone() -> None:
+    """Impossible hypotheses then contain columns that are not in the list of their sentence."""
+    model, options = tiny_transformer(30, sharpness=4.0), SearchOptions(beam=5, shortlist=True, max_len_b=6)
+    lists = Shortlist.from_entries(np.array([5, 6, 7, 8]), np.array([9, 10, 11, 12]), np.array([4]), 30, 30)
+    sources = [[5, 2], [5, 6, 7, 8, 2]]
+    constraints = [Constraints(avoided=avoided_tokens(30, (9, 4)), after_prefix=(9,)), Constraints()]
+    together = beam_search([model], Packed.from_lists(sources), options, constraints, shortlist=lists)
+    for ids, each, found in zip(sources, constraints, together, strict=True):
+        alone = beam_search([model], Packed.from_lists([ids]), options, [each], shortlist=lists)[0]
+        assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in alone]
+
+
 def test_a_search_sees_as_many_columns_as_the_longest_list(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
 
