@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nmtkit.models.architectures.interface import layer_index
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.architectures.transformer_layers import SelfAttention
 from nmtkit.models.layers import int8
 from nmtkit.models.layers.feed_forward import GATED, FeedForward
 from nmtkit.models.layers.fixed_state import SSRU, AverageAttention
@@ -107,6 +108,7 @@ def model_of(model: Transformer, precision: Precision) -> tuple[Array, WeightTab
         elif isinstance(attention, AverageAttention):
             tables.average(attention)
         else:
+            assert isinstance(attention, SelfAttention)
             for linear in (attention.qkv_proj, attention.out_proj, None, None):
                 tables.module(linear)
         for projection in (cross.q_proj, cross.kv_proj, cross.out_proj):
