@@ -58,15 +58,23 @@ def the_loss_is_a_sum_and_no_mean(subject: Subject[Criterion]) -> None:
 
 def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
     model, pairs = model_of(subject), pairs_of(subject, 0, 1, 2)
-    got = float(loss_of(subject, model, pairs, False).counts["nll"])
-    with torch.no_grad():
-        logits = model.eval().output_projection(model(pairs.source, pairs.target_input))
-        expected = float(F.cross_entropy(logits, pairs.target_output, reduction="sum"))
-    require(
-        abs(got - expected) < 1e-3 * expected,
-        f"'nll' is {got:.4f}, but the negative log-likelihood of the target is {expected:.4f} (natural logarithm, "
-        "summed over tokens); perplexity is computed from 'nll'",
+    firsts = pairs.target_input.layout.cu_seqlens[:-1].long()
+    fewer = replace(
+        pairs,
+        target_output=pairs.target_output.index_fill(0, firsts, IGNORE_INDEX),
+        target_tokens=pairs.target_tokens - len(firsts),
     )
+    for counted in (pairs, fewer):
+        got = float(loss_of(subject, model, counted, False).counts["nll"])
+        with torch.no_grad():
+            logits = model.eval().output_projection(model(pairs.source, pairs.target_input))
+            expected = float(F.cross_entropy(logits, counted.target_output, reduction="sum"))
+        require(
+            abs(got - expected) < 1e-3 * expected,
+            f"'nll' is {got:.4f}, but the negative log-likelihood of the target is {expected:.4f} (natural logarithm, "
+            "summed over the tokens that are not IGNORE_INDEX, such as language tokens); perplexity is computed from "
+            "'nll'",
+        )
 
 
 def gradients_reach_the_model_and_are_finite(subject: Subject[Criterion]) -> None:
