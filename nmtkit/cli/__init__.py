@@ -9,31 +9,43 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import nmtkit
 
-# name -> summary, so that the help page needs no import of the command
-COMMANDS = {
-    "clean": "Mend parallel text and drop bad pairs, with a reason for each.",
-    "preprocess": "Make a binarized dataset from raw parallel text.",
-    "train": "Train a model on a binarized dataset.",
-    "average-checkpoints": "Average the weights of several checkpoints.",
-    "shortlist": "Learn which target pieces a search has to consider.",
-    "distill": "Store the probabilities of a teacher for a student.",
-    "generate": "Translate a subset of a dataset, files, or standard input.",
-    "merge": "Join the shards that generate --output-dir has written.",
-    "rerank": "Choose from n-best lists with a backward model and an LM.",
-    "serve": "Translate over HTTP, with the interface of LibreTranslate.",
-    "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
-    "compare": "Show training runs side by side: settings, scores, speed.",
-    "sweep": "Train many runs from one file: grids, random draws, seeds.",
-    "attention": "Write a web page with the weights of every attention head.",
-    "import": "Convert a model of another toolkit to a checkpoint.",
-    "export": "Convert a checkpoint for CTranslate2, transformers, Marian.",
-    "inspect": "Describe a checkpoint or a dataset, and how to use it.",
-    "check": "Test if the components of plug-ins keep their contracts.",
-    "demo": "Run all stages in three minutes, on an embedded corpus.",
+# group -> name -> summary, so that the help page needs no import of the command
+GROUPS = {
+    "Start": {"demo": "Run all stages in three minutes, on an embedded corpus."},
+    "Data": {
+        "clean": "Mend parallel text and drop bad pairs, with a reason for each.",
+        "preprocess": "Make a binarized dataset from raw parallel text.",
+    },
+    "Train": {
+        "train": "Train a model on a binarized dataset.",
+        "sweep": "Train many runs from one file: grids, random draws, seeds.",
+        "average-checkpoints": "Average the weights of several checkpoints.",
+        "distill": "Store the probabilities of a teacher for a student.",
+    },
+    "Translate": {
+        "generate": "Translate a subset of a dataset, files, or standard input.",
+        "serve": "Translate over HTTP, with the interface of LibreTranslate.",
+        "rerank": "Choose from n-best lists with a backward model and an LM.",
+        "shortlist": "Learn which target pieces a search has to consider.",
+        "merge": "Join the shards that --output-dir has written.",
+    },
+    "Evaluate": {
+        "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
+        "compare": "Show training runs side by side: settings, scores, speed.",
+        "inspect": "Describe a run, a checkpoint or a dataset, and its use.",
+        "attention": "Write a web page with the weights of every attention head.",
+    },
+    "Share": {
+        "import": "Convert a model of another toolkit to a checkpoint.",
+        "export": "Convert a checkpoint for CTranslate2, transformers, Marian.",
+        "check": "Test if the components of plug-ins keep their contracts.",
+    },
 }
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 MODULES = {"import": "import_model"}  # command -> module, if the command is named like a keyword of Python
 
 
@@ -106,9 +118,24 @@ class LazyGroup(click.Group):
             fail(explained(error))
         sys.exit(status if isinstance(status, int) else 0)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes the names of commands without an import of the commands."""
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=COMMANDS[name]) for name in names]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from nmtkit.cli.help import heading
+
+        formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)), heading("Usage: "))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands by group, then the flags."""
+        from nmtkit.cli.help import by_section, write_sections
+
+        flags = [record for records in by_section(self.get_params(ctx), ctx).values() for record in records]
+        groups = {title: list(commands.items()) for title, commands in GROUPS.items()}
+        write_sections(formatter, {**groups, "Options": flags})
 
 
 def _about_flag(error: click.UsageError) -> str | None:
@@ -133,6 +160,12 @@ def main() -> None:
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit average-checkpoints checkpoints --last 5 --output averaged.pt
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
+
+    COMMAND -h shows the flags that people set, COMMAND --help all flags. Completion of commands, flags, names and
+    checkpoints in bash (in zsh: zsh_source):
+
+    \b
+    eval "$(_NMTKIT_COMPLETE=bash_source nmtkit)"
     """
     # The sizes of batches vary, which fragments memory blocks of fixed size. The CUDA allocator reads this variable
     # once.

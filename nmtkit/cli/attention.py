@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command, stderr
-from nmtkit.cli.flags import plugin_option
+from nmtkit.cli.flags import CHECKPOINT, PATH, plugin_option
 
 
 @click.command(cls=Command)
 @click.argument("sentence")
-@click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
+@click.option("--path", required=True, type=CHECKPOINT, metavar="FILE", help="Checkpoint.")
 @click.option("--target", metavar="TEXT", help="Translation to show.  [default: the model's translation]")
 @click.option(
     "--beam",
@@ -21,7 +21,7 @@ from nmtkit.cli.flags import plugin_option
 )
 @click.option(
     "--output",
-    type=Path,
+    type=PATH,
     default=Path("attention.html"),
     metavar="FILE",
     help="Page to write.  [default: attention.html]",

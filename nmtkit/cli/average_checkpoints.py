@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command
+from nmtkit.cli.flags import CHECKPOINT, PATH
 
 
 @click.command(cls=Command)
-@click.argument("inputs", type=Path, nargs=-1, required=True, metavar="FOLDER | FILE…")
+@click.argument("inputs", type=CHECKPOINT, nargs=-1, required=True, metavar="FOLDER | FILE…")
 @click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Average the newest N checkpoints of FOLDER.")
 @click.option(
     "--best",
@@ -22,7 +23,7 @@ from nmtkit.cli.command import Command
     metavar="NAME",
     help="Validation score that --best compares: loss, bleu or another score of the log.  [default: loss]",
 )
-@click.option("--output", type=Path, required=True, metavar="FILE", help="Checkpoint to write.")
+@click.option("--output", type=PATH, required=True, metavar="FILE", help="Checkpoint to write.")
 def command(
     inputs: tuple[Path, ...], last: int | None, best: int | None, best_checkpoint_metric: str, output: Path
 ) -> None:

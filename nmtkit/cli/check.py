@@ -7,29 +7,24 @@ from typing import Any
 
 import click
 
-from nmtkit.cli.command import Command, echo, errors_in_one_line, parsed_known_flags
-from nmtkit.cli.flags import flags, on_command_line, plugin_option
+from nmtkit.cli.command import echo
+from nmtkit.cli.components import ComponentCommand
+from nmtkit.cli.flags import CHECKPOINT, flags, on_command_line, plugin_option
 from nmtkit.config import split_settings
 from nmtkit.config.plugins import load_plugins
 
 INDENT = 10  # columns before the reason of a failure, which is on the line below the name of the check
 
 
-class CheckCommand(Command):
+class CheckCommand(ComponentCommand):
     """The check command. Its flags include the settings of the components that the arguments name."""
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        known = parsed_known_flags(self, info_name, args, parent)
-        settings: list[click.Option] = []
-        with errors_in_one_line(known):
-            load_plugins(known.params["plugins"])
-            presets = presets_of(known.args)
-            for title, preset in presets.items():
-                settings += flags(preset, title[0].upper() + title[1:])
-        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *settings])
-        return full.make_context(info_name, args, parent, **extra)
+    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
+        load_plugins(known.params["plugins"])
+        settings: list[click.Parameter] = []
+        for title, preset in presets_of(known.args).items():
+            settings += flags(preset, title[0].upper() + title[1:])
+        return [*self.params, *settings]
 
 
 def presets_of(words: Sequence[str]) -> dict[str, Any]:
@@ -53,7 +48,7 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
 @click.option(
     "--tokenizer-from",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=CHECKPOINT,
     metavar="PATH",
     help="Check with the vocabulary of this checkpoint, dataset or tokenizer; default: the vocabulary of a checkpoint "
     "in the settings, such as --teacher, or a tiny vocabulary.",

@@ -1,14 +1,15 @@
 """`nmtkit clean`: mends parallel text, drops bad pairs, and reports the reason for each dropped pair."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nmtkit.cleaning.config import CLEAN_RULES, DEFAULT_FILTERS, CleanConfig, filter_configs
-from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
-from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line, plugin_option
+from nmtkit.cli.command import stderr
+from nmtkit.cli.components import ComponentCommand
+from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.cli.preprocess import show_table
 from nmtkit.config import COMMAND_LINE, check_flags, derive, split_settings
 from nmtkit.config.files import atomic_write
@@ -22,22 +23,33 @@ if TYPE_CHECKING:
     from nmtkit.config.registry import Registry
 
 
-class CleanCommand(Command):
+class CleanCommand(ComponentCommand):
     """The clean command. Its flags include the settings of the filters that --filters names."""
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        known = parsed_known_flags(self, info_name, args, parent)
-        options: list[click.Option] = []
-        with errors_in_one_line(known):
-            load_plugins(known.params["plugins"])
-            names = known.params["filters"] or DEFAULT_FILTERS
-            for name, preset in filter_configs(names, known.params["preset"] or "curated").items():
-                options += flags(preset, f"Filter {name}")
-        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *options])
-        with naming_components(filter_registry):
-            return full.make_context(info_name, args, parent, **extra)
+    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
+        load_plugins(known.params["plugins"])
+        names = known.params["filters"] or DEFAULT_FILTERS
+        presets = filter_configs(names, known.params["preset"] or "curated")
+        return [*self.params, *(flag for name in presets for flag in flags(presets[name], f"Filter {name}"))]
+
+    def registries(self) -> "list[Registry[Filter]]":
+        return filter_registry()
+
+
+COMMON = {
+    "-s, --source-lang LANG": "source language, such as en",
+    "-t, --target-lang LANG": "target language, such as de",
+    "--output CORPUS": "corpus to write: a prefix, .tsv, .jsonl or .parquet",
+    "--dropped CORPUS": "also write the dropped pairs, with their reasons",
+    "--report FILE.html": "page with counts and examples of each filter",
+    "--exclude CORPUS,…": "test sets, whose sentences are dropped",
+    "--preset curated|crawl": "strictness of the filters (default: curated)",
+    "--self-train": "also score pairs with models that are trained on them",
+    "--scores FILE": "write all scores, for --from-scores",
+    "--from-scores FILE": "apply other limits to written scores",
+    "--workers N": "processes; one per core is the default",
+    "--output-dir DIR": "work in shards, for many machines",
+}
 
 
 def filter_registry() -> "list[Registry[Filter]]":
@@ -47,7 +59,7 @@ def filter_registry() -> "list[Registry[Filter]]":
     return [FILTERS]
 
 
-@click.command(cls=CleanCommand)
+@click.command(cls=CleanCommand, common=COMMON)
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS…")
 @plugin_option
 def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any) -> None:

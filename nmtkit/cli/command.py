@@ -3,9 +3,8 @@
 import contextlib
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NoReturn
 
 import click
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
+from nmtkit.cli.help import OUTPUT_SECTION, by_section, heading, write_sections, write_short_page
 from nmtkit.cli.progress import CommandProgress
 from nmtkit.config.files import explained
 from nmtkit.config.plugins import plugin_message
@@ -20,36 +20,48 @@ from nmtkit.jobs import progress
 
 stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
 
-OUTPUT_SECTION = "Messages"
-FLAG_COLUMN = 24  # the help text of a longer flag begins on the next line, so that texts have 2/3 of 80 columns
-NO_BREAK = "\u00a0"
-
 
 class Command(click.Command):
     """A click command with `--quiet`, `--verbose` and `--debug`. After a mistake of the user, the exit code is 2.
 
-    The help page groups options by their attribute `section`, in order of first appearance.
+    The help page groups options by their attribute `section`. `common` maps the flags that people set, with their
+    placeholders, to short texts; if it is given, `-h` shows a short page with these flags.
     """
+
+    def __init__(self, *arguments: Any, common: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.common = common
+        if common:
+            self.context_settings = {**self.context_settings, "help_option_names": ["--help"]}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
         end = len(self.params)  # the index before --help
-        return [*params[:end], *message_options(), *params[end:]]
+        short = [click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, help="Show the most used flags.",
+                              callback=_show_short_page)] if self.common else []  # fmt: skip
+        for option in short:
+            option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
+        return [*params[:end], *message_options(), *short, *params[end:]]
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None and self.common:
+            option.help = "Show all flags."
+        return option
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        pieces = self.collect_usage_pieces(ctx)
+        formatter.write_usage(ctx.command_path, " ".join(pieces), heading("Usage: "))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                section = OUTPUT_SECTION if "--help" in parameter.opts else getattr(parameter, "section", "Options")
-                sections.setdefault(section, []).append(
-                    (re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", record[0]), tidied(record[1]))
-                )
-        sections[OUTPUT_SECTION] = sections.pop(OUTPUT_SECTION)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records, col_max=FLAG_COLUMN)
-        formatter.buffer[:] = [text.replace(NO_BREAK, " ") for text in formatter.buffer]
+        write_sections(formatter, by_section(self.get_params(ctx), ctx))
+
+    def show_short_page(self, ctx: click.Context) -> None:
+        """Prints the page of `-h` and exits."""
+        formatter = ctx.make_formatter()
+        write_short_page(formatter, self, self.common or {}, ctx)
+        click.echo(formatter.getvalue().rstrip("\n"), color=ctx.color)
+        ctx.exit()
 
     def invoke(self, ctx: click.Context) -> Any:
         set_up_logging(ctx.meta)
@@ -134,35 +146,6 @@ def message_of(error: BaseException, command: click.Command) -> str | None:
     return str(error) if isinstance(error, ValueError | ImportError) else None
 
 
-def tidied(text: str) -> str:
-    """Returns the help text as a sentence, with `[default: …]` on one line. Removes ranges such as [x>=1].
-
-    Click adds these ranges to the help of numbers.
-
-    The first letter becomes a capital unless the first word is a value or a name, such as bleu or sacreBLEU.
-    """
-    text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
-    words, bracket, default = text.partition("  [")
-    if re.match("[a-z]+ ", words):
-        words = words[0].upper() + words[1:]
-    if words[-1:].isalnum() or words[-1:] == ")":
-        words += "."
-    return words + bracket + default.replace(" ", NO_BREAK)
-
-
-def parsed_known_flags(
-    command: click.Command, info_name: str | None, arguments: Sequence[str], parent: click.Context | None
-) -> click.Context:
-    """Parses the flags that `command` has. Ignores other flags, because their components may not be known yet."""
-    first = Command(
-        name=command.name,
-        params=[parameter for parameter in command.params if isinstance(parameter, click.Option)],
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        add_help_option=False,
-    )
-    return first.make_context(info_name, list(arguments), parent, resilient_parsing=True)
-
-
 def message_options() -> list[click.Option]:
     """Returns the flags that all commands have."""
     texts = {
@@ -176,6 +159,11 @@ def message_options() -> list[click.Option]:
         option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
         options.append(option)
     return options
+
+
+def _show_short_page(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing and isinstance(ctx.command, Command):
+        ctx.command.show_short_page(ctx)
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -5,18 +5,19 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command, echo
+from nmtkit.cli.flags import PATH
 from nmtkit.config.files import check_outputs
 
 FORMATS = ("text", "tsv", "csv", "latex", "json")
 
 
 @click.command(cls=Command)
-@click.argument("runs", type=Path, nargs=-1, required=True, metavar="RUN…")
+@click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUN…")
 @click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
 @click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")
-@click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
+@click.option("--report", type=PATH, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 @click.option(
-    "--curves", type=Path, metavar="FILE", help="Also write the curves of all runs to FILE: .csv, .pdf, .svg or .png."
+    "--curves", type=PATH, metavar="FILE", help="Also write the curves of all runs to FILE: .csv, .pdf, .svg or .png."
 )
 def command(
     runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: Path | None, curves: Path | None

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command
+from nmtkit.cli.flags import PATH
 from nmtkit.jobs import progress
 
 
 @click.command(cls=Command)
 @click.option(
-    "--dir", "folder", type=Path, default=Path("nmtkit-demo"), metavar="FOLDER",
+    "--dir", "folder", type=PATH, default=Path("nmtkit-demo"), metavar="FOLDER",
     help="Folder for text, dataset, checkpoints and translations.  [default: nmtkit-demo]",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Run the demo again and replace the files of an earlier demo.")

@@ -7,7 +7,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
-from nmtkit.cli.flags import plugin_option
+from nmtkit.cli.flags import CHECKPOINT, PATH, plugin_option
 from nmtkit.config.files import checkpoint_of
 from nmtkit.jobs import progress
 
@@ -15,17 +15,17 @@ log = logging.getLogger("nmtkit")
 
 
 @click.command(cls=Command)
-@click.argument("data", type=Path)
+@click.argument("data", type=PATH)
 @click.option(
     "--path",
     "paths",
-    type=Path,
+    type=CHECKPOINT,
     multiple=True,
     required=True,
-    metavar="FILE",
+    metavar="RUN|FILE",
     help="Checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged.",
 )
-@click.option("--output", type=Path, metavar="FOLDER", help="Folder to write.  [default: the folder teacher in DATA]")
+@click.option("--output", type=PATH, metavar="FOLDER", help="Folder to write.  [default: the folder teacher in DATA]")
 @click.option(
     "--top-k",
     type=click.IntRange(1, 10_000),

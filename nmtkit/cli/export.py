@@ -6,7 +6,7 @@ from typing import Literal
 import click
 
 from nmtkit.cli.command import Command
-from nmtkit.cli.flags import plugin_option
+from nmtkit.cli.flags import CHECKPOINT, PATH, plugin_option
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
@@ -15,8 +15,8 @@ CALIBRATION_LINES = 500
 
 
 @click.command(cls=Command)
-@click.argument("source", type=Path)
-@click.argument("destination", type=Path)
+@click.argument("source", type=CHECKPOINT)
+@click.argument("destination", type=PATH)
 @click.option(
     "--format",
     type=click.Choice(["ctranslate2", "huggingface", "marian", "bergamot", "safetensors", "checkpoint"]),
@@ -34,7 +34,7 @@ CALIBRATION_LINES = 500
 )
 @click.option(
     "--calibration",
-    type=Path,
+    type=PATH,
     metavar="FILE",
     help="With --format bergamot: text in the source language, one sentence per line. The first 500 lines are "
     "translated, to learn the ranges of the 8-bit numbers.",

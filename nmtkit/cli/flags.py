@@ -1,18 +1,37 @@
-"""Makes click options from the fields of configs, and lists the flags that the user typed."""
+"""Makes click options from the fields of configs, completes their values, and lists the flags that the user typed."""
 
-import contextlib
 import dataclasses
+import glob
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from nmtkit.config import convert, field_types, flag_of, present
-from nmtkit.config.registry import Registry
+from nmtkit.config.files import checkpoint_of
+
+
+class PathType(click.ParamType):  # type: ignore[type-arg]  # type checkers see a generic class from click 8.3 on
+    """The type of a path on the command line. With `checkpoint`, completion offers checkpoints and folders of runs."""
+
+    name = "path"
+
+    def __init__(self, checkpoint: bool = False) -> None:
+        self.checkpoint = checkpoint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return completed_path(incomplete, self.checkpoint)
+
+
+PATH, CHECKPOINT = PathType(), PathType(checkpoint=True)
 
 # The flag of commands that open a checkpoint or use registered components.
 plugin_option = click.option(
@@ -57,43 +76,39 @@ def given_flags() -> set[str]:
     }
 
 
-@contextlib.contextmanager
-def naming_components(registries: Callable[[], Iterable[Registry[Any]]]) -> Iterator[None]:
-    """If a flag is unknown, but components of the registries have the flag, the error names these components.
-
-    The registries are imported only then.
-    """
-    try:
-        yield
-    except click.NoSuchOption as error:
-        if needs := flags_needed_by(error.option_name, registries()):
-            raise click.UsageError(f"{error.option_name} does nothing without {needs}", error.ctx) from None
-        raise
+def completed_path(incomplete: str, checkpoint: bool) -> list[CompletionItem]:
+    """Returns the completions of a path: with `checkpoint`, checkpoints and folders of runs, otherwise all files."""
+    files = [CompletionItem(incomplete, type="file")]  # the shell completes the names of files, if no item is given
+    if not checkpoint:
+        return files
+    folder, _, beginning = incomplete.rpartition("/")
+    base = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
+    found = sorted(base.glob(f"{glob.escape(beginning)}*"))
+    runs = [path for path in found if path.suffix == ".pt" or checkpoint_of(path) != path]
+    return [CompletionItem(str(path)) for path in runs] + files
 
 
-def flags_needed_by(unknown: str, registries: Iterable[Registry[Any]]) -> str:
-    """Returns the components that have the flag `unknown`, as text: "--optimizer adam or --optimizer adamw"."""
-    return " or ".join(
-        f"{registry.flag} {name}"
-        for registry in registries
-        for name, entry in registry.entries.items()
-        if any(unknown in (*option.opts, *option.secondary_opts) for option in flags(entry.preset))
-    )
+def completed_name(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Returns the names that begin with `incomplete`. In a list such as bleu,ch only the last name is completed."""
+    before, comma, beginning = incomplete.rpartition(",")
+    return [CompletionItem(before + comma + name) for name in names if name.startswith(beginning)]
 
 
 def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:
     long, required = flag_of(field), default is dataclasses.MISSING
     short = [name for name in (field.metadata.get("flag") or "").split("/") if name and name != long]
     typed: dict[str, Any] = {}
+    checkpoint = field.metadata.get("checkpoint", False)
     if hint is not bool:
-        typed = {"type": FieldType(hint), "metavar": field.metadata.get("metavar") or metavar(hint)}
+        typed = {"type": FieldType(hint, checkpoint), "metavar": field.metadata.get("metavar") or metavar(hint)}
     if field.metadata.get("repeatable"):
-        typed |= {"type": FieldType(typing.get_args(hint)[0]), "multiple": True}
+        typed |= {"type": FieldType(typing.get_args(hint)[0], checkpoint), "multiple": True}
     if not required:
         typed["default"] = None  # a required flag gets no default: even None would count as a value
     result = click.Option(
         [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name],
-        help=field.metadata["help"] + ("" if required else f"  [default: {_shown(default)}]"),
+        help=field.metadata["help"]
+        + ("" if required or default in (None, (), "") else f"  [default: {_shown(default)}]"),
         required=required,
         **typed,
     )
@@ -102,11 +117,9 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
 
 
 def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value) or "none"
-    return str(value) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
 
 
 def metavar(hint: Any) -> str:
@@ -126,8 +139,9 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
 
     name = "value"
 
-    def __init__(self, hint: Any) -> None:
+    def __init__(self, hint: Any, checkpoint: bool = False) -> None:
         self.hint = hint
+        self.checkpoint = checkpoint
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -136,3 +150,9 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
             return convert(value, self.hint, text=True)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if self.hint is Path or Path in typing.get_args(self.hint):
+            return completed_path(incomplete, self.checkpoint)
+        literals = [kind for kind in (self.hint, *typing.get_args(self.hint)) if typing.get_origin(kind) is Literal]
+        return completed_name([str(choice) for kind in literals for choice in typing.get_args(kind)], incomplete)

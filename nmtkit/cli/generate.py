@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
-from nmtkit.cli.flags import flags, naming_components, on_command_line, plugin_option
+from nmtkit.cli.components import ComponentCommand
+from nmtkit.cli.flags import CHECKPOINT, PATH, flags, on_command_line, plugin_option
 from nmtkit.cli.generate_config import (
     GenerateConfig,
     GenerateJob,
@@ -33,26 +33,23 @@ if TYPE_CHECKING:
     from nmtkit.translation.search.logits_processors import LogitsProcessor
 
 
-class GenerateCommand(Command):
+class GenerateCommand(ComponentCommand):
     """A command that searches. Its flags include the flags of the chosen --logits-processors."""
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        known = parsed_known_flags(self, info_name, args, parent)
+    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
         processors: list[click.Option] = []
-        with errors_in_one_line(known):
-            if names := known.params["logits_processors"]:
-                load_plugins(known.params["plugins"])
-                for name, preset in processor_presets(names).items():
-                    processors += flags(preset, f"Logits processor {name}")
-        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *processors])
-        with naming_components(processor_registry):
-            return full.make_context(info_name, args, parent, **extra)
+        if names := known.params["logits_processors"]:
+            load_plugins(known.params["plugins"])
+            for name, preset in processor_presets(names).items():
+                processors += flags(preset, f"Logits processor {name}")
+        return [*self.params, *processors]
+
+    def registries(self) -> "list[Registry[LogitsProcessor]]":
+        return processor_registry()
 
 
 def processor_registry() -> "list[Registry[LogitsProcessor]]":
-    """Returns a list with the registry of logits processors, in the form that `naming_components` takes."""
+    """Imports the logits processors of the package. Returns their registry, as a list."""
     with imports():
         from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
     return [LOGITS_PROCESSORS]
@@ -77,21 +74,40 @@ def chosen_processors(names: Sequence[str], typed: dict[str, Any]) -> dict[str, 
     }
 
 
-@click.command(cls=GenerateCommand)
-@click.argument("data", required=False, type=Path)
+COMMON = {
+    "--path RUN|FILE": "checkpoint, or the folder of a run",
+    "--input FILE": "text or document, instead of standard input or DATA",
+    "--output FILE": "file to write (default: standard output)",
+    "--beam N": "width of the search; 1 is greedy (default: 4)",
+    "--lenpen X": "length penalty; higher: longer outputs (default: 0.6)",
+    "--source-lang CODE": "source language of a multilingual model",
+    "--target-lang CODE": "target language of a multilingual model",
+    "--nbest N": "translations per line, in jsonl (default: 1)",
+    "--format text|jsonl": "lines, or objects with scores (default: text)",
+    "--split-sentences LANGUAGE": "translate each sentence of a line alone",
+    "--glossary FILE": "terms and their translations",
+    "--engine NAME": "program that searches (default: torch)",
+    "--precision auto|fp32|bf16|int8": "number type of products; int8 is fastest on CPUs",
+    "--workers N": "CPU processes; one per core is best (default: 1)",
+    "--device NAME": "cpu, cuda, cuda:1, … (default: auto)",
+}
+
+
+@click.command(cls=GenerateCommand, common=COMMON)
+@click.argument("data", required=False, type=PATH)
 @click.option(
     "--path",
     "paths",
-    type=Path,
+    type=CHECKPOINT,
     multiple=True,
     required=True,
-    metavar="FILE",
+    metavar="RUN|FILE",
     help="Checkpoint; repeat it for an ensemble.",
 )
 @click.option(
     "--input",
     "inputs",
-    type=Path,
+    type=PATH,
     multiple=True,
     metavar="FILE",
     help="Text file, which may be compressed, or corpus (.tsv, .tmx, .jsonl, .parquet, .zip), repeatable; or one "
@@ -117,10 +133,11 @@ def command(
     generate(parsed_job(data, paths, inputs, plugins, on_command_line(flags)))
 
 
-for part in (GenerateConfig, ShardOptions, DeviceOptions, TranslatorOptions):
-    command.params += flags(part)
-command.params += flags(TextOptions, "Text")
-command.params += flags(SearchOptions, "Search")
+for part, title in (
+    (SearchOptions, "Search"), (GenerateConfig, "Input and output"), (DeviceOptions, "Model and devices"),
+    (TranslatorOptions, "Model and devices"), (TextOptions, "Text"), (ShardOptions, "Shards"),
+):  # fmt: skip
+    command.params += flags(part, title)
 
 
 def derived(config: type, settings: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.flags import PATH
 from nmtkit.jobs import progress
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("source", type=Path)
-@click.argument("destination", type=Path)
+@click.argument("source", type=PATH)
+@click.argument("destination", type=PATH)
 @click.option(
     "--try",
     "line",

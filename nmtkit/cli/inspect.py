@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cli.command import Command, echo
+from nmtkit.cli.flags import CHECKPOINT
 
 if TYPE_CHECKING:
     from nmtkit.experiments.inspection import Description
 
 
 @click.command(cls=Command)
-@click.argument("path", type=Path, metavar="RUN|FILE|DATA")
+@click.argument("path", type=CHECKPOINT, metavar="RUN|FILE|DATA")
 @click.option(
     "--all", "everything", is_flag=True, help="Show all facts and all settings that differ from the defaults."
 )

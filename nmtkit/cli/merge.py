@@ -10,13 +10,14 @@ import click
 import nmtkit
 from nmtkit.cli.clean import show_run
 from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.flags import PATH
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs.shard_plan import Plan, merge, read_plan
 
 
 @click.command(cls=Command)
-@click.argument("folder", type=Path, metavar="DIR")
+@click.argument("folder", type=PATH, metavar="DIR")
 @click.option(
     "--output",
     metavar="FILE|CORPUS",
@@ -27,9 +28,9 @@ from nmtkit.jobs.shard_plan import Plan, merge, read_plan
     "--dropped", metavar="CORPUS", help="For shards of clean: write the dropped pairs, as clean --dropped does."
 )
 @click.option(
-    "--scores", type=Path, metavar="FILE", help="For shards of clean: write all scores, as clean --scores does."
+    "--scores", type=PATH, metavar="FILE", help="For shards of clean: write all scores, as clean --scores does."
 )
-@click.option("--report", type=Path, metavar="FILE.html", help="For shards of clean: write the page of clean --report.")
+@click.option("--report", type=PATH, metavar="FILE.html", help="For shards of clean: write the page of clean --report.")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE",
     help="For shards of clean: import the plug-in of a filter first; repeatable.",

@@ -18,7 +18,25 @@ if TYPE_CHECKING:
     from nmtkit.data.dataset.report import DatasetReport
 
 
-@click.command(cls=Command, short_help="Make a binarized dataset from raw parallel text.")
+COMMON = {
+    "-s, --source-lang LANG": "source language, such as en",
+    "-t, --target-lang LANG": "target language, such as de",
+    "--trainpref CORPUS,…": "training corpora: prefixes or files",
+    "--validpref CORPUS,…": "valid sets",
+    "--testpref CORPUS,…": "test sets",
+    "--destdir PATH": "dataset folder to write",
+    "--vocab-size N": "entries of the vocabulary (default: 37000)",
+    "--[no-]separate-vocab": "one vocabulary for each side",
+    "--tokenizer-from FILE|FOLDER": "use the tokenizer of a model or dataset",
+    "--[no-]drop-duplicates": "drop pairs that occurred before",
+    "--[no-]drop-overlap": "drop training pairs of the valid and test sets",
+    "--corpora FILE.toml": "many languages, instead of -s, -t and prefixes",
+    "--report FILE.html": "page about the dataset",
+    "--workers N": "processes; one per core is the default",
+}
+
+
+@click.command(cls=Command, common=COMMON)
 def command(**settings: Any) -> None:
     """Makes a dataset folder from parallel text: line i of PREFIX.en is the translation of line i of PREFIX.de.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, standard_input, stderr
-from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
+from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line, plugin_option
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
 
@@ -65,8 +65,19 @@ class RerankConfig(Config):
     )
 
 
-@click.command(cls=Command)
-@click.argument("nbest", type=Path, required=False, metavar="[FILE]")
+COMMON = {
+    "--backward RUN|FILE": "model that translates back",
+    "--lm RUN|FILE": "language model of the target language",
+    "--tune FILE": "references, for which all weights are chosen",
+    "--weight-backward X": "weight of --backward (default: 1.0)",
+    "--weight-lm X": "weight of --lm (default: 0.3)",
+    "--lenpen X": "length penalty (default: 0.6)",
+    "--format text|jsonl": "output format (default: text)",
+}
+
+
+@click.command(cls=Command, common=COMMON)
+@click.argument("nbest", type=PATH, required=False, metavar="[FILE]")
 @plugin_option
 def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     """Choose the best translations of n-best lists by noisy-channel reranking. FILE is the output of generate.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, standard_input
-from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
@@ -126,11 +126,25 @@ class ScoreConfig(Config):
         as_columns(self.columns)
 
 
-@click.command(cls=Command)
+COMMON = {
+    "--sys FILE": "translations; repeat it to compare systems",
+    "--ref FILE": "references; repeatable",
+    "--data FOLDER": "dataset with the references, instead of --ref",
+    "--metric NAME,…": "bleu, chrf, chrf++, ter, comet, … (default: bleu,chrf,ter)",
+    "--src PATH": "source text, for comet and --path",
+    "-t, --target-lang CODE": "language, for the tokenizer of BLEU",
+    "--[no-]confidence": "95 % confidence intervals",
+    "--[no-]sentence-level": "scores of each sentence",
+    "--format text|json": "output format (default: text)",
+    "--path RUN|FILE": "perplexity of texts under this model",
+}
+
+
+@click.command(cls=Command, common=COMMON)
 @click.option(
     "--ref",
     "references",
-    type=Path,
+    type=PATH,
     multiple=True,
     metavar="FILE",
     help="Reference text, or a corpus .tsv, .tmx, .jsonl, .parquet or .zip, whose target side is taken; repeatable.",
@@ -138,7 +152,7 @@ class ScoreConfig(Config):
 @click.option(
     "--sys",
     "systems",
-    type=Path,
+    type=PATH,
     multiple=True,
     metavar="FILE",
     help="Translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "

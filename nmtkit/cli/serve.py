@@ -21,14 +21,29 @@ from nmtkit.serving.config import (
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
 
+COMMON = {
+    "--path [SRC-TGT=]RUN|FILE": "checkpoint, or the folder of a run; repeatable",
+    "--host ADDRESS": "0.0.0.0 listens on all networks (default: 127.0.0.1)",
+    "--port N": "port to listen on (default: 5000)",
+    "--workers N": "processes on a CPU; one per core is the default",
+    "--precision auto|fp32|bf16|int8": "number type of products; int8 is fastest on CPUs",
+    "--engine NAME": "program that searches (default: torch)",
+    "--device NAME": "cpu, cuda, cuda:1, … (default: auto)",
+    "--beam N": "width of the search; 1 is greedy (default: 4)",
+    "--pivot CODE": "also serve other pairs, through this language",
+    "--glossary FILE": "terms and their translations",
+    "--api-keys PATH": "file of keys that requests need",
+    "--[no-]split-sentences": "translate each sentence of a line alone",
+}
 
-@click.command(cls=GenerateCommand)
+
+@click.command(cls=GenerateCommand, common=COMMON)
 @click.option(
     "--path",
     "paths",
     multiple=True,
     required=True,
-    metavar="[SRC-TGT=]FILE",
+    metavar="[SRC-TGT=]RUN|FILE",
     help="Checkpoint. Repeat the flag for more language pairs; several checkpoints of one pair are an ensemble.",
 )
 @plugin_option

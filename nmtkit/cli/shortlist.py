@@ -8,6 +8,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.flags import CHECKPOINT, PATH
 from nmtkit.config.files import check_outputs, checkpoint_of
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ BINARY = ".bin"
 
 
 @click.command(cls=Command)
-@click.argument("data", required=False, type=Path)
-@click.option("--path", type=Path, required=True, metavar="FILE", help="Checkpoint that gets the shortlist.")
-@click.option("--output", type=Path, metavar="FILE", help="Checkpoint to write.  [default: replace --path]")
+@click.argument("data", required=False, type=PATH)
+@click.option("--path", type=CHECKPOINT, required=True, metavar="FILE", help="Checkpoint that gets the shortlist.")
+@click.option("--output", type=PATH, metavar="FILE", help="Checkpoint to write.  [default: replace --path]")
 @click.option(
     "--entries",
     type=click.IntRange(1, 100_000),
@@ -44,14 +45,14 @@ BINARY = ".bin"
 )
 @click.option(
     "--lexicon",
-    type=Path,
+    type=PATH,
     metavar="FILE",
     help="Read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one.",
 )
 @click.option(
     "--vocab",
     "vocabularies",
-    type=Path,
+    type=PATH,
     multiple=True,
     metavar="FILE",
     help="SentencePiece model that defines the ids in a .bin file of --lexicon: one model, or one for each side.  "
@@ -59,7 +60,7 @@ BINARY = ".bin"
 )
 @click.option(
     "--write-lexicon",
-    type=Path,
+    type=PATH,
     metavar="FILE",
     help="Also write the entries for Marian: a file named ….bin is binary, others are text (lex.s2t).",
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from nmtkit.cli.command import Command, echo, stderr
-from nmtkit.cli.flags import given_flags
+from nmtkit.cli.flags import PATH, given_flags
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.config.files import check_outputs
 from nmtkit.jobs import progress
@@ -22,7 +22,7 @@ RULES = (
 
 
 @click.command(cls=Command)
-@click.argument("file", type=Path, metavar="SWEEP.TOML")
+@click.argument("file", type=PATH, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
 @click.option("--dry-run", is_flag=True, help="List the runs and their commands without training.")
 @click.option(
@@ -33,7 +33,7 @@ RULES = (
 @click.option(
     "--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output format.  [default: text]"
 )
-@click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
+@click.option("--report", type=PATH, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 def command(
     file: Path,
     train_flags: tuple[str, ...],

@@ -6,19 +6,27 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
-from nmtkit.cli.command import Command, echo, errors_in_one_line, message_of, parsed_known_flags, stderr
-from nmtkit.cli.flags import flags, given_flags, naming_components, on_command_line
+from nmtkit.cli import imports
+from nmtkit.cli.command import echo, message_of, stderr
+from nmtkit.cli.components import ComponentCommand
+from nmtkit.cli.flags import PATH, completed_name, flags, given_flags, on_command_line
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.jobs import progress
-from nmtkit.training.config import DEFAULTS, REGISTRIES, Component, ConfigFile, JobConfig, kind_of
 from nmtkit.training.run_config import RunConfig
 
+if TYPE_CHECKING:
+    from nmtkit.config.registry import Registry
+    from nmtkit.training.config import JobConfig
+
+MANY_NAMES = 12  # names of a kind beyond which the help page has a line for each family
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
     FlagRule("--vocab-size", needs=("--dry-run",)),
@@ -26,67 +34,112 @@ DRY_RUN_RULES = (
 )
 
 
+# table of a component in the config file -> its flag, the placeholder of the flag, and its kind in words
+NAMES = {
+    "architecture": ("--arch", "NAME", "Architecture of the model"),
+    "criterion": ("--criterion", "NAME", "Training loss"),
+    "optimizer": ("--optimizer", "NAME", "Optimizer"),
+    "lr-scheduler": ("--lr-scheduler", "NAME", "Schedule of the learning rate"),
+    "transforms": ("--transforms", "NAME,…", "Transforms of training pairs"),
+    "metrics": ("--metrics", "NAME,…", "Metrics of validations"),
+    "callbacks": ("--callbacks", "NAME,…", "Callbacks"),
+}
+COMMON = {
+    "--arch NAME": "architecture (default: transformer_base)",
+    "--save-dir PATH": "folder of the run (default: checkpoints)",
+    "--config FILE": "settings in TOML; flags override them",
+    "--lr X": "highest learning rate (default: 0.0007)",
+    "--warmup-updates N": "updates until this learning rate (default: 4000)",
+    "--dropout X": "dropout (default: 0.1)",
+    "--label-smoothing X": "label smoothing (default: 0.1)",
+    "--batch-tokens N": "tokens of an update, over all processes",
+    "--max-tokens N": "tokens that fit into memory together",
+    "--max-update N": "updates of the run (default: 100000)",
+    "--max-epoch N": "passes over the training set",
+    "--patience N": "stop after N validations without a better score",
+    "--finetune-from RUN|FILE": "start from the weights of this model",
+    "--precision auto|fp32|bf16|fp16": "number type of products (default: auto)",
+    "--seed N": "of weights, order and dropout (default: 1)",
+    "--dry-run": "estimate memory and time of the run",
+}
+
+
 def name_flags() -> list[click.Option]:
-    """Returns the flags that choose components by name. The help texts list all registered names."""
+    """Returns the flags that choose components by name, without the names: they need the import of the components."""
     return [
-        click.Option(
-            [kind.flag],
-            metavar="NAME,…" if kind.several else "NAME",
-            help=f"{'Any' if kind.several else 'One'} of {', '.join(kind.names())}.  "
-            f"[default: {','.join(DEFAULTS[table]) or 'none'}]",
-        )
-        for table, kind in REGISTRIES.items()
+        click.Option([flag], metavar=metavar, help=f"{text}.", shell_complete=partial(_complete, table))
+        for table, (flag, metavar, text) in NAMES.items()
     ]
+
+
+def _complete(table: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from nmtkit.training.config import REGISTRIES
+
+    return completed_name(REGISTRIES[table].names(), incomplete)
+
+
+def described_name_flags() -> dict[str, click.Option]:
+    """Returns the flags that choose components, by name. The help texts list all registered names."""
+    from nmtkit.training.config import DEFAULTS, REGISTRIES
+
+    options = {}
+    for option, (table, registry) in zip(name_flags(), REGISTRIES.items(), strict=True):
+        default = f"  [default: {','.join(DEFAULTS[table])}]" if DEFAULTS[table] else ""
+        option.help = f"{NAMES[table][2]}:\n{families(registry.names())}{default}"
+        options[option.name or ""] = option
+    return options
+
+
+def families(names: Sequence[str]) -> str:
+    """Returns names as text. Names that begin with the same word stand on a line, if there are many names."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("_")[0] if len(names) > MANY_NAMES else "", []).append(name)
+    return "\n".join(", ".join(group) for group in groups.values())
 
 
 def sources(params: Mapping[str, Any]) -> tuple[Path | None, dict[str, str | None], tuple[str, ...]]:
     """Returns the config file, the names of components and the plug-ins that the parsed flags give."""
-    names = {table: params[parameter_name(kind.flag)] for table, kind in REGISTRIES.items()}
+    names = {table: params[flag.removeprefix("--").replace("-", "_")] for table, (flag, *_) in NAMES.items()}
     return params["config"], names, params["plugin"]
 
 
-def parameter_name(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
+class TrainCommand(ComponentCommand):
+    """The train command. Its flags depend on the chosen components, which a config file can choose too."""
 
+    def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
+        with imports():
+            from nmtkit.training.config import REGISTRIES, ConfigFile, kind_of
 
-def component_flags(components: Mapping[str, Component]) -> list[click.Option]:
-    """Returns the flags of the chosen components, under a heading with the name of each component."""
-    return [
-        flag
-        for table, component in components.items()
-        for flag in flags(component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}")
-    ]
+        file, chosen, plugins = sources(known.params)
+        components = ConfigFile(file).components(chosen, plugins, known.params["finetune_from"])
+        names = described_name_flags()  # after the import of the plug-ins, which may have registered names
+        return [
+            *(names.get(parameter.name or "", parameter) for parameter in self.params),
+            *(
+                flag
+                for table, component in components.items()
+                for flag in flags(component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}")
+            ),
+        ]
 
+    def registries(self) -> "Iterable[Registry[Any]]":
+        from nmtkit.training.config import REGISTRIES
 
-class TrainCommand(Command):
-    """The train command. Its flags depend on the chosen components, so click parses the arguments twice.
-
-    In the first pass, click ignores unknown flags, and the flags of the run choose the components. In the second pass,
-    click also knows the flags of these components.
-    """
+        return REGISTRIES.values()
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         arguments = list(args)  # make_context empties the list `args`
-        known = parsed_known_flags(self, info_name, args, parent)
-        with errors_in_one_line(known):
-            file, chosen, plugins = sources(known.params)
-            components = ConfigFile(file).components(chosen, plugins, known.params["finetune_from"])
-        names = {flag.name: flag for flag in name_flags()}  # computed again, because plug-ins may have registered names
-        params = [names.get(parameter.name or "", parameter) for parameter in self.params]
-        full = Command(
-            name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(components)]
-        )
-        with naming_components(REGISTRIES.values):
-            context = full.make_context(info_name, args, parent, **extra)
+        context = super().make_context(info_name, args, parent, **extra)
         context.obj = arguments
         return context
 
 
-@click.command(cls=TrainCommand, params=[])
-@click.argument("data", type=Path, required=False)
-@click.option("--config", type=Path, metavar="FILE", help="TOML file with settings; flags override it.")
+@click.command(cls=TrainCommand, common=COMMON, params=[])
+@click.argument("data", type=PATH, required=False)
+@click.option("--config", type=PATH, metavar="FILE", help="TOML file with settings; flags override it.")
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with more components.")
 @click.option("--dry-run", is_flag=True, help="Estimate memory and time of the run; do not train.")
 @click.option(
@@ -124,6 +177,8 @@ def command(
     nmtkit train domain-bin --finetune-from averaged.pt --lr 1e-4 --save-dir tuned
     nmtkit train --arch convs2s --optimizer sgd --help   # flags of these two
     """
+    from nmtkit.training.config import JobConfig
+
     job = JobConfig.read(*sources(settings), on_command_line(settings), data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
@@ -150,7 +205,7 @@ def command(
     sys.exit(status)
 
 
-def _train(job: JobConfig, arguments: Sequence[str]) -> int:
+def _train(job: "JobConfig", arguments: Sequence[str]) -> int:
     """Runs the training in this process and returns the exit code of the process."""
     from nmtkit.jobs import distributed
     from nmtkit.training.run import train_job

@@ -51,12 +51,19 @@ def convert(value: Any, hint: Any, text: bool = False) -> Any:
             pass
     elif type(value) is hint:  # isinstance would accept True as an int
         return value
-    raise ValueError(f"{reprlib.repr(value)} is not {_expected(hint)}")
+    raise ValueError(f"{reprlib.repr(value)} is not {_expected(hint)}{_nearest(value, arguments)}")
 
 
 def present(hint: Any) -> Any:
     """Returns T for the annotation `T | None`."""
     return next(item for item in typing.get_args(hint) if item is not type(None))
+
+
+def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
+    """Returns the end of an error message with the choice that is most similar to a text, if there is one."""
+    texts = [each for each in choices if isinstance(each, str)]
+    nearest = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) else []
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _expected(hint: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nmtkit.config import suggestion
 from nmtkit.jobs import progress
 from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, warn_if_unsegmented
 
@@ -108,7 +109,7 @@ def check_names(names: Sequence[str]) -> None:
     """Raises ValueError for an unknown metric, a metric that is named twice, and an empty list."""
     unknown = [name for name in names if name not in KNOWN_METRICS]
     if unknown:
-        raise ValueError(f"unknown metric {unknown[0]!r}; known: {', '.join(KNOWN_METRICS)}")
+        raise ValueError(f"unknown metric {unknown[0]!r}; {suggestion(unknown[0], KNOWN_METRICS)}")
     if not names or len(set(names)) < len(names):
         raise ValueError(f"name at least one metric, and each metric once; given: {', '.join(names) or 'none'}")
 
@@ -139,7 +140,7 @@ def _build(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
     if name == "bleu":
         tokenize = bleu_tokenizer(settings.target_lang) if settings.tokenize == "auto" else settings.tokenize
         if tokenize not in BLEU.TOKENIZERS:
-            raise ValueError(f"unknown tokenizer {tokenize!r}; known: auto, {', '.join(BLEU.TOKENIZERS)}")
+            raise ValueError(f"unknown tokenizer {tokenize!r}; {suggestion(tokenize, ['auto', *BLEU.TOKENIZERS])}")
         if extra := missing_extra(tokenize):
             raise ImportError(f"the tokenizer {tokenize} is not installed: pip install 'sacrebleu[{extra}]'")
         return BLEU(tokenize=tokenize, lowercase=settings.lowercase, effective_order=sentence_level)

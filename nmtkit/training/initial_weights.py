@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nmtkit.config import derive, flag_of, setting_text
+from nmtkit.config import derive, flag_of, setting_text, suggestion
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
@@ -293,8 +293,8 @@ def means(old: Tensor, axis: int, spelled: Sequence[Spelling]) -> Tensor:
 def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
     """Raises ValueError if the old model does not have the language `relative`, or if no language is new."""
     if relative not in old.languages:
-        known = ", ".join(sorted(old.languages)) or "none"
-        raise ValueError(f"--new-language-from {relative}: --finetune-from does not have this language; known: {known}")
+        known = suggestion(relative, sorted(old.languages))
+        raise ValueError(f"--new-language-from {relative}: --finetune-from does not have this language; {known}")
     if tokenizer.languages.keys() <= old.languages.keys():
         raise ValueError("--new-language-from has no effect: --finetune-from has all languages of the dataset")
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from nmtkit.config import suggestion
 from nmtkit.text.languages import subtags
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
@@ -38,8 +39,8 @@ class PivotTranslator:
         for translator, names_pivot in ((first, True), (second, from_pivot is not None)):
             languages = translator.tokenizer.languages
             if names_pivot and languages and pivot not in languages:
-                known = ", ".join(sorted(languages))
-                raise ValueError(f"--pivot {pivot}: {translator.name} does not have this language; known: {known}")
+                known = suggestion(pivot, sorted(languages))
+                raise ValueError(f"--pivot {pivot}: {translator.name} does not have this language; {known}")
         self.first, self.second = first, second
         kept = {name: getattr(search, name) for name in OF_BOTH_STEPS}
         into_pivot = pivot if first.tokenizer.languages else None

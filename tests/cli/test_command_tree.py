@@ -15,8 +15,9 @@ from click.testing import CliRunner
 
 from nmtkit.cleaning.filters import FILTERS
 from nmtkit.cli import COMMANDS, MODULES, main
-from nmtkit.cli.command import Command, tidied
+from nmtkit.cli.command import Command
 from nmtkit.cli.flags import flags
+from nmtkit.cli.help import tidied
 from nmtkit.config.plugins import load_plugin
 from nmtkit.config.registry import Registry
 
@@ -64,7 +65,8 @@ def test_every_file_of_a_command_is_registered() -> None:
     files = {path.stem for path in (ROOT / "nmtkit/cli").glob("*.py")}
     modules = {MODULES.get(name, name.replace("-", "_")) for name in COMMANDS}
     parts = {name for name in files if name.startswith("generate_")}
-    assert files - parts - {"__init__", "command", "flags", "other_toolkits", "progress", "prompt", "shards"} == modules
+    shared = {"__init__", "command", "components", "flags", "help", "other_toolkits", "progress", "prompt", "shards"}
+    assert files - parts - shared == modules
 
 
 @pytest.mark.parametrize("name", COMMANDS)

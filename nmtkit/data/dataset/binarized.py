@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.config import suggestion
 from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.data.corpora.lines import decode
 from nmtkit.data.dataset.dataset_files import (
@@ -346,7 +347,7 @@ class Dataset:
 
     def __getitem__(self, name: str) -> Split:
         if name not in self.splits:
-            raise ValueError(f"{self.folder} has no subset {name!r}; it has {', '.join(self.splits)}")
+            raise ValueError(f"{self.folder} has no subset {name!r}; {suggestion(name, self.splits)}")
         return self.splits[name]
 
 

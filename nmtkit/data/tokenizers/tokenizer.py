@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
+from nmtkit.config import suggestion
 from nmtkit.data.tokenizers.spm_model import (
     FOREIGN,
     NEWEST_PREPARATION,
@@ -423,7 +424,9 @@ class Tokenizer:
             )
         for flag, code in requested.items():
             if code not in self.languages:
-                raise ValueError(f"{flag} {code}: the model does not have this language; known: {known}")
+                raise ValueError(
+                    f"{flag} {code}: the model does not have this language; {suggestion(code, sorted(self.languages))}"
+                )
         ids = [self.languages[code] for code in requested.values()]
         return ids[:1], ids[1:]
 

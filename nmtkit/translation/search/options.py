@@ -65,6 +65,12 @@ class SearchOptions(Config):
     """
 
     beam: int = option(4, "open hypotheses per sentence; 1 is greedy search", min=1, max=1000)
+    source_lang: str | None = option(
+        None,
+        "source language for a multilingual model: a code such as eng_Latn; a wrong code gives an error with all codes",
+        metavar="CODE",
+    )
+    target_lang: str | None = option(None, "target language for a multilingual model", metavar="CODE")
     nbest: int = option(
         1, "translations per sentence, best first; with --sampling, independent samples", min=1, max=10_000
     )
@@ -115,12 +121,6 @@ class SearchOptions(Config):
         "add alignments from cross-attention; hard: a source piece for each target piece; soft: the weights of all "
         "source pieces for each target piece; words: character positions of a source word for each target word",
     )
-    source_lang: str | None = option(
-        None,
-        "source language for a multilingual model: a code such as eng_Latn; a wrong code gives an error with all codes",
-        metavar="CODE",
-    )
-    target_lang: str | None = option(None, "target language for a multilingual model", metavar="CODE")
     score_reference: bool = option(False, "score the given reference translations instead of searching")
     quality: bool = option(False, "estimate the confidence of each translation and report anomalies for review")
     unkpen: float | None = option(

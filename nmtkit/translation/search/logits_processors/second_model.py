@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nmtkit.config import Config, option
+from nmtkit.config import Config, option, suggestion
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models import building
@@ -192,7 +192,7 @@ class Contrastive(SecondModel):
     def _language(self, code: str) -> int:
         """Returns the id of a language token. Raises ValueError if the checkpoint does not have the language."""
         if code not in self.languages:
-            known = f"known: {', '.join(sorted(self.languages))}" if self.languages else "it has no language tokens"
+            known = suggestion(code, sorted(self.languages)) if self.languages else "it has no language tokens"
             raise ValueError(f"--contrast-lang {code}: {self.path} does not have this language; {known}")
         return self.languages[code]
 
