@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
-from nmtkit.text.alignment import UNSPACED, Span, is_joined, is_letter
+from nmtkit.text.alignment import UNSPACED, Span, has_letter, is_joined, is_letter
 from nmtkit.text.normalization import normalized
 
 ALTERNATIVES = "|"  # separates the target terms of a source term
@@ -131,6 +132,20 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
     return root
 
 
+def is_within_word(term: str, before: str, after: str) -> bool:
+    """Returns whether a letter next to a sign at the edge of a term belongs to the word of the term, as in C++en.
+
+    `before` and `after` are the characters next to the term, or empty. A term of signs alone is always a word.
+    """
+    attached = is_attached(before, term[0]) or is_attached(after, term[-1])
+    return attached and has_letter(term)
+
+
+def is_attached(letter: str, sign: str) -> bool:
+    spaced = letter != "" and category(letter)[0] in "LM" and not UNSPACED.match(letter)
+    return spaced and category(sign) in ("Po", "Pd", "Pc", "Sm")
+
+
 def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[int, Term | None]:
     """Returns the end and the term of the longest match at `start`, or (`start`, None).
 
@@ -138,9 +153,11 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
     """
     longest: tuple[int, Term | None] = start, None
     node = trie.get(first)
+    before = keys[start - 1][-1] if start else ""
     index = start + 1
     while node is not None:
-        if "" in node:
+        after = keys[index][0] if index < len(keys) else ""
+        if "" in node and not is_within_word(node[""].source, before, after):
             longest = index, node[""]
         node = node.get(keys[index]) if index < len(keys) else None
         index += 1
@@ -167,7 +184,8 @@ def positions(text: str, target: str, upper: bool) -> list[Span]:
         start = text.find(form)
         while start >= 0:
             end = start + len(form)
-            if not is_joined(text, start) and not is_joined(text, end):
+            before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+            if not is_joined(text, start) and not is_joined(text, end) and not is_within_word(form, before, after):
                 spans.append((start, end))
             start = text.find(form, start + 1)
     return sorted(spans)

@@ -5,9 +5,12 @@ import random
 import re
 
 import pytest
+from builders import tiny_tokenizer
 from work import operations
 
 from nmtkit.text.glossary import Glossary, Term, TermResult, load, positions, term_results, without
+from nmtkit.translation.pipeline import required_terms
+from nmtkit.translation.search.text_automaton import TextAutomaton
 
 
 def glossary(*sources):
@@ -66,6 +69,24 @@ def test_a_target_stands_as_whole_words_and_with_a_capital():
     assert positions("ALTER STRASSE", "straße", True) == [(6, 13)]
     assert positions("IPhone iPhone", "iPhone", False) == [(7, 13)]
     assert positions("この火災報知器は", "火災報知器", False) == [(2, 7)]
+
+
+@pytest.mark.parametrize(
+    ("text", "term", "whole"),
+    [
+        ("Mit C++.", "C++", True), ("Mit C++en.", "C++", False), ("C++", "C++", True), ("(C++)", "C++", True),
+        ("C++-Code", "C++", True), ("C++11", "C++", True), ("C++を使う", "C++", True), ("xC++", "C++", False),
+        ("C#, .NET", ".NET", True), ("ASP.NET", ".NET", False), ("bei 5°C", "°C", True), ("50%", "%", True),
+        ("50%ig", "%", True), ("Acme®", "®", True), ("mit Dr. Hund", "Dr.", True), ("Dr.Hund", "Dr.", False),
+        ("Mann.", ".", True),
+    ],
+)  # fmt: skip
+def test_a_sign_at_the_edge_of_a_term_belongs_to_the_word_of_a_letter(text, term, whole):
+    tokenizer = tiny_tokenizer()
+    assert bool(positions(text, term, False)) == whole
+    assert bool(Glossary([Term(term, (term,))]).find(text)) == whole
+    automaton = TextAutomaton([required_terms(tokenizer)((term,))], ordered=False)
+    assert automaton.holds(tokenizer.encode_target([text]).ids[:-1].tolist()) == whole
 
 
 def test_every_occurrence_in_the_translation_counts_once():

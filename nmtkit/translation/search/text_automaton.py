@@ -10,12 +10,13 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from nmtkit.data.tokenizers.tokenizer import EOS
-from nmtkit.text.alignment import ZERO_WIDTH_JOINER, is_joined
+from nmtkit.text.alignment import ZERO_WIDTH_JOINER, has_letter, is_joined
+from nmtkit.text.glossary import is_attached, is_within_word
 from nmtkit.translation.search.constraints import IMPOSSIBLE, RequiredText, SpelledPhrase, spelling_costs, text_bytes
 
 # Maximum number of readings of a hypothesis. If there are more (with about 7 texts), the most advanced readings stay.
 READINGS = 64
-LETTER, SIGN = "a", "."  # stand for all letters of scripts with spaces, and for all other characters
+LETTER, DIGIT, SIGN = "a", "0", "."  # stand for letters of scripts with spaces, digits, and all other characters
 
 # a bit for each complete text; the index of the text that has begun; the characters of this text, "" if there is none
 Reading = tuple[int, int, str]
@@ -25,7 +26,7 @@ class AutomatonState(NamedTuple):
     """A state of the automaton after some tokens."""
 
     readings: tuple[frozenset[Reading], ...]  # for each group of texts
-    last: str  # the last character: LETTER, SIGN or a joiner
+    last: str  # the last character: LETTER, DIGIT, SIGN or a joiner
     pending: bytes  # the bytes of an incomplete character
 
 
@@ -90,6 +91,7 @@ class SpelledText:
         self.whole_words = required.whole_words
         self.alternatives = [SpelledAlternative(each, required) for each in required.alternatives]
         self.texts = {each.text for each in self.alternatives}
+        self.signs = {text[0] for text in self.texts if not has_letter(text)}
         self.beginnings = {text[:end] for text in self.texts for end in range(1, len(text) + 1)}
         self.length = min(len(each.ends) for each in self.alternatives)  # in usual tokens
         # smallest number of tokens for an occurrence after any character
@@ -101,7 +103,9 @@ class SpelledText:
 
     def can_begin(self, char: str, last: str) -> bool:
         """Returns whether an occurrence can begin with `char` after the character `last`."""
-        return not (self.whole_words and is_joined(last + char, 1))
+        if not self.whole_words:
+            return True
+        return not is_joined(last + char, 1) and (char in self.signs or not is_attached(last, char))
 
     def begun(self, begun: str) -> Iterator[SpelledAlternative]:
         """Yields the alternatives that begin with `begun`."""
@@ -193,8 +197,9 @@ class TextAutomaton:
                 self.kept({after for reading in each for after in self.readings_after(reading, char, group, last)})
                 for each, group in zip(readings, self.groups, strict=True)
             )
-            joined = is_joined(LETTER + char, 1)
-            last = char if char == ZERO_WIDTH_JOINER else LETTER if joined else SIGN
+            last = char if char == ZERO_WIDTH_JOINER else SIGN
+            if is_joined(LETTER + char, 1):
+                last = DIGIT if char.isnumeric() else LETTER
         return AutomatonState(readings, last, decoder.getstate()[0])
 
     def kept(self, readings: set[Reading]) -> frozenset[Reading]:
@@ -287,7 +292,7 @@ class TextAutomaton:
         held, index, begun = reading
         if begun:
             yield from self.begun_with(held, index, begun + char)
-            if begun not in self.texts[index].texts or is_joined(last + char, 1):
+            if begun not in self.texts[index].texts or is_joined(last + char, 1) or is_within_word(begun, "", char):
                 return
             held |= 1 << index
         yield held, 0, ""

@@ -38,9 +38,8 @@ def spans(text: RequiredText, line: str) -> list[tuple[int, int]]:
     letters = ("(?<![abü])", "(?![abü])") if text.whole_words else ("", "")
     result = []
     for each in text.alternatives:
-        # a sign at the edge of a whole word separates words itself
-        left = letters[0] if each.text[0] in "abü" else ""
-        right = letters[1] if each.text[-1] in "abü" else ""
+        # a sign separates words, but the sign at the edge of a text with letters belongs to the text
+        left, right = letters if set(each.text) & set("abü") else ("", "")
         result += [match.span(1) for match in re.finditer(f"{left}(?=({re.escape(each.text)}){right})", line)]
     return result
 
