@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nmtkit.config.registry import Registry
     from nmtkit.training.config import JobConfig
 
-MANY_NAMES = 12  # names of a kind beyond which the help page has a line for each family
+MANY_NAMES = 12  # beyond this number of names, the help page has a line for each family
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
     FlagRule("--vocab-size", needs=("--dry-run",)),
@@ -91,10 +91,15 @@ def described_name_flags() -> dict[str, click.Option]:
 
 
 def families(names: Sequence[str]) -> str:
-    """Returns names as text. Names that begin with the same word stand on a line, if there are many names."""
+    """Returns names as text. If there are many names of few families, each family has a line.
+
+    The names of a family begin with the same word.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(name.partition("_")[0] if len(names) > MANY_NAMES else "", []).append(name)
+        groups.setdefault(name.partition("_")[0], []).append(name)
+    if len(names) <= MANY_NAMES or len(groups) > len(names) / 2:
+        return ", ".join(names)
     return "\n".join(", ".join(group) for group in groups.values())
 
 

@@ -463,7 +463,7 @@ def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
     flags = [*TINY.split(), "--plugin", several, "--transforms", "cut,swap.all"]
     shown = train(*flags, "--help").stdout
     assert "--swap-share" in shown and "Transform cut:" in shown
-    assert re.search(r"--transforms NAME,…\s+Any of .*swap\.all, +cut", shown.replace("\n", " "))
+    assert re.search(r"--transforms NAME,…\s+Transforms of .*swap\.all, +cut", shown.replace("\n", " "))
     assert train(mirror_data, *flags, "--swap-share", 0.25, "--save-dir", tmp_path / "one").exit_code == 0
     tables = resolved(tmp_path / "one")
     assert tables["run"]["transforms"] == ["cut", "swap.all"]
