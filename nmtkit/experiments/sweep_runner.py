@@ -18,6 +18,7 @@ from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments import comparison
 from nmtkit.experiments.sweep import Sweep, SweepRun
+from nmtkit.jobs.processes import STOP_SIGNALS
 from nmtkit.training.config import flat_settings
 from nmtkit.training.run_facts import fingerprint
 
@@ -44,12 +45,12 @@ class Runner:
     ended_early: bool = False  # whether `watch` ended the last process
 
     def __post_init__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-        if self.process and number == signal.SIGINT:
+        if self.process and number == signal.SIGINT and hasattr(os, "killpg"):
             # Like a terminal, signal the whole group: the launcher of several processes does not forward Ctrl-C.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nmtkit.jobs.processes import STOP_SIGNALS
+
 GRACE_SECONDS = 5.0  # time for other processes to print their errors and end, after one process has failed
 GROUP_TIMEOUT_MINUTES = 30  # a rank of `generate` without a heartbeat for this long counts as hanging
 LONG_OPERATION_SECONDS = 3600.0  # time limit of a long operation, which sends no heartbeats
@@ -371,8 +373,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             if child.poll() is None:
                 child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return _wait(children)
     finally:

@@ -13,7 +13,6 @@ the number of computing threads does not change.
 
 import ctypes
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -35,7 +34,7 @@ def start() -> None:
     Ranks of one run compete with each other, so the launcher decides for them. Call this function after the last fork.
     """
     global _started
-    if sys.platform == "linux" and not _started and not any(name in os.environ for name in VARIABLES):
+    if hasattr(os, "sched_getaffinity") and not _started and not any(name in os.environ for name in VARIABLES):
         _started = True
         threading.Thread(target=watch_load, args=(IdleThreads(),), name="openmp load", daemon=True).start()
 

@@ -72,7 +72,8 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
         watching = loop.create_task(keep_up_to_date([model.path for model in job.paths], reload_requested, service))
         pairs = described(pool.pairs)
         address = listener.getsockname()

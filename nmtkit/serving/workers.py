@@ -52,8 +52,9 @@ def main(control: socket.socket) -> None:
 
     The server then sends the socket of the channel of the new worker.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server handles these signals
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the server handles these signals
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     channel = SocketChannel(control, buffers=False)
     try:
         job, log_level = channel.receive(wait=True)

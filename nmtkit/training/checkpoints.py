@@ -196,9 +196,15 @@ def drop_training_state(path: Path) -> None:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Makes `path` a symbolic link to `target`. At every moment, either the old or the new link exists."""
+    """Makes `path` a symbolic link to `target`. At every moment, either the old or the new link exists.
+
+    On file systems without symbolic links, `path` is a second name of the file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
+    try:
+        temporary.symlink_to(target)
+    except (OSError, NotImplementedError):
+        os.link(path.with_name(target), temporary)
     os.replace(temporary, path)
     sync_folder(path.parent)

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
+from nmtkit.jobs.processes import STOP_SIGNALS
 from nmtkit.training.loader import Position
 from nmtkit.training.run_config import RunConfig
 
 log = logging.getLogger("nmtkit")
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
