@@ -1,4 +1,4 @@
-"""Hides what only Linux or only Unix has. Python imports this file at its start if its folder is in PYTHONPATH.
+"""Hides modules, functions and signals that only Linux or only Unix has. Python imports this file at its start if its folder is in PYTHONPATH.
 
 Modules of other packages still find the modules of Unix, because these packages have code of their own for each system.
 """

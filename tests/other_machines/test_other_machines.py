@@ -1,6 +1,6 @@
 """The commands on a system without fork, flock, /proc, symbolic links, CPU affinity and the signals of Unix.
 
-The tests hide these from all processes (`sitecustomize.py`), so they run the code for Windows and macOS on Linux.
+`sitecustomize.py` hides all of them from the processes of a test, so the code for other systems runs on Linux.
 """
 
 import json
