@@ -1,6 +1,7 @@
-"""Hides modules, functions and signals that only Linux or only Unix has. Python imports this file at its start if its folder is in PYTHONPATH.
+"""Hides modules, functions and signals that only Linux or only Unix has, from the modules of nmtkit.
 
-Modules of other packages still find the modules of Unix, because these packages have code of their own for each system.
+Python imports this file at its start if its folder is in PYTHONPATH. Other packages still find the modules of Unix,
+because they have separate code for each system.
 """
 
 import builtins
