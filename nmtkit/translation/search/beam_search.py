@@ -1,4 +1,4 @@
-"""The search of PyTorch: a loop over steps, whose hypotheses a `Selector` chooses. Greedy search has another loop.
+"""The search of PyTorch: a loop over steps, whose hypotheses a `Selector` chooses.
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. A selector
 chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
@@ -26,7 +26,6 @@ from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import (
     ConstraintProcessor,
-    is_greedy,
     is_over,
     length_penalty,
     max_lengths,
@@ -59,8 +58,7 @@ def free_search(
 
     def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
         selector = Sampler(options, seeds or range(len(constraints))) if options.sampling else BeamSelector(options)
-        task = Search(models, source, options, constraints, selector, processors)
-        return greedy_search(task) if is_greedy(options) else task.run()
+        return Search(models, source, options, constraints, selector, processors).run()
 
     if shortlist is None or not options.shortlist:
         return search(models, source, constraints)
@@ -105,7 +103,6 @@ class Selector(ABC):
 
     distinct = True  # whether the finished hypotheses of a sentence must differ
     group = 1  # number of successive open hypotheses that begin as copies of one hypothesis
-    needs_log_probabilities = True  # whether `select` reads log probabilities; otherwise logits are enough
 
     @abstractmethod
     def select(self, search: "Search", scores: Tensor) -> Candidates:
@@ -116,7 +113,7 @@ class Selector(ABC):
 
 
 class Search:
-    """A search over one batch of sentences. `run` and `greedy_search` return the hypotheses."""
+    """A search over one batch of sentences. `run` returns the hypotheses."""
 
     def __init__(
         self,
@@ -144,7 +141,6 @@ class Search:
         # B R, float64. At the start, only the first hypothesis of a group is open, because the others would be copies.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
         self.log_probability[:, :: self.selector.group] = 0.0
-        self.normalizer: Tensor | None = None  # N: scores of a step minus `normalizer` are log probabilities
 
     @overload
     def penalty(self, tokens: int) -> float: ...
@@ -158,7 +154,7 @@ class Search:
     def run(self) -> BatchHypotheses:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
-            scores = self.constraint_processor.apply(self.scores(tokens.to(self.device)), self.history)
+            scores = self.constraint_processor.apply(self.scorer.step(tokens.to(self.device)), self.history)
             parents, tokens = self.extend(self.selector.select(self, scores))
             done = self.is_done()
             number = 0 if done is None else int(done.sum())
@@ -175,18 +171,6 @@ class Search:
                 self.log_probability[done] = -math.inf  # finished sentences stay in the batch as padding
             self.scorer.reorder(parents.flatten().to(self.device))
             tokens = tokens.flatten()
-
-    def scores(self, tokens: Tensor) -> Tensor:
-        """Appends `tokens` [N]. Returns scores N V of the next tokens.
-
-        The scores minus `self.normalizer` are log probabilities. If `self.normalizer` is None, the scores are log
-        probabilities.
-        """
-        if self.selector.needs_log_probabilities or self.history.shape[2] < self.constraint_processor.language_tokens:
-            self.normalizer = None
-            return self.scorer.step(tokens)
-        scores, self.normalizer = self.scorer.step_unnormalized(tokens)
-        return scores
 
     def extend(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Makes `candidates` [B, R] the open hypotheses. Returns parent rows (of N) and tokens, both B R."""
@@ -239,16 +223,12 @@ class BeamSelector(Selector):
 
     def __init__(self, options: SearchOptions) -> None:
         self.diversity, self.group = options.diversity, options.beam // options.diverse_groups
-        self.needs_log_probabilities = options.diverse_groups > 1
 
     def select(self, search: Search, scores: Tensor) -> Candidates:
         sentences, rows = search.log_probability.shape
         log_probs = scores.view(sentences, rows, -1)
         if rows == self.group:
-            before = search.log_probability
-            if search.normalizer is not None:
-                before = before - search.normalizer.view_as(before)
-            return search.finish_among(self.candidates(log_probs, before), rows)
+            return search.finish_among(self.candidates(log_probs, search.log_probability), rows)
         extended: list[Candidates] = []
         for start in range(0, rows, self.group):
             group = log_probs[:, start : start + self.group]
@@ -280,49 +260,6 @@ def _token_counts(tokens: list[Tensor], like: Tensor) -> Tensor:
     taken = torch.cat(tokens, 1).to(like.device)
     counts = like.new_zeros(len(like), like.shape[2])
     return counts.scatter_add_(1, taken, torch.ones_like(taken, dtype=counts.dtype))[:, None]
-
-
-def greedy_search(search: Search) -> BatchHypotheses:
-    """Returns the same hypotheses and scores as `search.run` with one open hypothesis, in fewer operations.
-
-    The time of a step of a small model depends on the number of its operations. A greedy search does not select or sort
-    candidates, and does not test whether an open hypothesis can become better than a finished hypothesis: a sentence is
-    finished when its best token is eos.
-    """
-    tokens = torch.full((len(search.sentence),), BOS, device=search.device)
-    log_probability = torch.zeros(len(search.sentence), dtype=torch.float64, device=search.device)  # B
-    open_rows = dict(enumerate(search.sentence.tolist()))  # row -> sentence; finished sentences may stay as padding
-    outputs: list[list[int]] = [[] for _ in open_rows]  # the tokens of each sentence
-    results: BatchHypotheses = [[] for _ in open_rows]
-    length = 0
-    constraints = search.constraint_processor
-    # memory of `history`, shape [B, 1, positions]; tokens are written only if a constraint reads the history
-    space = torch.zeros(len(outputs), 1, int(constraints.max_length.max()) + 1, dtype=torch.int64)
-    while True:
-        search.history = space.narrow(2, 0, length)
-        best, tokens = constraints.apply(search.scores(tokens), search.history).max(1)
-        before = log_probability if search.normalizer is None else log_probability - search.normalizer
-        log_probability = best + before
-        values, added = log_probability.tolist(), tokens.tolist()
-        for row, sentence in list(open_rows.items()):
-            if added[row] != EOS and math.isfinite(values[row]):
-                outputs[sentence].append(added[row])
-                continue
-            if math.isfinite(values[row]):
-                score = values[row] / search.penalty(len(outputs[sentence]) + 1)
-                results[sentence].append(Hypothesis(outputs[sentence], score, values[row]))
-            del open_rows[row]
-        if not open_rows:
-            return list(map(nonempty, results))
-        if constraints.reads_history:
-            space[:, 0, length] = tokens.cpu()
-        length += 1
-        if len(added) - len(open_rows) >= COMPACTION * len(added):
-            kept = torch.tensor(list(open_rows))
-            search.drop_finished(kept)
-            space = space[kept]
-            log_probability, tokens = (part[kept.to(search.device)] for part in (log_probability, tokens))
-            open_rows = dict(enumerate(open_rows.values()))
 
 
 class Sampler(Selector):

@@ -65,10 +65,6 @@ def open_hypotheses(options: SearchOptions) -> int:
     return options.nbest if options.sampling else options.beam
 
 
-def is_greedy(options: SearchOptions) -> bool:
-    return options.beam == 1 and not options.sampling
-
-
 def max_lengths(
     options: SearchOptions,
     sources: Iterable[int],
@@ -116,11 +112,6 @@ class ConstraintProcessor:
         self.shortest = int(self.max_length.min())
         self.forbidden = torch.tensor(forbidden_tokens(options))
         self.forbidden_at_first = torch.tensor([*forbidden_tokens(options), EOS])  # up to the minimum length
-
-    @property
-    def reads_history(self) -> bool:
-        """Whether `apply` uses the tokens of its `history`, and not only their number."""
-        return bool(any(self.avoided) or self.options.no_repeat_ngram)
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
         """Returns `log_probs` [N, V] with -inf where a continuation of `history` [B, R, L] is not allowed."""

@@ -21,45 +21,15 @@ from nmtkit.translation.search.logits_processors import LogitsProcessor, LogitsP
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary, C candidates of a sentence
 
-SOFTMAX_ROWS = 32  # number of rows that are normalised at a time on a CPU
-EXP_ROWS = 16  # number of rows whose exponentials are computed at a time on a CPU
-# Up to this many logits, one log-softmax is faster than the operations of `logsumexp`: 3 times as fast for 4 x 400
-# logits, 1.4 times as fast for 4 x 10,000. For 16 x 10,000, both take the same time (AVX2, one thread).
-FEW_LOGITS = 1 << 16
 HEARTBEAT_STEPS = 64  # number of steps between two signs of life of a process
 POSITIVE = 1e-4  # a log probability above this limit is not a rounding error
-LOG2_E = 1 / math.log(2)
 BLOCK = 128  # number of columns of a block; chosen by measurements on 128 rows of 10,000 and 37,000 columns
 
 
-def log_softmax_(logits: Tensor) -> Tensor:
-    """Returns the log probabilities of `logits` [N, V] in fp32. Logits in fp32 on a CPU are overwritten.
-
-    A CPU normalises a few rows at a time, which stay in the cache of the processor. This saves 8 % of the time of a
-    projection of 128 rows to 37,000 columns.
-    """
-    if logits.device.type != "cpu" or logits.dtype != torch.float32:
-        return logits.log_softmax(1, dtype=torch.float32)
-    for rows in logits.split(SOFTMAX_ROWS):
-        torch.log_softmax(rows, 1, out=rows)
-    return logits
-
-
 def mean_log_probabilities(logits: Sequence[Tensor]) -> Tensor:
-    """Returns the logarithm of the mean probabilities of several models in fp32. The logits [N, V] are overwritten."""
-    each = [log_softmax_(model_logits) for model_logits in logits]
+    """Returns the logarithm of the mean probabilities of several models in fp32, from their logits [N, V]."""
+    each = [model_logits.log_softmax(1, dtype=torch.float32) for model_logits in logits]
     return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0).sub_(math.log(len(each)))
-
-
-def logsumexp(logits: Tensor) -> Tensor:
-    """Returns the logarithm of the sum of exponentials of each row of `logits` [N, V] in fp32: N.
-
-    The result is not finite where a sum overflows. The exponentials are powers of two, computed for a few rows at a
-    time, which stay in the cache of the processor. This takes half the time of a log-softmax.
-    """
-    space = torch.empty_like(logits[:EXP_ROWS])
-    sums = [torch.mul(x, LOG2_E, out=space[: x.shape[0]]).exp2_().sum(1) for x in logits.split(EXP_ROWS)]
-    return (sums[0] if len(sums) == 1 else torch.cat(sums)).log_()
 
 
 class SearchModel(Protocol):
@@ -114,22 +84,6 @@ class Scorer:
                 raise ValueError(f"{name} returned log probabilities above 0; search needs values of at most 0")
             log_probs = result
         return log_probs
-
-    def step_unnormalized(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Appends `tokens` [N]. Returns scores N V and a normaliser N. Scores minus normaliser are log probabilities.
-
-        The normaliser is None if the scores are log probabilities. If a single model on a CPU has many logits, the
-        scores are the logits, which saves writing the log probabilities of all tokens.
-        """
-        if self.processors:
-            return self.step(tokens), None
-        logits = self.logits(tokens)
-        many = len(logits) == 1 and logits[0].numel() > FEW_LOGITS
-        if many and logits[0].device.type == "cpu" and logits[0].dtype == torch.float32:
-            normalizer = logsumexp(logits[0])
-            if math.isfinite(normalizer.sum().item()):
-                return logits[0], normalizer
-        return self.log_probabilities(logits), None
 
     def logits(self, tokens: Tensor) -> list[Tensor]:
         """Appends `tokens` [N]. Returns the logits of each model, N V."""

@@ -8,19 +8,7 @@ from torch import nn
 
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers.prepack import prepack
-from nmtkit.translation.search import scorer as search_scorer
-from nmtkit.translation.search.scorer import Scorer, block_maxima, continuations, log_softmax_
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 32, 75])
-def test_log_probabilities_are_those_of_the_logits_in_fp32(rows, dtype):
-    torch.manual_seed(1)
-    logits = (3 * torch.randn(rows, 200)).to(dtype)
-    expected = logits.double().log_softmax(1)
-    found = log_softmax_(logits.clone())
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+from nmtkit.translation.search.scorer import Scorer, block_maxima, continuations
 
 
 class Fixed(nn.Module):
@@ -55,31 +43,12 @@ def test_an_ensemble_averages_the_probabilities_of_its_models(prepacked):
         torch.testing.assert_close(scorer.step(tokens).double().exp(), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("many", [True, False])
-@pytest.mark.parametrize("rows", [1, 16, 37])
-def test_logits_become_log_probabilities_with_their_normalizer(rows, many, monkeypatch):
-    if many:
-        monkeypatch.setattr(search_scorer, "FEW_LOGITS", 0)
-    torch.manual_seed(1)
-    model, tokens = Fixed(6 * torch.randn(50, 8)), torch.randint(8, (rows,))
-    with torch.no_grad():
-        scorer = Scorer([model], Packed.from_lists([[1]]), rows)
-        scores, normalizer = scorer.step_unnormalized(tokens)
-        expected = scorer.logits(tokens)[0].double().log_softmax(1)
-        assert (normalizer is not None) == many
-        subtracted = normalizer.double()[:, None] if many else 0.0
-        torch.testing.assert_close(scores.double() - subtracted, expected, rtol=0, atol=5e-6)
-
-
 @pytest.mark.parametrize("logit", [math.nan, math.inf, 200.0, -200.0])
-def test_logits_whose_exponentials_overflow_or_vanish_are_normalized_with_care(logit, monkeypatch):
-    monkeypatch.setattr(search_scorer, "FEW_LOGITS", 0)
+def test_logits_that_overflow_have_no_continuation(logit):
     weight = torch.zeros(50, 8)
     weight[:, 3] = logit
     with torch.no_grad():
-        scorer = Scorer([Fixed(weight)], Packed.from_lists([[1]]), 2)
-        scores, normalizer = scorer.step_unnormalized(torch.tensor([3, 1]))
-    assert normalizer is None
+        scores = Scorer([Fixed(weight)], Packed.from_lists([[1]]), 2).step(torch.tensor([3, 1]))
     # times the zeros of the other row's input, they are NaN as well
     expected = -math.log(50) if math.isfinite(logit) else -math.inf
     torch.testing.assert_close(scores, torch.full((2, 50), expected))
