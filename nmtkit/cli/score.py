@@ -1,6 +1,8 @@
 """`nmtkit score`: prints scores of translations with their signatures, or perplexities of texts."""
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +17,7 @@ from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
+    from nmtkit.scoring.metrics import Score
     from nmtkit.scoring.report import ScoreReport
     from nmtkit.scoring.texts import ScoredTexts
 
@@ -55,6 +58,9 @@ SCORE_RULES = (
     ),
     FlagRule("--width", needs=("--format text",)),
 )
+
+
+LOWEST = {"BLEU": 5.0, "chrF2": 25.0, "chrF2++": 25.0}  # translations with lower scores may be in a wrong language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +227,23 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
             test=config.test, samples=samples, confidence=config.confidence,
         )  # fmt: skip
         show(report.comparison_report(comparison, config.test, samples, config.width), config)
+        warn_of_languages(texts, [(each.system, each.score) for each in comparison])
     else:
         scores = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
         show(report.scores_report(scores, config.width), config)
+        warn_of_languages(texts, [(next(iter(texts.systems)), each) for each in scores])
+
+
+def warn_of_languages(texts: "ScoredTexts", scores: Sequence[tuple[str, "Score"]]) -> None:
+    """Warns of a system with a very low score whose translations are not in the language of the references."""
+    from nmtkit.text.language_identification import different_languages
+
+    low = [name for name, score in scores if score.name in LOWEST and score.value < LOWEST[score.name]]
+    for name in dict.fromkeys(low):
+        if (codes := different_languages(texts.systems[name], texts.references[0])) is not None:
+            logging.getLogger("nmtkit").warning(
+                "%s seems to be in the language %s, but the references are in %s", name, *codes
+            )
 
 
 def check_one_direction(texts: "ScoredTexts", config: ScoreConfig) -> None:

@@ -20,6 +20,9 @@ from nmtkit.text.languages import subtags
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
 MAX_BYTES = 200  # number of bytes at the beginning of a line that are read
+MIN_LINES, MIN_LETTERS = 20, 12  # texts with fewer such lines are not judged, because single lines are not reliable
+EXCHANGED = 0.85  # share of lines in the language of the other side of an exchanged corpus
+CLEAR = 0.6  # mean probability of a language that a text clearly has
 BUFFER = 1 << 13  # number of features whose weights are read at once
 
 
@@ -178,6 +181,51 @@ def _model() -> Any:
 def identifier(path: Path | None) -> Identifier:
     """Returns the identifier of py3langid, or of the model file `path`."""
     return BatchIdentifier() if path is None else FastTextIdentifier(path)
+
+
+def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str]) -> float | None:
+    """Returns the share of lines in the language of the other text, if two texts are exchanged. Otherwise returns None.
+
+    `codes` are the languages that `first` and `second` should have. Only these two languages are compared. The result
+    is the smaller share of the two texts. The result is also None without py3langid, for a language that it does not
+    know, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
+    """
+    try:
+        model = BatchIdentifier()
+    except ImportError:
+        return None
+    a, b = (columns_of(model.languages, code) for code in codes)
+    if not a or not b or a == b:
+        return None
+    shares = []
+    for lines, own, other in ((first, a, b), (second, b, a)):
+        probabilities = model.probabilities([line for line in lines if sum(map(str.isalpha, line)) >= MIN_LETTERS])
+        if len(probabilities) < MIN_LINES:
+            return None
+        shares.append(float((probabilities[:, other].sum(1) > probabilities[:, own].sum(1)).mean()))
+    return min(shares) if min(shares) > EXCHANGED else None
+
+
+def different_languages(lines: Sequence[str], references: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the codes of the languages of both texts, if each text clearly has a language, and not the same.
+
+    The result is None without py3langid, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
+    """
+    try:
+        model = BatchIdentifier()
+    except ImportError:
+        return None
+    means = []
+    for text in (lines, references):
+        probabilities = model.probabilities([line for line in text if sum(map(str.isalpha, line)) >= MIN_LETTERS])
+        if len(probabilities) < MIN_LINES:
+            return None
+        means.append(probabilities.mean(0))
+    best = [int(mean.argmax()) for mean in means]
+    is_clear = all(
+        mean[own] > CLEAR and mean[other] < 1 - CLEAR for mean, own, other in zip(means, best, best[::-1], strict=True)
+    )
+    return (model.languages[best[0]], model.languages[best[1]]) if is_clear else None
 
 
 def columns_of(languages: Sequence[str], code: str) -> list[int]:

@@ -7,6 +7,7 @@ import hashlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ from nmtkit.data.corpora.lines import lists_of_lines
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.directions import MAX_DIRECTIONS, Direction
+from nmtkit.text.language_identification import exchanged
 from nmtkit.text.languages import is_code
 
 SPLITS = ("train", "valid", "test")
 NO_DIRECTION = MAX_DIRECTIONS
+LANGUAGE_SAMPLE = 400  # number of lines whose language is identified
 
 
 class LanguagePair(NamedTuple):
@@ -102,6 +105,29 @@ class ParallelCorpus:
                 counts[index] += len(lines)
                 yield index, lines
         check_line_counts(list(self.paths), counts)
+
+    def first_lines(self, count: int, longest: int) -> list[list[str]]:
+        """Returns the first `count` lines of each language."""
+        if self.container is not None:
+            part = next(iter(pairs(self.container, count, BLOCK_BYTES)), None)
+            return [[], []] if part is None else [part.sources, part.targets]
+        return [next(iter(lists_of_lines(path, longest)), [])[:count] for path in self.paths]
+
+    def exchanged_languages(self, longest: int) -> list[str]:
+        """Returns a warning for each pair of files that are exchanged, from a sample of their lines."""
+        if len(set(self.languages)) < 2:
+            return []
+        lines = self.first_lines(LANGUAGE_SAMPLE, longest)
+        found = []
+        for first, second in combinations(range(len(self.languages)), 2):
+            codes = self.languages[first], self.languages[second]
+            if (share := exchanged(lines[first], lines[second], codes)) is not None:
+                names = " and ".join(dict.fromkeys((str(self.names[first]), str(self.names[second]))))
+                found.append(
+                    f"the languages {' and '.join(codes)} of {names} seem to be exchanged: at least {share:.0%} of the "
+                    "first lines of each side are in the language of the other side"
+                )
+        return found
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,9 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
         check_outputs({"--report": config.report}, files)
         for flag in config.untagged():
             log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
+        exchanged = [each for corpus in corpora.all() for each in corpus.exchanged_languages(config.max_line_bytes + 1)]
+        for warning in exchanged:
+            log.warning("%s", warning)
         tokenizer = dataset_tokenizer(config, corpora)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
         writer = DatasetWriter(config, tokenizer, destination.folder, corpora.directions)
@@ -76,7 +79,7 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
             writer.add_train(corpora.train)
         writer.finish()
         destination.finish()
-    for warning in writer.warnings():
+    for warning in writer.warnings(not exchanged):
         log.warning("%s", warning)
     if config.report is not None:
         with atomic_write(config.report) as file:
@@ -288,10 +291,11 @@ class DatasetWriter:
             counts = np.sum([counts[index] for counts in counts_of_workers], axis=0)
             self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
 
-    def warnings(self) -> list[str]:
+    def warnings(self, languages: bool) -> list[str]:
         """Returns warnings about likely errors in the training data. Corpora of many languages are judged one by one.
 
-        A corpus with more than two languages has no statistics.
+        With `languages`, also warns of corpora whose sides are exchanged in comparison with other text. A corpus with
+        more than two languages has no statistics.
         """
         one_direction = self.config.corpora is None
         corpora = self.report.corpora
@@ -304,6 +308,7 @@ class DatasetWriter:
                 expected_pieces_per_word(self.config.tokenizer_from) if one_direction else None,
                 trained_here=not self.config.tokenizer_from,
                 held_out=self._held_out_profile if one_direction else None,
+                languages=languages,
             )
         ]
 

@@ -245,11 +245,13 @@ def find_warnings(
     expected: Mapping[str, float] | None,
     trained_here: bool,
     held_out: Profile | None = None,
+    languages: bool = True,
 ) -> list[str]:
     """Returns a warning, with the measured value, for each likely error in the training text of `corpora`.
 
     `expected` has the mean number of pieces per word for each side of the dataset of --tokenizer-from, or is None if
-    --tokenizer-from is not a dataset. `held_out` is the profile of the valid and test sets.
+    --tokenizer-from is not a dataset. `held_out` is the profile of the valid and test sets. Without
+    `languages`, the languages of the sides are not compared.
     """
     blocks = [block for corpus in corpora for block in corpus.text]
     if not blocks:
@@ -268,7 +270,8 @@ def find_warnings(
     reference, title = np.sum([block.profile for block in blocks], axis=0), "all training text"
     if held_out is not None and held_out.sum(1).min() >= MIN_BYTES:
         reference, title = held_out, "the valid and test sets"
-    return result + [warning for corpus in corpora for warning in _exchanged(corpus, reference, title)]
+    of_languages = [warning for corpus in corpora if languages for warning in _exchanged(corpus, reference, title)]
+    return result + of_languages
 
 
 def _unknown(blocks: Sequence[TextStatistics], limit: float) -> list[str]:

@@ -11,6 +11,7 @@ from nmtkit.data.corpora import blocks
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
 from nmtkit.demo.run import read_corpus, write_corpus
+from nmtkit.text import language_identification
 
 SOURCE, TARGET = parallel_lines(3000)
 
@@ -87,6 +88,10 @@ def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: p
 def test_sides_in_each_others_language_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def missing() -> object:
+        raise ImportError("py3langid")
+
+    monkeypatch.setattr(language_identification, "_model", missing)
     valid = {"valid": (write_pair(tmp_path, "valid", SOURCE[:200], TARGET[:200]),)}
     rows = slice(200, None)
     assert warnings(tmp_path, SOURCE[rows], TARGET[rows], caplog, **valid) == []
