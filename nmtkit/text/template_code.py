@@ -18,7 +18,7 @@ _EXPRESSION = (
     r"|<(?!!|/?[A-Za-z][^<>{}%]{0,200}+>)|\{(?![{%])|[%}](?!\}))*+"
 )
 _PARENTHESES = r"\((?>[^()\n]{1,200}+|\((?>[^()\n]{1,200}+|\([^()\n]{0,200}+\)){0,20}+\)){0,20}+\)"
-_START = re.compile(r"<[?%]|[{}@]|[$#]\{")
+_START = re.compile(r"<(?=[?%])|[{}@]|[$#](?=\{)")
 _CODE = re.compile(
     r"(?P<php><\?(?:php\b|=|(?=\s))(?>[^?<]++|\?(?!>)|<(?!\?(?:php\b|=)))*+\?>)"
     r"|(?P<comment><%--(?>[^-<]++|<(?!%--)|-(?!-%>))*+--%>|\{\{!?--(?>[^-{]++|\{(?!\{!?--)|-(?!-\}\}))*+--\}\}"
@@ -46,6 +46,9 @@ _ALONE = re.compile(
     f"end(?:{_DIRECTIVE.pattern})|else|default|empty|auth|guest|csrf|show|stop|overwrite|append|parent|production|once|"
     "verbatim|break|continue|livewireStyles|livewireScripts"
 )
+_BLADE = re.compile(  # a file with one of these is a template of Blade, in which each @name may be a directive
+    r"@(?:csrf|vite|extends|section|yield|include|foreach|endif|end[a-z]+|push|stack|props|php)\b|\{!!|\{\{--"
+)
 _BLOCK = re.compile("if|else|for|empty|switch|case|default|defer|placeholder|loading|error")
 _BRACE = re.compile(r"'[{}][^'\n]{0,200}+'|[{}]")
 
@@ -70,6 +73,7 @@ def codes(text: str) -> list[TemplateCode]:
     found: list[TemplateCode] = []
     blocks: list[bool] = []  # for each open brace: whether the brace opens a block of Angular, such as @if (x) {
     partners: dict[int, int] | None = None
+    blade = _BLADE.search(text) is not None
     position = 0
     for candidate in _START.finditer(text):
         start = candidate.start()
@@ -89,7 +93,7 @@ def codes(text: str) -> list[TemplateCode]:
             if text[start] == "{" or not blocks or not blocks.pop():
                 continue
         elif kind == "directive":
-            end = start + _directive_length(match[0])
+            end = start + _directive_length(match[0], blade)
             if end == start:
                 continue
             if text[end - 1] == "{":
@@ -109,15 +113,18 @@ def _role(kind: str | None, code: str) -> CodeRole:
     return "value" if kind == "value" and not _STATEMENT_OF_BRACES.match(code) else "statement"
 
 
-def _directive_length(text: str) -> int:
-    """Returns the length of a directive of Blade or Angular at the start of a text, or 0 for a different text."""
+def _directive_length(text: str, blade: bool) -> int:
+    """Returns the length of a directive of Blade or Angular at the start of a text, or 0 for a different text.
+
+    In a template of Blade, each name is a directive, because libraries add directives.
+    """
     name = re.match(r"@(\w+)", text)
     assert name is not None
     if text.endswith("{") and _BLOCK.fullmatch(name[1]):
         return len(text)
-    if "(" in text and _DIRECTIVE.fullmatch(name[1]):
+    if "(" in text and (blade or _DIRECTIVE.fullmatch(name[1])):
         return text.rindex(")") + 1
-    return name.end() if _ALONE.fullmatch(name[1]) else 0
+    return name.end() if blade or _ALONE.fullmatch(name[1]) else 0
 
 
 def _partners(text: str) -> dict[int, int]:

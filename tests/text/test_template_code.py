@@ -45,6 +45,12 @@ def test_blocks_of_angular_are_code_with_their_closing_brace():
     assert found == ["@if (a > b()) {", "{{ x }}", "}", "@else if (c) {", "}", "@for (i of x; track i) {", "}"]
 
 
+def test_each_name_is_a_directive_in_a_template_of_blade():
+    page = "@vite(['a'])\n@routes one @inertia two me@example.org"
+    assert [page[start:end] for start, end, _ in codes(page)] == ["@vite(['a'])", "@routes", "@inertia"]
+    assert codes("Ask @joe or @me") == []
+
+
 def loud(segment: str) -> str:
     return "".join(part if part.startswith("<") else part.upper() for part in re.split("(<[^<>]*>|&[a-z]+;)", segment))
 
@@ -71,6 +77,7 @@ def translated(page: str) -> str:
          "<html lang=\"<?= $l ?>\"><script>a = '<?= $x > \"</script>\" ?>'</script><p>A <?php b('<p>');"),
         ("<title>{{ t }} of us</title><!-- {{ a --> }} b -->c", "<title>{{ t }} OF US</title><!-- {{ a --> }} b -->C"),
         ("<option title=a{{b}}>x", '<option title="A{{b}}">X'),
+        ("<p>#{{ a.b }} c ${{d}}e <{{f}}>", "<p>#{{ a.b }} C ${{d}}E <{{f}}>"),
     ],
 )  # fmt: skip
 def test_code_stays_and_the_text_around_it_is_translated(page, expected):

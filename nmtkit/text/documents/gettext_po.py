@@ -319,8 +319,9 @@ class Catalogue(Document):
             line_start = self.text.rfind("\n", 0, entry.start) + 1
             before = _previous_comments(self.text, line_start)
             return [(before, before, f"#, fuzzy{self.newline}")]
-        after_sign = entry.flags[0][0] + len("#,")
-        return [] if self.is_fuzzy(entry) else [(after_sign, after_sign, " fuzzy,")]
+        start, end = entry.flags[0]
+        after_sign, comma = start + len("#,"), "," if self.text[start + len("#,") : end].strip() else ""
+        return [] if self.is_fuzzy(entry) else [(after_sign, after_sign, f" fuzzy{comma}")]
 
     def encoded(self, text: str) -> bytes:
         """Returns the file in its encoding, or in UTF-8 with a changed header if the encoding lacks a character."""

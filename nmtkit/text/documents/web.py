@@ -56,7 +56,10 @@ DESCRIPTIONS = names(
 RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
 _MESSAGE = "{"  # the name of the piece of a message of ICU
-_ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")
+# a tag as in the HTML standard; TAG is the same, but for a < inside it
+_TAG = re.compile(TAG.pattern.replace("<>", ">"))
+_TAG_START = re.compile("</?[A-Za-z]")
+_ATTRIBUTE = re.compile(r"([^\s>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s>]++)))?")
 _CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 
@@ -72,11 +75,19 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page."""
+    """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page.
+
+    A tag without an end extends to the next <, so that the rest of a damaged page is read. A browser drops that rest.
+    """
+    grammar = _TAG
     cursor = 0  # start of the text that has not been yielded
     position = 0
     while (at := text.find("<", position)) >= 0:
-        tag = TAG.match(text, at)
+        tag = grammar.match(text, at)
+        incomplete = tag is None and _TAG_START.match(text, at)
+        if incomplete:
+            grammar = TAG  # a long tag without an end is read once only
+            tag = grammar.match(text, at)
         if tag is not None:
             kind, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
         elif text.startswith("<!--", at):
@@ -86,6 +97,9 @@ def tokens(text: str) -> Iterator[Token]:
             mark = next((end for start, end in ENDS.items() if text.startswith(start, at)), ">")
             close = text.find(mark, at)
             kind, end, name = "other", close + len(mark) if close >= 0 else len(text), ""
+        elif incomplete:
+            following = text.find("<", at + 1)
+            kind, end, name = "other", following if following >= 0 else len(text), ""
         else:
             position = at + 1
             continue
@@ -351,6 +365,8 @@ class WebPage(Document):
     def attribute_parts(self, start: int, end: int) -> Iterator[tuple[int, int, str, Inline]]:
         """Yields the parts of the value of an attribute that are translated: the texts between statements."""
         quote = self.text[start] if self.text[start : start + 1] in ('"', "'") else ""
+        if quote and not (end - start > 1 and self.text.endswith(quote, start, end)):
+            return  # a quote without a partner
         quotes = len(quote)
         parts: list[list[Piece]] = [[]]
         for piece in self.reader.pieces(start + quotes, end - quotes):

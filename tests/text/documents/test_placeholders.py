@@ -123,6 +123,11 @@ def test_a_template_gets_a_valid_header():
     assert "nplurals=4" in found or "nplurals=3" in found
 
 
+def test_an_empty_line_of_flags_gets_one_flag():
+    document = read_document(b'#,\nmsgid "a"\nmsgstr ""\n', "po", "x.po", ReadOptions("de"))
+    assert document.render(["b"]).startswith("#, fuzzy\n")
+
+
 def test_a_number_of_a_plural_form_may_have_spaces_around_it():
     text = HEADER + 'msgid "a %d"\nmsgid_plural "b %d"\nmsgstr [0] ""\nmsgstr[ 1 ] ""\n'
     document = read_document(text.encode(), "po", "x.po", ReadOptions("de"))

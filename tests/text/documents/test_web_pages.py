@@ -144,6 +144,22 @@ def test_custom_elements_and_labels_are_inline_if_text_stands_beside_them(page, 
     assert found.render(found.segments) == page
 
 
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("<p <p>one</p>", "<p <p>ONE</p>"),  # the tag is <p <p>, as in a browser
+        ("<div<b a=<>one</code two<b>", "<div<b a=<>ONE</code two<b>"),
+        ('<img <="x" title=one>two', '<img <="x" title="ONE">TWO'),
+        ('<p <title="no" title="two">one', '<p <title="no" title="TWO">ONE'),
+        ("<p>one <b title='two>three</p><p>four</p>", "<p>ONE <b title='two>THREE</p><p>FOUR</p>"),
+        ("one </b", "ONE </b"),
+        ("one < two <3 three", "ONE &lt; TWO &lt;3 THREE"),
+    ],
+)
+def test_a_less_than_sign_in_a_tag_and_a_tag_without_an_end_are_read_as_by_a_browser(page, expected):
+    assert translated(page) == expected
+
+
 MARKUP = st.sampled_from(
     ["<p>", "</p>", "<b>", "</b>", "<i class='a>b'>", "</i>", "<br>", "<br/>", "<div>", "</div>", "<code>", "</code>",
      "<span translate=no>", "</span>", "<span translate='yes'>", "<!-- c<p> -->", "<script>", "</script>", "<pre>",
