@@ -194,10 +194,12 @@ Reader = Callable[[bytes], Entries]
 def polib_entries(data: bytes) -> Entries:
     import polib
 
+    catalogue = polib.pofile(text_of_catalogue(data))
+    headers = [catalogue.header, *[""] * len(catalogue)]  # without a header, the comments of the first entry
     return [
         (entry.msgctxt, entry.msgid, entry.msgid_plural, entry.obsolete, entry.occurrences, entry.comment,
-         entry.tcomment, sorted({*entry.flags} - {"fuzzy"}), entry.previous_msgid)
-        for entry in polib.pofile(text_of_catalogue(data))
+         f"{header.strip()}\n{entry.tcomment}".strip(), sorted({*entry.flags} - {"fuzzy"}), entry.previous_msgid)
+        for header, entry in zip(headers, catalogue, strict=False)
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ INLINE = names(
 )
 # Inline elements that often stand side by side. Unless text stands beside them, the text of each element is a separate
 # segment. Custom elements, whose names have a hyphen, are such elements, too.
-SEPARATE = names("button label meter output progress slot")
+SEPARATE = names("a button label meter output progress slot")
 # elements that contain no tags, only text
 RAW = names("iframe noembed noframes plaintext script style textarea title xmp")
 # Elements whose text is not translated, unless they have translate="yes".
@@ -305,8 +305,10 @@ def _separated(run: Sequence[Piece]) -> Iterator[list[Piece]]:
     for index, piece in enumerate(run):
         if index in parent and parent[index] in ends and parent[index] not in with_text:
             ends.add(index)
-        paired = index in pairs or index in closing
-        if is_separate(piece.name) and piece.role != "alone" and (closing.get(index, index) in ends or not paired):
+        unpaired = index not in pairs and index not in closing
+        tag = is_separate(piece.name) and piece.role != "alone"
+        # old pages have anchors without an end tag in the middle of a sentence
+        if tag and (closing.get(index, index) in ends or (unpaired and piece.name != "a")):
             yield part
             part = []
         else:
