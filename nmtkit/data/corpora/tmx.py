@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from nmtkit.data.corpora.compression import open_bytes
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.tables import Row
+from nmtkit.text.alignment import is_joined
 from nmtkit.text.languages import best_match
 
 HEAD = """<?xml version="1.0" encoding="UTF-8"?>
@@ -28,9 +29,9 @@ log = logging.getLogger("nmtkit")
 def read_tmx(corpus: Corpus) -> Iterator[Row]:
     """Yields a pair for each translation unit that has both languages. Units are read one by one, in bounded memory.
 
-    Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit become further columns of the
-    pair, next to the two texts. Logs the number of units without both languages. Raises ValueError if the file is not
-    XML, or if no unit has both languages.
+    Inline codes in a segment (`bpt`, `ph`, …) are left out, and a space stands for a `ph` between two letters. The
+    properties of a unit become further columns of the pair, next to the two texts. Logs the number of units without
+    both languages. Raises ValueError if the file is not XML, or if no unit has both languages.
     """
     path = corpus.source
     languages: tuple[str | None, str | None] = corpus.languages
@@ -89,6 +90,8 @@ def _text(element: ElementTree.Element) -> str:
     for child in element:
         if child.tag.rpartition("}")[2] == "hi":
             parts.append(_text(child))
+        elif child.tag.rpartition("}")[2] == "ph" and is_joined(parts[-1][-1:] + (child.tail or "")[:1], 1):
+            parts.append(" ")  # a placeholder, such as a line break, separates two words
         parts.append(child.tail or "")
     return "".join(parts)
 

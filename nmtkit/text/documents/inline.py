@@ -12,6 +12,7 @@ from operator import attrgetter
 from unicodedata import category
 
 from nmtkit.text import markup
+from nmtkit.text.alignment import UNSPACED, is_letter
 from nmtkit.text.edits import OPENING
 from nmtkit.text.markup import TAG
 
@@ -68,22 +69,31 @@ def is_markup(text: str) -> bool:
 def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
     """Returns the range of pieces to translate: from the first text to the last text.
 
-    A code before the first text or after the last text is included if its partner is inside the range. A pair of codes
-    around the whole text is left out, because its position is known.
+    A code before the first text or after the last text is included if its partner is inside the range, or if it shows
+    and a sign touches the code, because the translation may lack the sign. A pair of codes around the whole text is
+    left out, because its position is known.
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
     closing = {end: start for start, end in pairs.items()}
     while first < last:
-        if pieces[first].blank or (pieces[first].role != "text" and not first < pairs.get(first, -1) < last):
+        before = pieces[first + 1].text[:1] if first + 1 < last else ""
+        after = pieces[last - 2].text[-1:] if first + 1 < last else ""
+        if _is_outside(pieces[first], first < pairs.get(first, -1) < last, before):
             first += 1
-        elif pieces[last - 1].blank or (pieces[last - 1].role != "text" and closing.get(last - 1, -1) < first):
+        elif _is_outside(pieces[last - 1], closing.get(last - 1, -1) >= first, after):
             last -= 1
         elif pairs.get(first) == last - 1:
             first, last = first + 1, last - 1
         else:
             break
     return first, last
+
+
+def _is_outside(piece: Piece, has_partner: bool, touching: str) -> bool:
+    """Returns whether a piece at the edge of a text is left out. `touching` is the character next to the piece."""
+    touches_sign = piece.spaced and touching != "" and _space(touching) is None
+    return piece.blank or not (piece.role == "text" or has_partner or touches_sign)
 
 
 def translatable(pieces: Sequence[Piece]) -> Sequence[Piece]:
@@ -103,8 +113,12 @@ class Inline:
                     for index, piece in enumerate(pieces)]  # fmt: skip
         pieces = [replace(piece, spaced=piece.spaced or alone) for piece, alone in zip(pieces, unpaired, strict=True)]
         parts: list[str] = []
+        self.spaces = _spaces(pieces)
         ends_blank = True  # the translator sees the text without codes, so spaces around a code are merged
         for index, piece in enumerate(pieces):
+            if self.is_glued(piece):  # to the translator, the words on both sides are not one word
+                parts.append(" ")
+                ends_blank = True
             if piece.role == "text":
                 text = _WHITE_SPACE.sub(" ", piece.text)
                 if ends_blank and text.startswith(" "):
@@ -121,8 +135,11 @@ class Inline:
             self.codes[tag] = piece
             parts.append(tag)
         self.markup = "".join(parts).strip(" ")
-        self.spaces = _spaces(pieces)
         self.source = self.parts(self.markup)
+
+    def is_glued(self, piece: Piece) -> bool:
+        """Returns whether a spaced code stands between two letters without spaces, such as a line break."""
+        return piece.spaced and self.spaces[id(piece)] == (False, False)
 
     @property
     def text(self) -> str:
@@ -150,18 +167,28 @@ class Inline:
         )
 
     def parts(self, line: str) -> list[Piece]:
-        """Returns the pieces of a translated line. Spaced codes get the spaces that they have in the source."""
+        """Returns the pieces of a translated line.
+
+        Spaced codes get the spaces that they have in the source. A space also separates a code from a word, unless a
+        word touches the code in the source.
+        """
         parts: list[Piece] = []
         before = ""  # the last character so far
         # whether the last spaced code needs a space after it, and the index in `parts` where the space is inserted
-        wants_space, gap = False, 0
+        wants_space: bool | None = False
+        gap = 0
+        glued = False  # whether no space may follow
         for part in _STAND_IN.split(line):
             if part in self.codes:
                 piece = self.codes[part]
                 if piece.spaced:
                     space_before, space_after = self.spaces[id(piece)]
-                    if (space_before or wants_space) and not (before in ("", *OPENING) or before.isspace()):
+                    wanted = space_before or wants_space or (space_before is None and _is_in_word(before))
+                    if wanted and not (before in ("", *OPENING) or before.isspace()):
                         parts.append(Piece("text", " "))
+                    glued = self.is_glued(piece)
+                    if glued and parts and parts[-1].role == "text":
+                        parts[-1] = replace(parts[-1], text=parts[-1].text.rstrip(" "))
                     parts.append(piece)
                     before, wants_space, gap = _CODE, space_after, len(parts)
                 else:
@@ -169,29 +196,44 @@ class Inline:
                     parts.append(piece)
             elif part:
                 text = _WHITE_SPACE.sub(" ", markup.unescape_entities(part))
-                if wants_space and _may_follow_space(text[0]):
+                text = text.lstrip(" ") if glued else text
+                if not text:
+                    continue
+                if _may_follow_space(text[0]) if wants_space else wants_space is None and _is_in_word(text[0]):
                     parts.insert(gap, Piece("text", " "))
-                wants_space = False
+                wants_space = glued = False
                 parts.append(Piece("text", text))
                 before = text[-1]
         return _merged(parts)
 
 
-def _spaces(pieces: Sequence[Piece]) -> dict[int, tuple[bool, bool]]:
-    """Maps the id() of each spaced code to two flags: white space before the code, and after the code."""
-    spaces: dict[int, tuple[bool, bool]] = {}
+def _spaces(pieces: Sequence[Piece]) -> dict[int, tuple[bool | None, bool | None]]:
+    """Maps the id() of each spaced code to two flags, for the text before the code and after the code.
+
+    True stands for white space, False for a word that touches the code, and None for other text or no text.
+    """
+    spaces: dict[int, tuple[bool | None, bool | None]] = {}
     before = ""  # the last character so far
     last: Piece | None = None  # a spaced code that no text has followed yet
     for piece in pieces:
         if piece.spaced:
             last = piece
-            spaces[id(piece)] = before.isspace(), False
+            spaces[id(piece)] = _space(before), None
             before = _CODE
         elif piece.text:
             if last is not None:
-                spaces[id(last)] = spaces[id(last)][0], piece.text[0].isspace()
+                spaces[id(last)] = spaces[id(last)][0], _space(piece.text[0])
             before, last = piece.text[-1], None
     return spaces
+
+
+def _space(char: str) -> bool | None:
+    return True if char.isspace() else False if _is_in_word(char) else None
+
+
+def _is_in_word(char: str) -> bool:
+    """Returns whether a character belongs to a word of a script with spaces."""
+    return char != "" and is_letter(char) and not UNSPACED.match(char)
 
 
 def _may_follow_space(char: str) -> bool:

@@ -60,6 +60,7 @@ _MESSAGE = "{"  # the name of the piece of a message of ICU
 _TAG = re.compile(TAG.pattern.replace("<>", ">"))
 _TAG_START = re.compile("</?[A-Za-z]")
 _ATTRIBUTE = re.compile(r"([^\s>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s>]++)))?")
+_PRESERVED = re.compile(r"\bwhite-space(?:-collapse)?\s*+:\s*+(?:pre|break-spaces)", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 
@@ -169,7 +170,8 @@ class _PageReader:
         self.attributes: list[tuple[int, int]] = []  # start and end of each value to translate, with its quotes
         self.root: Token | None = None  # the start tag <html …>
         self.run: list[Piece] = []
-        self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
+        # open elements, whether their text is translated, and whether their lines are preserved
+        self.open: list[tuple[str, bool, bool]] = []
         self.names: Counter[str] = Counter()  # names of the open elements
         # an element of the run that is copied unchanged: its start, the number of open elements around it, and whether
         # it is a drawing
@@ -178,6 +180,10 @@ class _PageReader:
     @property
     def translates(self) -> bool:
         return self.open[-1][1] if self.open else True
+
+    @property
+    def preserves(self) -> bool:
+        return bool(self.open) and self.open[-1][2]
 
     def read(self) -> None:
         for token in tokens(self.masked):
@@ -195,24 +201,27 @@ class _PageReader:
         self.flush()
 
     def pieces(self, start: int, end: int) -> Iterator[Piece | None]:
-        """Yields the texts and the code of a part of the page, and None for each statement."""
+        """Yields the texts and the code of a part of the page, and None for each statement or preserved line end."""
         cursor = start
         first = bisect_left(self.codes, start, key=lambda code: code.start)
         for code in takewhile(lambda code: code.start < end, islice(self.codes, first, None)):
-            if cursor < code.start:
-                yield self.text_piece(cursor, code.start)
+            yield from self.text_pieces(cursor, code.start)
             name = _MESSAGE if code.role == "message" else ""
             shown = code.role in ("value", "message")
             yield None if code.role == "statement" else Piece("alone", "", "", name, shown, code.start, code.end)
             cursor = code.end
-        if cursor < end:
-            yield self.text_piece(cursor, end)
+        yield from self.text_pieces(cursor, end)
 
     def has_code(self, tag: Token) -> bool:
         return self.masked[tag.start : tag.end] != self.text[tag.start : tag.end]
 
-    def text_piece(self, start: int, end: int) -> Piece:
-        return Piece("text", unescape_entities(self.text[start:end]), "", "", False, start, end)
+    def text_pieces(self, start: int, end: int) -> Iterator[Piece | None]:
+        while start < end:
+            stop = (self.text.find("\n", start, end) + 1 or end) if self.preserves else end
+            yield Piece("text", unescape_entities(self.text[start:stop]), "", "", False, start, stop)
+            if self.preserves and self.text[stop - 1] == "\n":
+                yield None
+            start = stop
 
     def add(self, piece: Piece | None) -> None:
         """Adds a piece to the run if the open element is translated. None ends the run."""
@@ -250,7 +259,9 @@ class _PageReader:
         else:
             self.add_tag("opening", tag)
         if not alone:
-            self.open.append((name, translates))
+            style = by_name.get("style", (0, 0, ""))[2]
+            preserves = self.preserves or name == "pre" or _PRESERVED.search(style) is not None
+            self.open.append((name, translates, preserves))
             self.names[name] += 1
 
     def end_tag(self, tag: Token) -> None:
@@ -266,7 +277,7 @@ class _PageReader:
 
     def pop(self, position: int) -> None:
         """Closes the last open element, whose content ends at `position`."""
-        name, _ = self.open.pop()
+        name, *_ = self.open.pop()
         self.names[name] -= 1
         if self.copied is not None and len(self.open) <= self.copied[1]:
             start, self.copied = self.copied[0], None

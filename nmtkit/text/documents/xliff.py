@@ -17,13 +17,17 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 from xml.parsers import expat
 
+from nmtkit.text.alignment import is_joined
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
-from nmtkit.text.markup import unescape_entities
+from nmtkit.text.documents.lines import continues, words_of, wrapped
+from nmtkit.text.markup import partners, unescape_entities
 
 MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
@@ -32,6 +36,7 @@ UNTRANSLATED = ("new", "initial", "needs-translation")  # states of a target tha
 FINAL = ("final", "signed-off")
 MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
            2: {"state": "translated", "subState": "nmtkit:mt"}}  # fmt: skip
+PLACEHOLDERS = ("x", "ph")
 NESTED = ("g", "pc", "mrk")  # inline elements that hold text; any other inline element, with its content, is a code
 STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that links an opening code to its closing code
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
@@ -170,12 +175,22 @@ class _TreeBuilder:
 
 
 def texts_of(node: Node) -> Iterator[str]:
-    """Yields the texts of an element, without the content of inline codes."""
+    """Yields the texts of an element, without the content of inline codes.
+
+    A space stands for a placeholder between two letters, such as a line break.
+    """
+    before = ""  # the last character of the text
+    is_placeholder = False  # whether a placeholder follows the text
     for child in node.content:
-        if not isinstance(child, Node):
-            yield child[2]
-        elif child.name in NESTED:
-            yield from texts_of(child)
+        if isinstance(child, Node):
+            is_placeholder = child.name in PLACEHOLDERS
+            if child.name in NESTED:
+                yield from texts_of(child)
+            continue
+        if is_placeholder and is_joined(before + child[2][:1], 1):
+            yield " "
+        yield child[2]
+        before, is_placeholder = child[2][-1:], False
 
 
 def _byte_to_character(text: str) -> Any:
@@ -203,12 +218,18 @@ class SourcePart:
     end: int
     inline: Inline
     markup: bool
+    lines: Sequence[int] = (0,)  # the number of characters of each line, where lines are preserved
 
     def written(self, translation: str) -> str | None:
         """Returns the translation as XML, or None if the translation equals the source."""
-        return self.inline.written(
-            translation, lambda text: written(escape(text, quote=False) if self.markup else text)
-        )
+        text = self.inline.written(translation, self.escaped)
+        if text is None or len(self.lines) == 1:
+            return text
+        words = words_of(self.inline.parts(translation), self.escaped)
+        return "\n".join(wrapped(words, len(self.lines), max(self.lines)))
+
+    def escaped(self, text: str) -> str:
+        return written(escape(text, quote=False) if self.markup else text)
 
 
 @dataclass(frozen=True)
@@ -263,7 +284,7 @@ class Xliff(Document):
         segmented = node.children("seg-source")
         content = segmented[0] if segmented else sources[0]
         marks = [mark for mark in content.children("mrk") if mark.attributes.get("mtype") == "seg"]
-        parts = [part for container in marks or [content] if (part := self.part(container)) is not None]
+        parts = [part for container in marks or [content] for part in self.parts(container)]
         return Unit(sources[0], content, target, parts) if parts else None
 
     def status(self, node: Node) -> Literal["untranslated", "unreviewed", "translated", "final"]:
@@ -290,16 +311,26 @@ class Xliff(Document):
                 if source.strip() and target.strip():
                     yield source, target
 
-    def part(self, container: Node) -> SourcePart | None:
+    def parts(self, container: Node) -> Iterator[SourcePart]:
+        """Yields the parts of a source: its preserved lines, where a sentence may continue on the next line, or all."""
         markup = is_markup("".join(texts_of(container)))
         pieces: Sequence[Piece] = list(self.pieces(container, markup))
-        # a CDATA section is replaced as a whole
-        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:
-            pieces = translatable(pieces)
-        if not has_words(pieces):
-            return None
-        start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
-        return SourcePart(start, end, Inline(pieces), markup)
+        has_section = "<![CDATA[" in self.text[container.inner : container.inner_end]
+        lines = [pieces]
+        if container.inherited("space") == "preserve" and not has_section:
+            lines = _preserved_lines(pieces)
+        first = 0
+        texts = ["".join(piece.text for piece in line) for line in lines]
+        while first < len(lines):
+            last = first + 1
+            while last < len(lines) and continues(texts[last - 1], texts[last]):
+                last += 1
+            joined = [piece for line in lines[first:last] for piece in line]
+            kept = joined if has_section else translatable(joined)  # a CDATA section is replaced as a whole
+            if has_words(kept):
+                start, end = without_white_space(self.text, kept[0].start, kept[-1].end)
+                yield SourcePart(start, end, Inline(kept), markup, [len(text) for text in texts[first:last]])
+            first = last
 
     def pieces(self, node: Node, markup: bool) -> Iterator[Piece]:
         for child in node.content:
@@ -325,7 +356,11 @@ class Xliff(Document):
         split = split_markup(text) if section or len(offsets) == len(text) + 1 else [("text", 0, len(text), "")]
         for role, first, last, name in split:
             part, span = text[first:last], (start, end) if section else (offsets[first], offsets[last])
-            if role == "text":
+            if role == "text" and not section and len(offsets) == len(text) + 1:
+                for line in re.finditer("\n|[^\n]+", part):
+                    begin, stop = (offsets[first + index] for index in line.span())
+                    yield Piece("text", unescape_entities(line[0]) if markup else line[0], start=begin, end=stop)
+            elif role == "text":
                 yield Piece("text", unescape_entities(part) if markup else part, start=span[0], end=span[1])
             else:
                 raw = written(part) if section else self.text[slice(*span)]
@@ -389,6 +424,18 @@ class Xliff(Document):
                 end = len(tag) - (2 if tag.endswith("/>") else 1)
                 tag = f'{tag[:end].rstrip()} {name}="{escape(value)}"{tag[end:]}'
         return node.start, node.inner, tag
+
+
+def _preserved_lines(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
+    """Returns the pieces of each line, with the line feed. A pair of codes over several lines keeps all in one."""
+    line, lines_of = 0, []
+    for piece in pieces:
+        lines_of.append(line)
+        line += piece.text == "\n"
+    pairs = partners([(piece.role, piece.name) for piece in pieces])
+    if any(lines_of[start] != lines_of[end] for start, end in pairs.items()):
+        return [pieces]
+    return [[piece for piece, _ in group] for _, group in groupby(zip(pieces, lines_of, strict=True), itemgetter(1))]
 
 
 def written(text: str) -> str:

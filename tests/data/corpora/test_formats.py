@@ -115,6 +115,14 @@ Hut<ept i="1">&lt;/b></ept></seg></tuv><tuv xml:lang="EN-gb"><seg>A <ph>{0}</ph>
 </body></tmx>"""
 
 
+def test_a_placeholder_between_two_words_is_a_space(tmp_path: Path) -> None:
+    unit = "<tu><tuv xml:lang='en'><seg>{}</seg></tuv><tuv xml:lang='de'><seg>x</seg></tuv></tu>"
+    texts = ["one<ph>lb</ph>two", "<ph/>one <ph/> two<ph/>.", "un<bpt i='1'/>able<ept i='1'/>"]
+    body = "".join(map(unit.format, texts))
+    (tmp_path / "c.tmx").write_text(f"<tmx version='1.4'><header/><body>{body}</body></tmx>")
+    assert [source for source, _ in read(tmp_path / "c.tmx")] == ["one two", "one  two.", "unable"]
+
+
 def test_tmx_of_several_languages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "c.tmx").write_text(TMX)
     assert read(tmp_path / "c.tmx") == [("A bold hat", "Ein fetter Hut"), ("x", "z")]

@@ -230,6 +230,44 @@ def test_a_segment_with_thousands_of_codes_is_put_back(part):
 
 
 @pytest.mark.parametrize(
+    ("source", "translation", "expected"),
+    [
+        ("See <code>a</code>. One", "Siehe <g1/>Eins", "Siehe <code>a</code> Eins"),
+        ("<code>a</code>: one", "Eins<g0/>", "Eins <code>a</code>"),
+        ("One (<code>a</code>)", "Eins<g1/>zwei", "Eins <code>a</code> zwei"),
+        ("Use <code>a</code><code>b</code>.", "<g1/>nutze<g2/>", "<code>a</code> nutze <code>b</code>"),
+        ("使用<code>a</code>函数", "Use<g1/>function", "Use <code>a</code> function"),
+        ("使用<code>a</code>函数", "函数<g1/>使用", "函数<code>a</code>使用"),
+        ("One <code>b</code>s", "Ein <g1/>s", "Ein <code>b</code>s"),
+        ("One<br>and two", "Eins<g1/> und zwei", "Eins<br> und zwei"),
+        ("One<img>two", "Eins <g1/> zwei", "Eins<img>zwei"),
+        ("See <code>a</code>, <b>one</b>", "Siehe <g1/><g3>eins</g3>", "Siehe <code>a</code> <b>eins</b>"),
+    ],
+)
+def test_a_space_separates_an_inline_code_from_a_word(source, translation, expected):
+    document = read_document(f"<p>{source}</p>".encode(), "html", "page.html")
+    assert document.render([translation]) == f"<p>{expected}</p>"
+
+
+@pytest.mark.parametrize(
+    "opening",
+    ['<pre translate="yes">', '<p style="color: red; white-space:pre-wrap">', "<div style='white-space: pre'><p>"],
+)
+def test_preserved_lines_are_translated_line_by_line(opening):
+    page = f"{opening}One man.\n  Two <b>men</b>\nand a dog.</p>\n<p>x"
+    assert read_document(page.encode(), "html", "page.html").segments[:3] == [
+        "One man.", "Two <g1>men</g1>", "and a dog."]  # fmt: skip
+    assert translated(page).startswith(f"{opening}ONE MAN.\n  TWO <b>MEN</b>\nAND A DOG.</p>")
+    assert len(read_document(b"<p>One man.\nTwo men.</p>", "html", "page.html").segments) == 1
+
+
+def test_words_on_both_sides_of_a_code_are_two_words_to_the_model():
+    document = read_document(b"<p>One<img src=a>two <code>x</code>s</p>", "html", "page.html")
+    assert document.segments == ["One <g1/>two <g3/>s"]
+    assert translated("<p>One<img src=a>two</p>") == "<p>ONE<img src=a>TWO</p>"
+
+
+@pytest.mark.parametrize(
     ("source", "expected"),
     [
         ("Use <code>a</code> (see below) now.", "USE <code>a</code> (SEE BELOW) NOW."),

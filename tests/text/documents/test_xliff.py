@@ -234,3 +234,37 @@ def test_reader_and_writer_agree_on_the_translated_segments(attributes, translat
     )
     document = read_document(text.encode(), "xliff", "x.xlf")
     assert (bool(document.segments), bool(list(document.pairs()))) == (translated, pair)
+
+
+LINES = "One man runs.\n  Two men &amp; a dog.\n\n3\nThe dog\nruns to <x id='1'/>.\n"
+
+
+@pytest.mark.parametrize("version", ["1.2", "2.0"])
+@pytest.mark.parametrize("holder", ["unit", "source"])
+def test_preserved_lines_are_translated_line_by_line(version, holder):
+    """A sentence that continues on the next line is one segment, whose translation has as many lines."""
+    preserve, unit = ' xml:space="preserve"', "trans-unit" if version == "1.2" else "unit"
+    inner = f"<source{preserve if holder == 'source' else ''}>{LINES}</source>"
+    inner = inner if version == "1.2" else f"<segment>{inner}</segment>"
+    inner = f"<{unit}{preserve if holder == 'unit' else ''}>{inner}</{unit}>"
+    text = f'<xliff version="{version}"><file>{inner}</file></xliff>'
+    document = read_document(text.encode(), "xliff", "x.xlf")
+    assert document.segments == ["One man runs.", "Two men &amp; a dog.", "The dog runs to <g3/>."]
+    written = document.render([upper(segment) for segment in document.segments])
+    assert written.partition("<target")[2].partition(">")[2].partition("</target")[0] == (
+        "ONE MAN RUNS.\n  TWO MEN &amp; A DOG.\n\n3\nTHE DOG\nRUNS TO <x id='1'/>.\n"
+    )
+    other = read_document(text.replace(preserve, "").encode(), "xliff", "x.xlf")
+    assert len(other.segments) == 1
+
+
+def test_a_code_over_several_preserved_lines_keeps_the_lines_in_one_segment():
+    source = '<source xml:space="preserve"><g id="1">One.\nTwo.</g> Three.</source>'
+    text = f'<xliff version="1.2"><file><trans-unit>{source}</trans-unit></file></xliff>'
+    assert read_document(text.encode(), "xliff", "x.xlf").segments == ["<g0>One. Two.</g0> Three."]
+
+
+def test_a_placeholder_between_two_words_is_a_space_in_a_pair():
+    unit = "<source>one<x id='1'/>two <ph id='2'/>three<g id='3'>s</g></source><target>eins<x id='1'/>zwei</target>"
+    text = f'<xliff version="1.2"><file><trans-unit>{unit}</trans-unit></file></xliff>'
+    assert list(read_document(text.encode(), "xliff", "x.xlf").pairs()) == [("one two threes", "eins zwei")]
