@@ -1,5 +1,6 @@
 // Requests to the server, which are repeated while the server is busy, and translations, which are requested once each.
 
+import { t } from "./messages.js";
 import { portions } from "./text.js";
 
 const LONGEST_PAUSE = 30;  // seconds
@@ -17,11 +18,11 @@ export class Refusal extends Error {
 
 /** Returns a sentence for people about an error answer of the server. */
 export function explained(status, message = "") {
-  if (status === 413) return "It is too long for this server.";
-  if (status === 504) return "It took too long. Try a shorter text.";
-  if (status >= 500 && status !== 501) return "The server failed to translate it.";
+  if (status === 413) return t("It is too long for this server.");
+  if (status === 504) return t("It took too long. Try a shorter text.");
+  if (status >= 500 && status !== 501) return t("The server failed to translate it.");
   const reason = message.replace(/^Invalid request: /, "").trim();
-  if (!reason) return `The server answered with error ${status}.`;
+  if (!reason) return t("The server answered with error {status}.", { status });
   return reason[0].toUpperCase() + reason.slice(1).replace(/[.\s]*$/, ".");
 }
 

@@ -1,5 +1,6 @@
-// Files: short text files are opened in the page; other files are sent to the server, which returns translated files.
+// The clipboard, and files: short text files are opened in the page; the server translates other files.
 
+import { t } from "./messages.js";
 import { $, announce, button, element, notice } from "./page.js";
 import { characters } from "./text.js";
 
@@ -11,6 +12,19 @@ export function save(contents, name) {
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // browsers have no clipboard over plain HTTP
+    const field = element("textarea", "unseen");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
 }
 
 const translatedName = (name, language) => name.replace(/(\.[^.]*)?$/, ending => `.${language}${ending}`);
@@ -28,14 +42,14 @@ export async function openFile(file, { now, show, post, failed }) {
       const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
       if (characters(text) <= Math.min(OPENED, limit < 0 ? OPENED : limit)) return show(text);
     } catch {
-      return notice("file", `${file.name} is not encoded in UTF-8. Save it as UTF-8 and open it again.`, true);
+      return notice("file", t("{name} is not encoded in UTF-8. Save it as UTF-8 and open it again.", { name: file.name }), true);
     }
   }
   if (!formats.some(ending => name.endsWith(ending))) {
-    return notice("file", `${file.name} cannot be translated, because its format is unknown. Known formats: ${formats.join(", ")}.`, true);
+    return notice("file", t("{name} cannot be translated, because its format is unknown. Known formats: {formats}.", { name: file.name, formats: formats.join(", ") }), true);
   }
   const row = element("li"), abort = new AbortController(), result = translatedName(file.name, to);
-  row.append(element("span", "", `Translating ${file.name} …`), button("Cancel", () => { abort.abort(); row.remove(); }, "quiet"));
+  row.append(element("span", "", t("Translating {name} …", { name: file.name })), button(t("Cancel"), () => { abort.abort(); row.remove(); }, "quiet"));
   $("files").prepend(row);
   try {
     const form = new FormData();
@@ -43,14 +57,14 @@ export async function openFile(file, { now, show, post, failed }) {
     const { translatedFileUrl } = await post("translate_file", form, { signal: abort.signal });
     const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // relative to this page, whatever the address of the proxy is
     const answer = await fetch(path, { signal: abort.signal });
-    if (!answer.ok) throw new Error("The translation has expired.");
+    if (!answer.ok) throw new Error(t("The translation has expired."));
     const contents = await answer.blob();
-    row.replaceChildren(element("span", "", `${result} is ready`), button("Download", () => save(contents, result), "filled"), button("Remove", () => row.remove(), "quiet"));
-    announce(`${result} is ready`);
+    row.replaceChildren(element("span", "", t("{name} is ready", { name: result })), button(t("Download"), () => save(contents, result), "filled"), button(t("Remove"), () => row.remove(), "quiet"));
+    announce(t("{name} is ready", { name: result }));
   } catch (error) {
     if (error.name === "AbortError") return;
     if (error.kind === "key") failed(error);
-    row.replaceChildren(element("span", "bad", `${file.name} could not be translated. ${error.message}`), button("Remove", () => row.remove(), "quiet"));
+    row.replaceChildren(element("span", "bad", `${t("{name} could not be translated.", { name: file.name })} ${error.message}`), button(t("Remove"), () => row.remove(), "quiet"));
   }
 }
 

@@ -17,6 +17,16 @@ export const button = (text, action, classes = "") => {
   return made;
 };
 
+/** Returns a form for a secret text, with a label and the name of its button. `use` gets the text. */
+export function secretForm(label, name, use) {
+  const form = element("form"), field = element("input");
+  Object.assign(field, { type: "password", autocomplete: "off", required: true, placeholder: label });
+  field.setAttribute("aria-label", label);
+  form.append(field, element("button", "filled", name));
+  form.addEventListener("submit", event => { event.preventDefault(); use(field.value.trim()); });
+  return form;
+}
+
 /** Announces a text to screen readers. */
 export function announce(text) {
   clearTimeout(announcing);
@@ -31,6 +41,19 @@ export function notice(about, text = "", bad = false, ...actions) {
   box.hidden = !text;
   box.classList.toggle("bad", bad);
   box.replaceChildren(...(text ? [element("p", "", text), ...actions] : []));
+}
+
+/** Keeps a value for this tab, also when the page is loaded again, or forgets the value if it is null. */
+export function keep(value) {
+  try {
+    if (value === null) sessionStorage.removeItem("translator");
+    else sessionStorage.setItem("translator", JSON.stringify(value));
+  } catch { /* the browser stores nothing */ }
+}
+
+/** Returns the kept value, or null. */
+export function kept() {
+  try { return JSON.parse(sessionStorage.getItem("translator")); } catch { return null; }
 }
 
 /** Removes the notice if it has this name. */

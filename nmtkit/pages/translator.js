@@ -1,9 +1,11 @@
 // The translator page. Text enters the page through textContent only, so that a script in a text remains text.
 
+import { sentencePanel } from "./alternatives.js";
 import { Translations, ask } from "./client.js";
-import { openFile, save, takeDrops } from "./files.js";
-import { $, announce, button, element, forget, notice } from "./page.js";
-import { changed, characters, differences, directionOf, linkedWords, pieces, readHash, sentences, tagOf } from "./text.js";
+import { copyText, openFile, save, takeDrops } from "./files.js";
+import { DOUBTS, EXAMPLES, formatted, language, languageName, t, useLanguage } from "./messages.js";
+import { $, announce, button, element, forget, keep, kept, notice, secretForm } from "./page.js";
+import { changed, characters, directionOf, linkedWords, pieces, readHash, sentences, tagOf } from "./text.js";
 import { followWords } from "./words.js";
 
 const TYPING_PAUSE = 300;  // milliseconds without a key until the text is translated
@@ -11,15 +13,13 @@ const ALTERNATIVES = 4;
 const LONG = 600;  // longer texts have smaller letters
 const MANY = 5;  // more failed sentences are not underlined
 const IS_TOUCH = matchMedia("(hover: none)").matches;
+const AUTO = "auto";  // code of a language that the server detects
+const DETECTED = 1000;  // characters at the beginning of a text whose language is detected
+const SURE = 80;  // confidence in percent from which the page says that a text is in another language
 
-const DOUBTS = {
-  uncertain: "The model is not sure of this translation.",
-  too_short: "This is much shorter than the original. Something may be missing.",
-  too_long: "This is much longer than the original. Something may be repeated or invented.",
-  copied: "Much of the original was copied without translation.",
-};
+await useLanguage();
 
-const KEY_NEEDED = "This server needs an API key. The page forgets the key when you leave.";
+const KEY_NEEDED = t("This server needs an API key. The page forgets the key when you leave.");
 
 const source = $("source"), mirror = $("mirror"), output = $("output"), menu = $("alternatives");
 
@@ -27,6 +27,9 @@ const state = {
   settings: {},
   languages: [],
   from: "", to: "",
+  isAuto: false,  // whether the server detects the language of the text
+  looked: "",  // beginning of the text whose language was detected last
+  detected: "",  // language of this beginning
   items: [],  // sentences of the page in order: {before, text, mirror, output, shown, words}
   after: "",  // white space after the last sentence
   isOver: false,  // whether the text is longer than the server accepts
@@ -36,48 +39,38 @@ const state = {
 };
 const pairs = new Map();  // "from to" -> Translations, so that nothing is requested twice
 const itemOf = new WeakMap();  // element of a sentence -> item
-let typing = 0, composing = false, opened = null;
+let typing = 0, composing = false;
 
 // --- errors -----------------------------------------------------------------------------------------------------------
 
 function waiting(reason) {
   if (!reason) return forget("waiting");
   const seconds = Math.max(1, Math.round(reason.seconds));
-  if (reason.kind === "busy") notice("waiting", `The server is busy. Trying again in ${seconds} s …`);
-  else notice("waiting", `The server cannot be reached. Trying again in ${seconds} s …`, true, button("Try now", retry));
+  if (reason.kind === "busy") notice("waiting", t("The server is busy. Trying again in {seconds} s …", { seconds }));
+  else notice("waiting", t("The server cannot be reached. Trying again in {seconds} s …", { seconds }), true, button(t("Try now"), retry));
 }
 
 function retry() {
   notice("");
-  if (!state.languages.length) return begin();
+  if (!state.languages.length) return start();
   state.translations.want([]);
   state.translations.forgetFailures();
   translate();
 }
 
 function askForKey(message) {
-  const form = element("form"), field = element("input");
-  Object.assign(field, { type: "password", autocomplete: "off", required: true, placeholder: "API key" });
-  field.setAttribute("aria-label", "API key");
-  const send = element("button", "filled", "Use key");
-  form.append(field, send);
-  form.addEventListener("submit", event => {
-    event.preventDefault();
-    state.apiKey = field.value.trim();
-    source.focus();
-    retry();
-  });
-  notice("key", message, false, form);
+  const use = key => { state.apiKey = key; source.focus(); retry(); };
+  notice("key", message, false, secretForm(t("API key"), t("Use key"), use));
 }
 
 function failed(error) {
   if (error.kind === "key") {
     const wrong = state.apiKey !== "";
     state.apiKey = "";
-    askForKey(wrong ? "The server does not accept this API key." : KEY_NEEDED);
+    askForKey(wrong ? t("The server does not accept this API key.") : KEY_NEEDED);
   } else {
-    const what = everythingFailed() ? "The text" : "A part of the text";
-    notice("refused", `${what} could not be translated. ${error.message}`, true, button("Try again", retry));
+    const what = everythingFailed() ? t("The text could not be translated.") : t("A part of the text could not be translated.");
+    notice("refused", `${what} ${error.message}`, true, button(t("Try again"), retry));
   }
   render();
 }
@@ -92,31 +85,45 @@ function post(path, fields, options) {
 // --- languages --------------------------------------------------------------------------------------------------------
 
 const targetsOf = code => state.languages.find(language => language.code === code)?.targets ?? [];
-const nameOf = code => state.languages.find(language => language.code === code)?.name ?? code;
+const nameOf = code => languageName(tagOf(code)) ?? state.languages.find(language => language.code === code)?.name ?? code;
 
-function fill(select, codes, chosen) {
-  const options = [...codes].sort((a, b) => nameOf(a).localeCompare(nameOf(b))).map(code => new Option(nameOf(code), code));
-  select.replaceChildren(...options);
+const capitalized = name => name.slice(0, 1).toLocaleUpperCase(language) + name.slice(1);
+
+function fill(select, codes, chosen, first = []) {
+  const options = [...codes].sort((a, b) => nameOf(a).localeCompare(nameOf(b), language)).map(code => new Option(capitalized(nameOf(code)), code));
+  select.replaceChildren(...first, ...options);
   select.value = chosen;
-  select.disabled = codes.length < 2;
+  select.disabled = select.options.length < 2;
 }
 
+/** Returns why the languages cannot be swapped, or an empty text. */
+const whyNotSwap = () => targetsOf(state.to).includes(state.from) ? "" : t("This server does not translate {from} to {to}.", { from: nameOf(state.to), to: nameOf(state.from) });
+
+/** Shows the detected language in the list of languages. */
+function nameDetected() {
+  const option = $("from").querySelector(`[value="${AUTO}"]`);
+  if (option) option.textContent = state.isAuto && state.detected ? t("Detected: {language}", { language: nameOf(state.from) }) : t("Detect language");
+}
+
+/** Translates between two languages from now on. If `from` is AUTO, the text is in the detected language. */
 function choose(from, to) {
   const sources = state.languages.filter(language => language.targets.length).map(language => language.code);
+  state.isAuto = from === AUTO && Boolean(state.settings.detection);
+  if (from === AUTO) from = [state.detected, state.from, state.settings.language?.source?.code].find(code => sources.includes(code));
   state.from = sources.includes(from) ? from : sources[0] ?? "";
   const targets = targetsOf(state.from);
   state.to = targets.includes(to) ? to : targets.find(code => code !== state.from) ?? targets[0] ?? "";
-  fill($("from"), sources, state.from);
+  fill($("from"), sources, state.isAuto ? AUTO : state.from, state.settings.detection ? [new Option("", AUTO)] : []);
+  nameDetected();
   fill($("to"), targets, state.to);
   for (const [node, code] of [[source, state.from], [mirror, state.from], [output, state.to], [menu, state.to]]) {
     node.lang = tagOf(code);
     node.dir = directionOf(code);
   }
-  const back = targetsOf(state.to).includes(state.from);
-  $("swap").disabled = !back;
-  $("swap").title = back ? "Swap languages" : `This server does not translate ${nameOf(state.to)} to ${nameOf(state.from)}`;
+  $("swap").setAttribute("aria-disabled", String(whyNotSwap() !== ""));
+  $("swap").title = whyNotSwap() || t("Swap languages");
   document.title = `${nameOf(state.from)} – ${nameOf(state.to)} · nmtkit`;
-  history.replaceState(null, "", `#${encodeURIComponent(state.from)}/${encodeURIComponent(state.to)}`);
+  history.replaceState(null, "", `#${encodeURIComponent(state.isAuto ? AUTO : state.from)}/${encodeURIComponent(state.to)}`);
   const pair = `${state.from} ${state.to}`, from_ = state.from, to_ = state.to;
   state.translations?.want([]);
   if (!pairs.has(pair)) {
@@ -135,15 +142,39 @@ async function translationsOf(texts, from, to, signal) {
   const answer = await post("translate", { q, source: from, target: to, alignment: true, quality: true }, { signal });
   return texts.map((text, index) => ({
     text: answer.translatedText[index], links: answer.alignment?.[index] ?? [], others: null,
-    doubts: (answer.quality?.[index] ?? []).flatMap(line => line.flags).map(flag => DOUBTS[flag]).filter(Boolean),
+    doubts: (answer.quality?.[index] ?? []).flatMap(line => line.flags).filter(flag => DOUBTS[flag]).map(flag => t(DOUBTS[flag])),
   }));
 }
 
 function swap() {
-  if ($("swap").disabled) return;
+  if (whyNotSwap()) return notice("swap", whyNotSwap());
   const text = translation();
   if (text.trim()) source.value = text;
   choose(state.to, state.from);
+}
+
+const begin = text => text.trim().slice(0, DETECTED);
+
+/**
+ * Detects the language of the text. With AUTO, translates from this language. Otherwise, a notice says that the text is in
+ * another language, and offers to translate from it.
+ */
+async function detect() {
+  const q = begin(source.value);
+  if (!state.settings.detection || q === state.looked) return;
+  state.looked = q;
+  let found = null;
+  if (q) try { [found] = await post("detect", { q }); } catch { return void (state.looked = ""); }
+  if (q !== state.looked) return;
+  state.detected = found?.confidence ? found.language : "";
+  forget("language");
+  const code = state.detected, isOther = code !== "" && code !== state.from;
+  if (state.isAuto && isOther && targetsOf(code).length) return choose(AUTO, code === state.to ? state.from : state.to);
+  nameDetected();
+  if (!isOther || found.confidence < SURE) return;
+  const name = nameOf(code), from = () => { forget("language"); choose(code, code === state.to ? state.from : state.to); };
+  const offer = targetsOf(code).length ? [button(t("Translate from {language}", { language: name }), from, "filled")] : [];
+  notice("language", t("The text seems to be in {language}.", { language: name }), false, ...offer);
 }
 
 // --- from the text to sentences on the page ---------------------------------------------------------------------------
@@ -160,16 +191,18 @@ function read() {
   }
   for (const item of removed) { item.mirror.remove(); item.output.remove(); }
   state.items.splice(start, oldEnd - start, ...added);
-  if (removed.includes(opened)) closeMenu();
+  if (removed.includes(panel.item())) panel.close();
   state.after = found.after;
   mirror.lastChild.textContent = `${found.after}\u200b`;  // gives an empty last line its height
   output.lastChild.textContent = found.after;
   const count = characters(source.value), limit = state.settings.charLimit ?? -1;
   const over = state.isOver = limit >= 0 && count > limit;
-  $("count").textContent = !count && !over ? "" : count.toLocaleString("en") + (limit >= 0 ? ` / ${limit.toLocaleString("en")}` : "");
+  $("count").textContent = !count && !over ? "" : formatted(count) + (limit >= 0 ? ` / ${formatted(limit)}` : "");
   $("count").classList.toggle("over", over);
-  $("count").title = over ? "Longer than this server accepts" : "";
+  $("count").title = over ? t("Longer than this server accepts") : "";
   $("clear").hidden = !source.value;
+  $("empty").hidden = source.value !== "" || !state.languages.length;
+  $("example").hidden = !EXAMPLES[exampleLanguage()];
   document.body.classList.toggle("long", count > LONG);
   for (const item of state.items) if (item.shown === undefined) show(item);
   buttons();
@@ -243,7 +276,8 @@ function buttons() {
   const pending = state.isOver ? 0 : missing;
   $("copy").disabled = $("download").disabled = !done || missing > 0;
   $("hint").textContent = done ? hints().join(" ") : "";
-  $("pending").textContent = pending && total > 3 ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} sentences` : "";
+  $("hint").hidden = !source.value;
+  $("pending").textContent = pending && total > 3 ? t("{done} of {total} sentences", { done: formatted(done), total: formatted(total) }) : "";
   $("progress").hidden = !pending;
   document.body.classList.toggle("many-failed", state.items.filter(item => state.translations?.refused.has(item.text)).length > MANY);
   output.classList.toggle("over", state.isOver);
@@ -253,12 +287,12 @@ function buttons() {
 function hints() {
   const hasWords = state.items.some(item => item.words?.target.length), isUnsure = output.querySelector(".unsure");
   if (IS_TOUCH) {
-    return [`Tap a sentence for other translations${isUnsure ? ", and to see why a dotted line marks it as doubtful" : ""}.`];
+    return [isUnsure ? t("Tap a sentence to edit it, and to see why a dotted line marks it as doubtful.") : t("Tap a sentence to edit it or to choose another translation.")];
   }
   return [
-    ...(hasWords ? ["Point at a word to see the words that it translates."] : []),
-    "Click a sentence for other translations.",
-    ...(isUnsure ? ["A dotted line marks a doubtful translation; point at it to see why."] : []),
+    ...(hasWords ? [t("Point at a word to see the words that it translates.")] : []),
+    t("Click a sentence to edit it or to choose another translation."),
+    ...(isUnsure ? [t("A dotted line marks a doubtful translation; point at it to see why.")] : []),
   ];
 }
 
@@ -268,11 +302,12 @@ const translation = () => state.items.map(item => item.before + item.visible).jo
 
 function translate() {
   clearTimeout(typing);
+  forget("swap");
   if (!state.translations) return;
   const limit = state.settings.charLimit ?? -1, count = characters(source.value);
   if (limit >= 0 && count > limit) {
     state.translations.want([]);
-    notice("limit", `The text has ${count.toLocaleString("en")} characters, but this server accepts ${limit.toLocaleString("en")}. Shorten it, or translate it in parts.`, true);
+    notice("limit", t("The text has {count} characters, but this server accepts {limit}. Shorten it, or translate it in parts.", { count: formatted(count), limit: formatted(limit) }), true);
   } else {
     forget("limit");
     if (!state.items.some(item => state.translations.refused.has(item.text))) forget("refused");
@@ -287,126 +322,80 @@ function finished() {
   buttons();
   const text = translation().trim();
   if (!text || state.translations.missing.length) return;
-  announce(text.length <= 300 ? text : `Translated: ${state.items.length} sentences`);
+  announce(text.length <= 300 ? text : t("Translated: {count} sentences", { count: formatted(state.items.length) }));
+}
+
+/** Keeps the text and the chosen translations for this tab. */
+function keepText() {
+  const { from, to, detected, chosen } = state;
+  keep(source.value ? { text: source.value, pair: `${from} ${to}`, detected, chosen: [...chosen] } : null);
+}
+
+/** Detects the language and translates. With AUTO, the translation waits for the language. */
+async function detectAndTranslate() {
+  const found = detect();
+  if (state.isAuto) await found;
+  translate();
 }
 
 function typed() {
   read();
+  keepText();
   clearTimeout(typing);
   if (composing) return;
   const missing = state.items.some(item => !state.translations?.known.has(item.text));
-  typing = setTimeout(translate, missing && source.value.trim() ? TYPING_PAUSE : 0);
+  typing = setTimeout(detectAndTranslate, missing && source.value.trim() ? TYPING_PAUSE : 0);
 }
 
-// --- other translations of a sentence ---------------------------------------------------------------------------------
+// --- the panel of a sentence ------------------------------------------------------------------------------------------
+
+const panel = sentencePanel({
+  menu, failed, search: otherTranslations, known: item => state.translations.known.get(item.text),
+  shown: item => state.chosen.get(item.text) ?? state.translations.known.get(item.text),
+  take(item, translation) {
+    if (translation === state.translations.known.get(item.text)) state.chosen.delete(item.text);
+    else state.chosen.set(item.text, translation);
+    render();
+    keepText();
+  },
+});
+
+async function otherTranslations(item, best) {
+  const fields = { q: item.text.normalize("NFC"), source: state.from, target: state.to, alternatives: ALTERNATIVES };
+  const answer = await post("translate", { ...fields, alignment: true });
+  const texts = answer.alternatives.map((text, index) => ({ text, links: answer.alternativesAlignment?.[index] ?? [] }));
+  const seen = new Set([best.text]);
+  return texts.filter(({ text }) => !seen.has(text) && seen.add(text));
+}
 
 output.addEventListener("click", event => {
   const sentence = event.target.closest(".sentence");
-  if (sentence && getSelection().isCollapsed) openMenu(itemOf.get(sentence));
-});
-
-async function openMenu(item) {
-  const found = state.translations.known.get(item.text);
-  if (!found) return;
-  if (opened === item) return closeMenu();
-  closeMenu();
-  opened = item;
-  item.output.lastChild.classList.add("open");
-  menu.replaceChildren(element("p", "", "Searching for other translations …"));
-  menu.hidden = false;
-  const pane = menu.parentElement.getBoundingClientRect();
-  menu.style.top = `${[...item.output.lastChild.getClientRects()].at(-1).bottom - pane.top + 6}px`;
-  try {
-    if (!found.others) {
-      const fields = { q: item.text.normalize("NFC"), source: state.from, target: state.to, alternatives: ALTERNATIVES };
-      const answer = await post("translate", { ...fields, alignment: true });
-      const texts = answer.alternatives.map((text, index) => ({ text, links: answer.alternativesAlignment?.[index] ?? [] }));
-      const seen = new Set([found.text]);
-      found.others = texts.filter(({ text }) => !seen.has(text) && seen.add(text));
-    }
-    if (opened === item) fillMenu(item, [found, ...found.others]);
-  } catch (error) {
-    closeMenu();
-    failed(error);
-  }
-}
-
-function fillMenu(item, found) {
-  const now = state.chosen.get(item.text) ?? found[0];
-  const rows = found.map(one => {
-    const row = button("", () => take(item, one, found[0]));
-    row.setAttribute("role", "menuitemradio");
-    row.setAttribute("aria-checked", String(one === now));
-    for (const { text, changed } of differences(now.text, one.text)) row.append(changed ? element("b", "", text) : text);
-    return row;
-  });
-  const title = found.length > 1 ? "Other translations" : "There is no other translation of this sentence";
-  const doubts = (now.doubts ?? []).map(doubt => element("p", "doubt", doubt));
-  menu.replaceChildren(...doubts, element("p", "", title), ...rows);
-  rows[Math.max(0, found.indexOf(now))].focus();
-  if (getComputedStyle(menu).position === "fixed") showAbove(item, menu.getBoundingClientRect().top);
-}
-
-/** Scrolls so far that a sentence ends above a row of the window. */
-function showAbove(item, row) {
-  const below = item.output.lastChild.getBoundingClientRect().bottom + 16 - row;
-  if (below > 0) scrollBy({ top: below });
-}
-
-function take(item, chosen, best) {
-  if (chosen === best) state.chosen.delete(item.text);
-  else state.chosen.set(item.text, chosen);
-  closeMenu();
-  render();
-  (item.output.querySelector(".word") ?? item.output.lastChild).focus();
-  announce("Replaced");
-}
-
-function closeMenu() {
-  const had = menu.contains(document.activeElement), item = opened;
-  menu.hidden = true;
-  opened = null;
-  item?.output.lastChild.classList.remove("open");
-  if (had && item) (item.output.querySelector(".word") ?? item.output.lastChild).focus();
-}
-
-menu.addEventListener("keydown", event => {
-  const rows = [...menu.querySelectorAll("button")], at = rows.indexOf(document.activeElement);
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (step) { event.preventDefault(); rows[(at + step + rows.length) % rows.length]?.focus(); }
-  if (event.key === "Tab") closeMenu();
+  if (sentence && getSelection().isCollapsed) panel.open(itemOf.get(sentence));
 });
 document.addEventListener("pointerdown", event => {
-  if (opened && !menu.contains(event.target) && itemOf.get(event.target.closest(".sentence")) !== opened) closeMenu();
+  if (panel.item() && !menu.contains(event.target) && itemOf.get(event.target.closest(".sentence")) !== panel.item()) panel.close();
 });
 
 // --- buttons and keys -------------------------------------------------------------------------------------------------
 
 async function copy() {
-  const text = translation();
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {  // browsers have no clipboard over plain HTTP
-    const field = element("textarea", "unseen");
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    document.execCommand("copy");
-    field.remove();
-  }
+  await copyText(translation());
   const label = $("copy").querySelector("span");
-  label.textContent = "Copied";
-  announce("Copied");
-  setTimeout(() => { label.textContent = "Copy"; }, 1600);
+  label.textContent = t("Copied");
+  announce(t("Copied"));
+  setTimeout(() => { label.textContent = t("Copy"); }, 1600);
 }
 
 function replaceText(text) {
   source.value = text;
   read();
-  translate();
+  keepText();
+  detectAndTranslate();
 }
 
-const open = file => openFile(file, { now: () => state, show: replaceText, post, failed });
+const exampleLanguage = () => (state.isAuto && !EXAMPLES[state.from] ? "en" : state.from).split(/[-_]/)[0];
+
+const open = file => openFile(file, { now: () => ({ ...state, from: state.isAuto ? AUTO : state.from }), show: replaceText, post, failed });
 
 function clear() {
   source.value = "";
@@ -416,7 +405,7 @@ function clear() {
 }
 
 takeDrops(open);
-followWords({ source, mirror, output, items: () => state.items, itemOf, choose: openMenu });
+followWords({ source, mirror, output, items: () => state.items, itemOf, choose: panel.open });
 source.addEventListener("input", typed);
 source.addEventListener("compositionstart", () => { composing = true; clearTimeout(typing); });
 source.addEventListener("compositionend", () => { composing = false; typed(); });
@@ -424,13 +413,14 @@ $("from").addEventListener("change", () => choose($("from").value, state.to));
 $("to").addEventListener("change", () => choose(state.from, $("to").value));
 $("swap").addEventListener("click", swap);
 $("clear").addEventListener("click", clear);
+$("example").addEventListener("click", () => { replaceText(EXAMPLES[exampleLanguage()]); source.focus(); });
 $("copy").addEventListener("click", copy);
 $("download").addEventListener("click", () => save(new Blob([translation()], { type: "text/plain" }), `translation.${state.to}.txt`));
 $("open-file").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", () => { for (const file of $("file").files) open(file); $("file").value = ""; });
 $("help").addEventListener("click", () => $("keyboard").showModal());
 document.addEventListener("keydown", event => {
-  if (event.key === "Escape" && opened) return closeMenu();
+  if (event.key === "Escape" && panel.item()) return panel.close();
   if (event.isComposing || !(event.ctrlKey || event.metaKey) || event.altKey) return;
   if (event.key === "Enter") { event.preventDefault(); if (!event.shiftKey) retry(); else if (!$("copy").disabled) copy(); }
   if (event.shiftKey && event.key.toLowerCase() === "s") { event.preventDefault(); swap(); }
@@ -439,16 +429,22 @@ addEventListener("online", retry);
 
 // --- start ------------------------------------------------------------------------------------------------------------
 
-async function begin() {
+async function start() {
   const [settings, languages] = await Promise.all([ask("frontend/settings", { waiting }), ask("languages", { waiting })]);
   Object.assign(state, { settings, languages });
   $("file").accept = (settings.supportedFilesFormat ?? [".txt"]).join(",");
   if (settings.keyRequired) askForKey(KEY_NEEDED);
-  const { from, to, text } = readHash(location.hash);
-  if (text && !source.value) source.value = text;
+  const { from, to, text } = readHash(location.hash), last = kept();
+  source.value ||= text || last?.text || "";
+  $("privacy").textContent = t("Your text is sent only to {host}, which does not store it. This tab keeps the text until you clear it or close the tab.", { host: location.host });
+  if (from === AUTO && last?.text === source.value) Object.assign(state, { detected: last.detected, looked: begin(source.value) });
   choose(from || settings.language?.source?.code, to || settings.language?.target?.code);
+  if (last?.text === source.value && last.pair === `${state.from} ${state.to}`) state.chosen = new Map(last.chosen);
+  render();
+  keepText();
+  detectAndTranslate();
 }
 
 draw([]);
 source.focus({ preventScroll: true });
-begin();
+start();

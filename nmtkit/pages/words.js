@@ -1,5 +1,6 @@
 // Marks a word and the words linked to it in both texts, for pointers and for arrow keys.
 
+import { t } from "./messages.js";
 import { announce } from "./page.js";
 
 /**
@@ -84,7 +85,7 @@ export function followWords({ source, mirror, output, items, itemOf, choose }) {
     const word = event.target.closest(".word");
     point(word, event.target.closest(".sentence"));
     const doubts = event.target.closest(".sentence")?.title ?? "";
-    if (word) announce(`${word.textContent}, from ${mark(word)}. ${doubts}`);
+    if (word) announce(`${t("{word}, from {words}.", { word: word.textContent, words: mark(word) })} ${doubts}`);
   });
   output.addEventListener("focusout", () => point(null, null));
 }

@@ -424,6 +424,7 @@ class Service:
                 "keyRequired": bool(self.keys),
                 "charLimit": self.config.char_limit,
                 "filesTranslation": True,
+                "detection": self.detector is not None,
                 "supportedFilesFormat": list(reading.EXTENSIONS),
                 "suggestions": False,
                 "language": {

@@ -13,6 +13,7 @@ from nmtkit.pages.document import asset, render
 from nmtkit.serving.interface import MULTIPART, Json
 
 TRANSLATOR = "translator.html"
+LANGUAGES = ("de", "es", "fr", "it", "ja", "pl", "zh")  # translations of the page; the page itself is in English
 STATIC_FILES = {
     "style.css": "text/css",
     "translator.css": "text/css",
@@ -21,8 +22,11 @@ STATIC_FILES = {
     "page.js": "text/javascript",
     "words.js": "text/javascript",
     "client.js": "text/javascript",
+    "alternatives.js": "text/javascript",
+    "messages.js": "text/javascript",
     "text.js": "text/javascript",
     "icon.svg": "image/svg+xml",
+    **{f"messages.{code}.json": "application/json" for code in LANGUAGES},
 }
 
 # Browsers run only scripts of this server, load nothing from other servers, and do not embed these pages.

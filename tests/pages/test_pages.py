@@ -1,5 +1,6 @@
 """Pages need no other files. Node runs the scripts of the translator if it is installed."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from nmtkit.data.corpora.dropping import PairExample, ReasonCounts
 from nmtkit.data.dataset.report import CorpusReport, DatasetReport, PieceReport, SplitReport, page
 from nmtkit.pages import charts
 from nmtkit.pages.document import asset
+from nmtkit.serving import web
 
 FOLDER = Path(nmtkit.__file__).parent / "pages"
 
@@ -138,9 +140,37 @@ NODE = shutil.which("node")
 
 @pytest.mark.skipif(NODE is None, reason="no node here")
 def test_the_translators_logic(tmp_path: Path) -> None:
-    for name in ("text.js", "client.js"):
+    for name in ("text.js", "client.js", "messages.js"):
         shutil.copy(FOLDER / name, tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     script = Path(__file__).with_name("logic.mjs")
     result = subprocess.run([NODE, script, tmp_path], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def texts_of_the_translator() -> set[str]:
+    """Returns the texts of the page and of its scripts that a person can read, in English."""
+    scripts = "".join(file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js"))
+    body = asset("translator.html").partition("<body>")[2]
+    page = re.sub(r"<noscript>.*?</noscript>", "", body)  # the text for browsers without scripts stays in English
+    texts = {*re.findall(r"\bt\(\"((?:[^\"\\]|\\.)*)\"", scripts)}
+    doubts = asset("messages.js").partition("DOUBTS = {")[2].partition("}")[0]
+    texts |= {*re.findall(r"^  \w+: \"([^\"]*)\",$", doubts, re.M)}
+    texts |= {*re.findall(r">([^<>]*[^<>\s][^<>]*)<", page)}
+    texts |= {*re.findall(r'(?:aria-label|placeholder|title)="([^"]*)"', page)}
+    return {text.strip() for text in texts} - {"nmtkit", "Ctrl", "Shift", "Enter", "Esc", "S", "←", "→", "↑", "↓"}
+
+
+def test_the_page_is_translated_completely() -> None:
+    """Every translation has the texts of the page, no other texts, and the same names in braces."""
+    texts = texts_of_the_translator()
+    assert len(texts) > 60 and {"Copy", "Detect language", "Text to translate"} <= texts
+    assert sorted(web.LANGUAGES) == re.findall(
+        r'"(\w+)"', asset("messages.js").partition("LANGUAGES = ")[2].partition(";")[0]
+    )
+    for code in web.LANGUAGES:
+        translations = json.loads(asset(f"messages.{code}.json"))
+        assert set(translations) == texts, code
+        for text, translation in translations.items():
+            names = re.findall(r"\{\w+\}", text)
+            assert translation.strip() and sorted(re.findall(r"\{\w+\}", translation)) == sorted(names), (code, text)

@@ -2,6 +2,7 @@
 
 import html
 import http.client
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ pytest.importorskip("python_multipart")
 from builders import REAL_LINES, save_transformer
 from serving_process import serving
 
+from nmtkit.serving import web
 from nmtkit.serving.app import Service
 from nmtkit.serving.config import ServeConfig
 from nmtkit.translation.translator import Translator
@@ -52,6 +54,7 @@ def test_the_page_and_its_files_come_with_a_strict_policy(server, model):
     assert answer.getheader("X-Content-Type-Options") == "nosniff"
     assert not re.search(r"<style|<script[^>]*>[^<]|\son\w+=|\sstyle=", page)  # the policy would refuse them
     files = set(re.findall(r'(?:href|src)="(static/[^"]+)"', page))
+    files |= {f"static/messages.{code}.json" for code in web.LANGUAGES}
     files |= {f"static/{name}" for name in re.findall(r'from "\./([^"]+)"', get(server, "/static/translator.js")[1])}
     assert {"static/style.css", "static/translator.js", "static/client.js", "static/text.js"} <= files
     for file in files:
@@ -77,6 +80,7 @@ def test_settings_tell_the_page_what_the_server_takes(server):
         False,
         ".txt",
     )
+    assert settings["detection"] is (importlib.util.find_spec("py3langid") is not None)
     assert settings["language"] == {
         "source": {"code": "en", "name": "English"},
         "target": {"code": "de", "name": "German"},
