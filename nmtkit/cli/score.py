@@ -17,7 +17,7 @@ from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
-    from nmtkit.scoring.metrics import Score
+    from nmtkit.scoring.metrics import MetricSettings, Score
     from nmtkit.scoring.report import ScoreReport
     from nmtkit.scoring.texts import ScoredTexts
 
@@ -194,8 +194,11 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
 command.params += flags(ScoreConfig)
 
 
-def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig) -> None:
-    from nmtkit.scoring import metrics, report, significance
+def read(
+    references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig
+) -> tuple["ScoredTexts", "MetricSettings"]:
+    """Returns the texts to score, and the settings of the metrics."""
+    from nmtkit.scoring import metrics
     from nmtkit.scoring.texts import read_texts
 
     stream = None if systems else standard_input()
@@ -211,6 +214,13 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         sources=None if texts.sources is None else tuple(texts.sources),
         comet_model=config.comet_model,
     )
+    return texts, settings
+
+
+def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig) -> None:
+    from nmtkit.scoring import metrics, report, significance
+
+    texts, settings = read(references, systems, config)
     bootstrap = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
     hypotheses = next(iter(texts.systems.values()))
     if texts.directions:

@@ -110,7 +110,9 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
 
     text = io.StringIO()
     console = Console(file=text, width=Console().width, highlight=False)
-    title, common = "", os.path.commonpath([Path(line[0]).parent for line in lines])
+    parents = [Path(line[0]).parent for line in lines]
+    comparable = len({parent.is_absolute() for parent in parents}) == 1
+    title, common = "", os.path.commonpath(parents) if comparable else ""
     if common:
         lines = [[os.path.relpath(line[0], common), *line[1:]] for line in lines]
         title = f"in {common}:\n"

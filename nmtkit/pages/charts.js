@@ -26,7 +26,8 @@ for (const figure of document.querySelectorAll(".chart")) {
     const ends = { x1: first.column, x2: first.column, y1: Math.min(...rows), y2: Math.max(...rows) };
     for (const [name, value] of Object.entries(ends)) cursor.setAttribute(name, value);
     svg.append(cursor);
-    reading.replaceChildren(`update ${first.update.toLocaleString("en")}`, ...nearest.map(({ curve, value }) => {
+    const running = nearest.filter(({ curve }) => curve.values[0][0] <= first.update && first.update <= curve.values.at(-1)[0]);
+    reading.replaceChildren(`update ${first.update.toLocaleString("en")}`, ...running.map(({ curve, value }) => {
       const row = document.createElement("div"), key = document.createElement("span");
       key.className = `key ${curve.colour}`;
       key.textContent = curve.name;

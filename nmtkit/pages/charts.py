@@ -71,8 +71,18 @@ def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
     return _figure(title, f"<span>{escape(note)}</span>", title, "".join(parts))
 
 
-def histogram(title: str, edges: Sequence[float], counts: Sequence[int], limits: Sequence[float], unit: str) -> str:
-    """Returns a chart of counts between `edges`, with a logarithmic axis and a line at each of the `limits`."""
+def histogram(
+    title: str,
+    edges: Sequence[float],
+    counts: Sequence[int],
+    limits: Sequence[float],
+    unit: str,
+    counted: str = "pairs",
+) -> str:
+    """Returns a chart of counts between `edges`, with a logarithmic axis and a line at each of the `limits`.
+
+    `unit` is the unit of the edges, and `counted` names the counted cases.
+    """
     high = math.log10(max(1, *counts) + 1)
     first, last = edges[0], edges[-1]
     ticks: Ticks = [(math.log10(mark + 1) / high, _short(mark)) for mark in _decades(max(counts, default=1))]
@@ -81,7 +91,7 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], limits:
         return LEFT + (value - first) / ((last - first) or 1) * (WIDTH - LEFT - RIGHT)
 
     below = [(column(value), _short(value)) for value in _round_numbers(first, last, 5)]
-    parts = [*_axes(ticks, below, "pairs, logarithmic", unit)]
+    parts = [*_axes(ticks, below, f"{counted}, logarithmic", unit)]
     for low, end, count in zip(edges, edges[1:], counts, strict=False):
         height = math.log10(count + 1) / high * (HEIGHT - TOP - BOTTOM)
         width = 0.9 * (column(end) - column(low))
@@ -95,7 +105,7 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], limits:
             f'x2="{column(limit):.2f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"><title>limit {limit:g}</title></line>'
         )
     caption = f"<span>limit {', '.join(f'{limit:g}' for limit in limits)}</span>" if limits else ""
-    return _figure(title, caption, f"{title}, pairs by score", "".join(parts))
+    return _figure(title, caption, f"{title}, {counted} by score", "".join(parts))
 
 
 def _decades(largest: int) -> list[int]:

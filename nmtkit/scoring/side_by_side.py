@@ -1,0 +1,209 @@
+"""Two systems side by side: scores, and every sentence with its differences, names and numbers, as an HTML page."""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nmtkit.jobs import progress
+from nmtkit.pages.charts import histogram
+from nmtkit.pages.document import Html, render, visible
+from nmtkit.scoring.metrics import MetricSettings, Score, score, sentence_scores
+from nmtkit.scoring.significance import Comparison
+from nmtkit.scoring.texts import ScoredTexts
+
+SHOWN = 3000  # maximum number of sentences on the page
+LONGEST = 1000  # words beyond this number are not compared, because the time grows with the square of the number
+LOWER_IS_BETTER = ("TER", "off-target")
+# words, single characters of scripts without spaces, and other characters
+_TOKEN = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
+    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|\s+|[^\w\s]"
+)
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_WORD = re.compile(r"\w[\w.&'’/-]*\w|\w")
+
+Mark = tuple[str, str]  # a part of a text, and its class: "" for common words, "right" or "wrong" for other words
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSentence:
+    """One sentence of both systems. Differences are the second system minus the first; more is better."""
+
+    number: int
+    source: str | None
+    references: list[str]
+    texts: tuple[list[Mark], list[Mark]]
+    scores: tuple[list[float], list[float]]  # of each system: a score for each metric
+    differences: list[float]  # one for each metric
+    faults: tuple[list[str], list[str]]  # of each system: names and numbers that are missing or were added
+    length: int  # number of words of the reference
+
+    @property
+    def equal(self) -> bool:
+        return self.texts[0] == self.texts[1] and not any(mark for _, mark in self.texts[0])
+
+
+def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[ComparedSentence]:
+    """Returns all sentences of the two systems of `texts`, with their scores."""
+    systems = list(texts.systems.values())
+    tables = [sentence_scores(system, texts.references, metrics, settings) for system in systems]
+    progress.begin("Comparing", "sentences", len(systems[0]))
+    result = []
+    for row, (first, second) in enumerate(zip(*systems, strict=True)):
+        columns = [[column[row] for column in table] for table in tables]
+        references = [text[row] for text in texts.references]
+        source = None if texts.sources is None else texts.sources[row]
+        result.append(
+            ComparedSentence(
+                number=row + 1,
+                source=source,
+                references=references,
+                texts=differences(first, second, references),
+                scores=([each.value for each in columns[0]], [each.value for each in columns[1]]),
+                differences=[gain(b) - gain(a) for a, b in zip(*columns, strict=True)],
+                faults=(faults(first, references, source), faults(second, references, source)),
+                length=sum(map(is_word, _TOKEN.findall(references[0]))),
+            )
+        )
+        progress.advance(1)
+    return result
+
+
+def gain(score: Score) -> float:
+    """Returns a score of which more is better."""
+    return -score.value if score.name in LOWER_IS_BETTER else score.value
+
+
+def is_word(token: str) -> bool:
+    return token[0].isalnum()
+
+
+def differences(first: str, second: str, references: Sequence[str]) -> tuple[list[Mark], list[Mark]]:
+    """Returns both texts in parts. Words that only one text has are "right" if a reference has them, else "wrong"."""
+    a, b = _TOKEN.findall(first), _TOKEN.findall(second)
+    known = {token for reference in references for token in _TOKEN.findall(reference)}
+    matcher = difflib.SequenceMatcher(None, a[:LONGEST], b[:LONGEST], autojunk=False)
+    common: tuple[set[int], set[int]] = set(), set()
+    for start, other, size in matcher.get_matching_blocks():
+        common[0].update(range(start, start + size))
+        common[1].update(range(other, other + size))
+
+    def parts(tokens: list[str], kept: set[int]) -> list[Mark]:
+        marks = [
+            "" if index in kept or index >= LONGEST or token.isspace() else "right" if token in known else "wrong"
+            for index, token in enumerate(tokens)
+        ]
+        joined: list[Mark] = []
+        for index, (token, mark) in enumerate(zip(tokens, marks, strict=True)):
+            between = token.isspace() and joined and index + 1 < len(marks) and index not in kept
+            if between and joined[-1][1] == marks[index + 1]:
+                mark = joined[-1][1]  # a space between two marked words belongs to both
+            if joined and joined[-1][1] == mark:
+                joined[-1] = joined[-1][0] + token, mark
+            else:
+                joined.append((token, mark))
+        return joined
+
+    return parts(a, common[0]), parts(b, common[1])
+
+
+def faults(text: str, references: Sequence[str], source: str | None) -> list[str]:
+    """Returns the names and numbers that `text` lacks, as "- NAME", and the numbers that it adds, as "+ NUMBER".
+
+    A text lacks a number if all references have it. Names are words with a digit, or with a capital after their first
+    letter, and words with a capital that the source and all references have.
+    """
+    own, wanted = Counter(_NUMBER.findall(text)), [Counter(_NUMBER.findall(each)) for each in references]
+    in_source = Counter(_NUMBER.findall(source or ""))
+    missing = [number for number in wanted[0] if all(each[number] for each in wanted) and not own[number]]
+    added = [number for number in own if not in_source[number] and not any(each[number] for each in wanted)]
+    words, of_source = set(_WORD.findall(text)), set(_WORD.findall(source or ""))
+    names = [
+        word
+        for word in dict.fromkeys(_WORD.findall(references[0]))
+        if not word.isdigit() and is_name(word, of_source) and all(word in each for each in references)
+    ]
+    lost = [name for name in names if name not in words and name not in text and not _NUMBER.fullmatch(name)]
+    return [*(f"- {each}" for each in (*missing, *lost)), *(f"+ {each}" for each in added)]
+
+
+def is_name(word: str, source_words: set[str]) -> bool:
+    inside = any(char.isupper() for char in word[1:]) or any(map(str.isdigit, word))
+    return inside or (word[0].isupper() and len(word) > 1 and word in source_words)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def page(
+    texts: ScoredTexts,
+    compared: Sequence[ComparedSentence],
+    comparison: Sequence[Comparison],
+    metrics: Sequence[str],
+    settings: MetricSettings,
+) -> str:
+    """Returns the page. `comparison` has the scores of both systems, with p-values."""
+    names = list(dict.fromkeys(each.score.name for each in comparison))
+    by_size = sorted(compared, key=lambda each: -abs(each.differences[0]))[:SHOWN]
+    return render(
+        "side_by_side.html",
+        title=" and ".join(texts.systems),
+        systems=list(texts.systems),
+        metrics=names,
+        scores=[_score_row(name, comparison, compared, index) for index, name in enumerate(names)],
+        lengths=_by_length(texts, metrics, settings, compared),
+        chart=Html(_chart(names[0], [each.differences[0] for each in compared])),
+        sentences=by_size,
+        total=len(compared),
+        equal=sum(each.equal for each in compared),
+        languages=settings.target_lang,
+        visible=visible,
+        body=[],
+    )
+
+
+def _score_row(
+    name: str, comparison: Sequence[Comparison], compared: Sequence[ComparedSentence], index: int
+) -> list[str]:
+    first, second = (each for each in comparison if each.score.name == name)
+    better = (
+        sum(each.differences[index] < 0 for each in compared),
+        sum(each.differences[index] > 0 for each in compared),
+    )
+    change = second.score.value - first.score.value
+    p = "" if second.p_value is None else f"{second.p_value:.3f}"
+    shown = [f"{each.score.value:.1f}" for each in (first, second)]
+    return [name, *shown, f"{change:+.1f}", p, *(f"{count:,}" for count in better)]
+
+
+def _by_length(
+    texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings, compared: Sequence[ComparedSentence]
+) -> list[list[str]]:
+    """Returns the score of the first metric for four classes of reference lengths with about equal numbers."""
+    if metrics[0] == "comet" or len(compared) < 40:
+        return []
+    order = sorted(range(len(compared)), key=lambda row: compared[row].length)
+    rows, bounds = [], [len(order) * part // 4 for part in range(5)]
+    for start, end in pairwise(bounds):
+        chosen = order[start:end]
+        references = [[text[row] for row in chosen] for text in texts.references]
+        values = [
+            score([system[row] for row in chosen], references, metrics[:1], settings)[0].value
+            for system in texts.systems.values()
+        ]
+        lengths = f"{compared[chosen[0]].length} to {compared[chosen[-1]].length}"
+        rows.append([lengths, f"{len(chosen):,}", *(f"{x:.1f}" for x in values), f"{values[1] - values[0]:+.1f}"])
+    return rows
+
+
+def _chart(name: str, values: Sequence[float]) -> str:
+    edge = max(1.0, *map(abs, values))
+    bins = 20
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int((value + edge) / (2 * edge) * bins))] += 1
+    edges = [2 * edge * index / bins - edge for index in range(bins + 1)]
+    return histogram("B − A", edges, counts, [], "points", "sentences")
