@@ -36,9 +36,9 @@ class ComparedSentence:
     source: str | None
     references: list[str]
     texts: tuple[list[Mark], list[Mark]]
-    scores: tuple[list[float], list[float]]  # of each system: a score for each metric
+    scores: tuple[list[float], list[float]]  # for each system: a score for each metric
     differences: list[float]  # one for each metric
-    faults: tuple[list[str], list[str]]  # of each system: names and numbers that are missing or were added
+    faults: tuple[list[str], list[str]]  # for each system: names and numbers that are missing or were added
     length: int  # number of words of the reference
 
     @property
