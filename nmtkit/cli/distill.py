@@ -1,17 +1,35 @@
 """`nmtkit distill`: stores the probabilities of a teacher, to train a student with them."""
 
+import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, stderr
-from nmtkit.cli.flags import CHECKPOINT, PATH, plugin_option
+from nmtkit.cli.flags import CHECKPOINT, PATH, flags, given_flags, on_command_line, plugin_option
+from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive, flag_of, split_settings
 from nmtkit.config.files import checkpoint_of
 from nmtkit.jobs import progress
+from nmtkit.jobs.shard_options import SHARD_RULES, ShardOptions
+from nmtkit.translation.server_config import ServerConfig
 
 log = logging.getLogger("nmtkit")
+
+SHARDS = ShardOptions(shard_lines=500)  # a server translates some lines in a second
+SHARD_FIELDS = ("output_dir", "shard_lines", "shard")
+SERVER_FLAGS = [flag_of(field) for field in dataclasses.fields(ServerConfig) if field.name != "from_server"]
+SERVER_RULES = (
+    *(FlagRule(flag, needs=("--from-server",)) for flag in SERVER_FLAGS),
+    *(FlagRule(flag, needs=("--from-server",)) for flag in ("--output-dir", "--source-lang", "--target-lang")),
+    FlagRule(
+        "--from-server",
+        excludes=("--path", "--output", "--top-k", "--subset", "--pairs-per-file", "--max-tokens", "--device"),
+        reason="these flags are for the probabilities of a checkpoint",
+    ),
+)
 
 
 @click.command(cls=Command)
@@ -21,7 +39,6 @@ log = logging.getLogger("nmtkit")
     "paths",
     type=CHECKPOINT,
     multiple=True,
-    required=True,
     metavar="RUN|FILE",
     help="Checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged.",
 )
@@ -50,6 +67,8 @@ log = logging.getLogger("nmtkit")
 )
 @click.option("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cpu]")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
+@click.option("-s", "--source-lang", metavar="LANG", help="Language of DATA, with --from-server.")
+@click.option("-t", "--target-lang", metavar="LANG", help="Language of the translations, with --from-server.")
 @plugin_option
 def command(
     data: Path,
@@ -61,7 +80,10 @@ def command(
     max_tokens: int,
     device: str,
     threads: int | None,
+    source_lang: str | None,
+    target_lang: str | None,
     plugins: tuple[str, ...],
+    **settings: Any,
 ) -> None:
     """Store the most probable pieces for each target token of DATA, with the probabilities that a teacher gives them.
     A student then trains on these probabilities without running the teacher (word-level distillation).
@@ -71,7 +93,22 @@ def command(
     nmtkit distill data-bin --path one.pt --path two.pt --top-k 16
     nmtkit train data-bin --criterion kd_cross_entropy \\
         --teacher-probabilities data-bin/teacher
+
+    With --from-server, another translation server translates DATA, a text file, and the student trains on the
+    translations (sequence-level distillation).
+
+    \b
+    nmtkit distill mono.en -s en -t de --from-server http://localhost:8000/v1 \\
+                   --server-model NAME --candidates 4 --choose mbr --output-dir shards
+    nmtkit merge shards --output mono.jsonl
+    nmtkit clean -s en -t de mono.jsonl --output synthetic
     """
+    check_flags((*SERVER_RULES, *SHARD_RULES), given_flags(), given_flags())
+    if settings["from_server"] is not None:
+        translate_by_server(data, source_lang, target_lang, settings)
+        return
+    if not paths:
+        raise ValueError("give --path FILE, the checkpoint of the teacher, or --from-server URL")
     with imports():
         import torch
 
@@ -114,3 +151,31 @@ def command(
         f"{folder}: {stored.candidates} pieces for each of {int(stored.lengths.sum()):,} target tokens of {subset}, "
         f"{size / 1e6:,.1f} MB", markup=False,
     )  # fmt: skip
+
+
+command.params += flags(ServerConfig)
+command.params += [flag for flag in flags(SHARDS) if flag.name in SHARD_FIELDS]
+
+
+def translate_by_server(text: Path, source_lang: str | None, target_lang: str | None, settings: dict[str, Any]) -> None:
+    """Makes the shards of a job whose lines a server translates. Prints the next commands."""
+    with imports():
+        from nmtkit.cli.shards import run_shards, this_command
+        from nmtkit.translation.server_teacher import ServerWorker, TranslationServer, open_job, write_shards
+
+    typed = on_command_line(settings)
+    config: ServerConfig = derive(ServerConfig, split_settings(typed, ServerConfig)[0], COMMAND_LINE)
+    shards: ShardOptions = derive(SHARDS, split_settings(typed, ShardOptions)[0], COMMAND_LINE)
+    if source_lang is None or target_lang is None:
+        raise ValueError("--from-server needs the languages; give -s and -t")
+    if shards.output_dir is None:
+        raise ValueError("--from-server needs a folder for its shards; give --output-dir DIR")
+    languages = source_lang, target_lang
+    plan = open_job(config, text, languages, shards.output_dir, shards.shard_lines, this_command())
+    texts = [text] if config.references is None else [text, config.references]
+    worker = ServerWorker(TranslationServer(config, languages), texts)
+    run_shards(shards, plan, lambda unfinished: write_shards(plan, worker, unfinished))
+    counts = plan.counts()
+    for name in ("empty lines", "lines without a translation"):
+        if counts[name]:
+            log.warning("%s of %s: %s; they give no pair", f"{counts[name]:,}", f"{counts['lines']:,} lines", name)

@@ -33,11 +33,12 @@ from nmtkit.serving.interface import (
     openapi_document,
     validated,
 )
-from nmtkit.serving.languages import Detector, described, detector_of, name_of, served_code
+from nmtkit.serving.languages import Detector, described, detector_of, served_code
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.protocol import UnambiguousRequests
 from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.text.languages import name_of
 from nmtkit.text.normalization import normalized
 
 FILE_SECONDS = 600  # lifetime of a translated file

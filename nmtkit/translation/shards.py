@@ -125,7 +125,7 @@ class ShardTranslator:
         decoders = [LineDecoder(path, shard.first + 1) for path in self.settings.texts]
         columns = zip(
             *(
-                _windows(path, start, shard.lines, decoder)
+                line_windows(path, start, shard.lines, decoder)
                 for path, start, decoder in zip(self.settings.texts, shard.starts, decoders, strict=True)
             ),
             strict=True,
@@ -141,7 +141,7 @@ class ShardTranslator:
             counts[f"byte-order marks of {name}"] += decoder.has_byte_order_mark
 
 
-def _windows(path: Path, start: int, lines: int, decoder: LineDecoder) -> Iterator[list[str]]:
+def line_windows(path: Path, start: int, lines: int, decoder: LineDecoder) -> Iterator[list[str]]:
     """Yields `lines` lines of a file in windows of WINDOW lines. The first line begins at byte `start` of the file."""
     with path.open("rb") as file:
         file.seek(start)

@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from nmtkit.serving.languages import Detector, described, name_of
+from nmtkit.serving.languages import Detector, described
 from nmtkit.serving.loading import ServedModel, through_pivot
+from nmtkit.text.languages import name_of
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator

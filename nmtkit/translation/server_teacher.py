@@ -1,0 +1,195 @@
+"""Translations of a corpus by another translation server, to train on: sequence-level distillation (Kim and Rush 2016).
+
+The server speaks the protocol of OpenAI (`/v1/chat/completions`, which vLLM, llama.cpp and others offer) or of DeepL
+(`/v2/translate`). The job works in shards, so a stopped job continues after its last complete shard.
+"""
+
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmtkit.data.corpora.lines import LineDecoder
+from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, divide, open_plan
+from nmtkit.text.languages import name_of
+from nmtkit.translation.server_config import ServerConfig
+from nmtkit.translation.shards import line_windows
+
+LONGEST_WAIT = 120.0  # seconds before another attempt
+
+
+class PermanentError(ValueError):
+    """The server refuses a request for a reason that does not pass, such as a wrong key."""
+
+
+@dataclass
+class RequestLimit:
+    """Lets at most `per_minute` requests begin in a minute, evenly spaced. None: no limit."""
+
+    per_minute: float | None
+    sleep: Callable[[float], None] = time.sleep
+    next_start: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self) -> None:
+        if self.per_minute is None:
+            return
+        with self.lock:
+            start = max(self.next_start, time.monotonic())
+            self.next_start = start + 60 / self.per_minute
+        self.sleep(max(0.0, start - time.monotonic()))
+
+
+class TranslationServer:
+    """A server that translates one text at a time. Threads may share this object."""
+
+    def __init__(
+        self, config: ServerConfig, languages: tuple[str, str], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        assert config.from_server is not None
+        self.config, self.languages, self.sleep = config, languages, sleep
+        self.limit = RequestLimit(config.requests_per_minute, sleep)
+        address = config.from_server.rstrip("/")
+        path = {"openai": "/chat/completions", "deepl": "/v2/translate"}[config.server_api]
+        self.url = address if address.endswith(path) else address + path
+        self.headers = {"Content-Type": "application/json", "User-Agent": "nmtkit"}
+        key = os.environ.get(config.api_key_variable)
+        if key:
+            scheme = "Bearer" if config.server_api == "openai" else "DeepL-Auth-Key"
+            self.headers["Authorization"] = f"{scheme} {key}"
+
+    def candidates(self, text: str) -> list[str]:
+        """Returns different translations of a text, at least one, each as a single line.
+
+        Asks again while the server returns fewer candidates than it was asked for, but at most `candidates` times.
+        Raises PermanentError, or OSError after the last attempt.
+        """
+        found: list[str] = []
+        for _ in range(self.config.candidates):
+            found += self._ask(text, self.config.candidates - len(found))
+            if len(found) >= self.config.candidates:
+                break
+        return list(dict.fromkeys(" ".join(candidate.split()) for candidate in found))
+
+    def _ask(self, text: str, count: int) -> list[str]:
+        source, target = self.languages
+        if self.config.server_api == "deepl":
+            body: dict[str, Any] = {"text": [text], "source_lang": source.upper(), "target_lang": target.upper()}
+            return [str(answer["text"]) for answer in self._answer(body)["translations"]]
+        prompt = self.config.prompt.replace("{source}", name_of(source)).replace("{target}", name_of(target))
+        body = {
+            "model": self.config.server_model,
+            "messages": [{"role": "system", "content": prompt}, {"role": "user", "content": text}],
+            "temperature": self.config.candidate_temperature if self.config.candidates > 1 else 0,
+            **({"n": count} if count > 1 else {}),
+        }
+        return [str(choice["message"]["content"]) for choice in self._answer(body)["choices"]]
+
+    def _answer(self, body: Mapping[str, Any]) -> Any:
+        """Sends a request and returns the object of the answer. Tries again if the reason of a failure may pass."""
+        data = json.dumps(body).encode()
+        for attempt in range(1, self.config.attempts + 1):
+            self.limit.wait()
+            asked_wait = 0.0
+            try:
+                request = urllib.request.Request(self.url, data, self.headers)
+                with urllib.request.urlopen(request, timeout=self.config.request_timeout) as response:
+                    answer = json.load(response)
+                if isinstance(answer, dict) and answer.get("choices" if "messages" in body else "translations"):
+                    return answer
+                reason = f"an answer without translations: {json.dumps(answer)[:200]}"
+            except urllib.error.HTTPError as error:
+                reason = f"status {error.code}: {error.read(200).decode(errors='replace')}"
+                if error.code not in (408, 409, 425, 429) and error.code < 500:
+                    advice = f"; set {self.config.api_key_variable} to the key" if error.code in (401, 403) else ""
+                    raise PermanentError(f"{self.url}: {reason}{advice}") from None
+                after = error.headers.get("Retry-After", "")
+                asked_wait = float(after) if after.isdigit() else 0.0
+            except (OSError, ValueError) as error:  # ValueError: the answer is not JSON
+                reason = f"{getattr(error, 'reason', None) or error}"
+            if attempt < self.config.attempts:
+                self.sleep(min(LONGEST_WAIT, max(asked_wait, 2.0 ** (attempt - 1))))
+        raise OSError(f"{self.url}: {self.config.attempts} attempts failed, the last with {reason}")
+
+
+# --- the choice of a candidate ----------------------------------------------------------------------------------------
+
+
+def best(candidates: Sequence[str], choose: str, reference: str | None = None) -> str:
+    """Returns the chosen candidate. Similarity is chrF of sentences (Popović 2015). Among equal ones, the first."""
+    if choose == "first" or len(candidates) == 1:
+        return candidates[0]
+    from sacrebleu import CHRF
+
+    chrf = CHRF()
+    if reference is not None:
+        return max(candidates, key=lambda candidate: chrf.sentence_score(candidate, [reference]).score)
+    return max(
+        candidates,
+        key=lambda candidate: sum(chrf.sentence_score(candidate, [other]).score for other in candidates),
+    )
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+class ServerWorker:
+    """Translates the lines of shards. Each output line is a JSON object with a pair of the corpus."""
+
+    def __init__(self, server: TranslationServer, texts: Sequence[Path]) -> None:
+        self.server, self.texts = server, texts
+
+    def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields the pairs of a shard. Empty lines, and lines whose translations are all empty, give no pair."""
+        config, (source, target) = self.server.config, self.server.languages
+        decoders = [LineDecoder(path, shard.first + 1) for path in self.texts]
+        windows = [
+            line_windows(path, start, shard.lines, decoder)
+            for path, start, decoder in zip(self.texts, shard.starts, decoders, strict=True)
+        ]
+        with ThreadPoolExecutor(config.parallel_requests) as pool:
+            try:
+                for columns in zip(*windows, strict=True):
+                    rows = [row for row in zip(*columns, strict=True) if row[0].strip()]
+                    counts["empty lines"] += len(columns[0]) - len(rows)
+                    answers = pool.map(self.server.candidates, [line for line, *_ in rows])
+                    for (line, *references), found in zip(rows, answers, strict=True):
+                        usable = [candidate for candidate in found if candidate]
+                        if not usable:
+                            counts["lines without a translation"] += 1
+                            continue
+                        pair = {source: line, target: best(usable, config.choose, *references)}
+                        more = {"candidates": usable} if len(usable) > 1 else {}
+                        yield json.dumps(pair | more, ensure_ascii=False).encode() + b"\n"
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def open_job(
+    config: ServerConfig, text: Path, languages: tuple[str, str], folder: Path, shard_lines: int, command: str
+) -> Plan:
+    """Returns the plan of the job in `folder`, or makes the plan of a new job.
+
+    Settings that do not change translations, such as limits and attempts, may differ between the runs of a job.
+    """
+    files = {"input": text} | ({} if config.references is None else {"references": config.references})
+    check_regular(files.values())
+    names = ("server_api", "server_model", "prompt", "candidates", "candidate_temperature", "choose")
+    settings = {name: getattr(config, name) for name in names} | {"languages": list(languages), "command": "distill"}
+    paths = list(files.values())
+    return open_plan(folder, settings, files, ".jsonl", shard_lines, command, lambda: divide(paths, shard_lines))
+
+
+def write_shards(plan: Plan, worker: ServerWorker, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Writes shards one after another, because the server is the limit. Yields each shard with its record."""
+    for shard in shards:
+        counts: Counter[str] = Counter()
+        yield shard, plan.write(shard, worker.output(shard, counts), counts)
