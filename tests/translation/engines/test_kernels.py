@@ -1,8 +1,5 @@
 """Kernels of the compiled engine: exact integers, and float64 up to rounding, for every shape and every processor."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,12 +12,11 @@ pytest.importorskip("numba")
 import numba
 
 from nmtkit.translation.engines import compiled_attention as attention
-from nmtkit.translation.engines import (
-    compiled_code,
-    compiled_search,  # noqa: F401  compiles the kernels
-)
 from nmtkit.translation.engines import compiled_kernels as kernels
 from nmtkit.translation.engines import compiled_products as products
+from nmtkit.translation.engines import (
+    compiled_search,  # noqa: F401  compiles the kernels
+)
 from nmtkit.translation.engines.compiled_vectors import LANES
 
 SIZES = (1, 15, 16, 17, 64, 100, 515)
@@ -264,36 +260,3 @@ def test_attention_equals_float64(heads: int, width: int, count: int) -> None:
         mean += scores / scores.sum() / heads
     np.testing.assert_allclose(recorded[:count], mean, atol=1e-6)
     assert y[size] == 7 and recorded[count] == 0
-
-
-PROCESSORS = {
-    "AVX-512 without VNNI": (
-        "skylake-avx512",
-        "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+avx2,+fma,+bmi,+bmi2",
-    ),
-    "AVX2": ("haswell", "+avx,+avx2,+fma,+bmi,+bmi2"),
-    "SSE2": ("x86-64", "+sse2"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_the_kernels_work_on_older_processors(name: str) -> None:
-    if "vnni" not in " ".join(compiled_code.features()):
-        pytest.skip("this processor lacks instructions that are tested")
-    cpu, features = PROCESSORS[name]
-    environment = os.environ | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", "not slow"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def test_products_on_arm_use_its_instruction() -> None:
-    """Reads the assembly language only: there is no such processor here."""
-    script = (
-        "from nmtkit.translation.engines import compiled_products as p; "
-        "print(p.kernels.assembly('aarch64-unknown-linux-gnu', 'neoverse-n1', '+neon,+dotprod').count('sdot'))"
-    )
-    environment = os.environ | {"NUMBA_CPU_NAME": "neoverse-n1", "NUMBA_CPU_FEATURES": "+neon,+dotprod"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 20
