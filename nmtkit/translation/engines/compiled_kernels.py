@@ -247,6 +247,33 @@ def block_maxima(code: Vectors, x: Any, size: Any, y: Any) -> Any:
     return builder.load(overall)
 
 
+@kernel(NUMBER, NUMBER, NUMBER, REAL, result=NUMBER)
+def next_above(code: Vectors, x: Any, first: Any, end: Any, limit: Any) -> Any:
+    """Returns the index of the first number of a row that exceeds `limit`, from `first` on; `end` if there is none.
+
+    The memory of the row has a multiple of LANES numbers.
+    """
+    builder, limits = code.builder, code.broadcast(limit)
+    part, result = code.variable(builder.and_(first, code.size(-LANES))), code.variable(end)
+    check, body, last = (builder.append_basic_block(name) for name in ("check", "body", "last"))
+    builder.branch(check)
+    builder.position_at_end(check)
+    builder.cbranch(builder.icmp_signed("<", builder.load(part), end), body, last)
+    builder.position_at_end(body)
+    index = builder.load(part)
+    inside = builder.and_(code.mask(builder.sub(end, index)), builder.not_(code.mask(builder.sub(first, index))))
+    above = builder.and_(inside, builder.fcmp_ordered(">", code.load(x, index), limits))
+    bits = builder.zext(builder.bitcast(above, ir.IntType(LANES)), SIZE)
+    builder.store(builder.add(index, code.size(LANES)), part)
+    with builder.if_then(builder.icmp_signed("!=", bits, code.size(0))):
+        lane = builder.cttz(bits, ir.Constant(ir.IntType(1), 1))
+        builder.store(builder.add(index, lane), result)
+        builder.branch(last)
+    builder.branch(check)
+    builder.position_at_end(last)
+    return builder.load(result)
+
+
 @kernel(NUMBER, NUMBER, REAL, REAL, NUMBER, NUMBER)
 def mixed(code: Vectors, x: Any, size: Any, shift: Any, share: Any, y: Any, first: Any) -> None:
     """Adds `share` times exp(x - shift) of a row to the row y, or writes it to y if `first` is not 0."""

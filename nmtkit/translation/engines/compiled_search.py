@@ -18,6 +18,7 @@ from nmtkit.translation.engines.compiled_kernels import (
     kernels,
     logarithms,
     mixed,
+    next_above,
     sum_of_exponentials,
     taken,
 )
@@ -157,11 +158,8 @@ def search(state: SearchState, sentences: SourceSentences, results: Results, set
                     table, layer, part, space.x + 4 * space.width * first, 4 * space.width, space.rounded,
                     space.rounded_width, space.scales, logits.ctypes.data, logits.shape[1], NO_FLOOR, 0,
                 )  # fmt: skip
-            for row in range(part):
-                continue_row(state, sentences, settings, state.rows[first + row].hypothesis, row, vocabulary, columns)
-        for slot in range(len(state.slots)):
-            if state.slots[slot].sentence != NO_SENTENCE:
-                finish_step(state, sentences, results, settings, slot)
+            continue_rows(state, sentences, settings, first, part, vocabulary, columns)
+        finish_step(state, sentences, results, settings)
 
 
 @inner
@@ -186,6 +184,9 @@ def fill_slots(state: SearchState, sentences: SourceSentences, settings: Setting
 def collect_rows(state: SearchState, sentences: SourceSentences, settings: Settings) -> int:
     """Makes a row of each open hypothesis. Returns the number of rows, or -1 if the cache needs more positions."""
     capacity, count = state.places.shape[1], 0
+    places, recorded, recorded_size = state.places.ctypes.data, 0, 0
+    if len(state.recorded):
+        recorded, recorded_size = state.recorded.ctypes.data, 4 * state.recorded.shape[1]
     for slot in range(len(state.slots)):
         sentence, length = state.slots[slot].sentence, state.slots[slot].length
         state.slots[slot].count = 0
@@ -204,13 +205,11 @@ def collect_rows(state: SearchState, sentences: SourceSentences, settings: Setti
                 row.token = columns[token] if len(columns) else token
                 row.length, row.hypothesis, row.place = length, hypothesis, place
                 row.parent = slot * settings.beam + state.parents[slot, i]
-                row.memory, row.memory_size = first, size
-                row.places, row.recorded = state.places[hypothesis].ctypes.data, 0
-                if len(state.recorded):
-                    weights = state.recorded[place]
-                    row.recorded = weights.ctypes.data
-                    for index in range(size):
-                        weights[index] = 0
+                row.memory, row.memory_size, row.places = first, size, places + 8 * capacity * hypothesis
+                row.recorded = 0
+                if recorded_size:
+                    row.recorded = recorded + recorded_size * place
+                    filled(row.recorded, 0, size, 0)
                 count += 1
     for index in range(len(state.models)):
         if state.models[index].self_attention >= SSRU and count:
@@ -230,63 +229,69 @@ def clear_states(state: SearchState, index: int, count: int) -> None:
 
 
 @inner
-def continue_row(
-    state: SearchState, sentences: SourceSentences, settings: Settings, hypothesis: int, row: int, vocabulary: int,
+def continue_rows(
+    state: SearchState, sentences: SourceSentences, settings: Settings, first: int, number: int, vocabulary: int,
     columns: int,
 ) -> None:  # fmt: skip
-    """Adds the most probable continuations of a hypothesis, or the drawn one, to the continuations of its sentence.
+    """Adds the continuations of `number` hypotheses to the best continuations of their sentences.
 
-    `row` is the index of its logits, of which there are `columns`.
+    These are the most probable continuations, or a drawn one. The hypotheses are the rows from `first` on, with a row
+    of `columns` logits for each.
     """
-    slot, i = hypothesis // settings.beam, hypothesis % settings.beam
-    sentence, length, x = state.slots[slot].sentence, state.slots[slot].length, state.logits[0, row]
-    prefix, language_tokens = list_of(sentences.prefixes, sentence), sentences.language_tokens[sentence]
-    only = -1
-    if length < len(prefix):
-        only = prefix[length]
-    elif length >= sentences.max_lengths[sentence]:
-        only = EOS
-    normalizer = normalize_logits(state, row, columns)
-    if not np.isfinite(normalizer):  # the logits overflowed
-        return
-    offset = state.before[slot, i] - normalizer
-    if length < language_tokens:
-        x[only], offset = 0, state.before[slot, i]
-    elif length >= len(prefix):  # a prefix is not subject to the rules
-        forbid(x, length, language_tokens, settings)
-        allowed = list_of(sentences.allowed, sentence)
-        if length == len(prefix) and len(allowed):
-            forbid_others(x, vocabulary, allowed)
-        for text in list_of(sentences.avoided, sentence):
-            forbid_text(x, text, sentences.texts, state.places[hypothesis], state.tokens, length,
-                        list_of(sentences.columns, sentence))  # fmt: skip
-        if settings.no_repeat and length >= settings.no_repeat:
-            forbid_repeats(x, state.places[hypothesis], state.tokens, length, settings.no_repeat)
-    if settings.sampling and only < 0:
-        uniform = sentences.uniform.values[sentences.uniform.starts[sentence] + length * settings.beam + i]
-        only = draw(x, vocabulary, state.maxima, settings, uniform, state.weights)
-    add_continuations(state, settings, x, vocabulary, offset, only, slot, i)
+    for row in range(number):
+        hypothesis = state.rows[first + row].hypothesis
+        slot, i = hypothesis // settings.beam, hypothesis % settings.beam
+        sentence, length, x = state.slots[slot].sentence, state.slots[slot].length, state.logits[0, row]
+        prefix, language_tokens = list_of(sentences.prefixes, sentence), sentences.language_tokens[sentence]
+        only = -1
+        if length < len(prefix):
+            only = prefix[length]
+        elif length >= sentences.max_lengths[sentence]:
+            only = EOS
+        normalizer = normalize_logits(
+            x.ctypes.data, state.logits.strides[0], len(state.models), columns, state.maxima.ctypes.data
+        )
+        if not np.isfinite(normalizer):  # the logits overflowed
+            continue
+        offset = state.before[slot, i] - normalizer
+        if length < language_tokens:
+            x[only], offset = 0, state.before[slot, i]
+        elif length >= len(prefix):  # a prefix is not subject to the rules
+            forbid(x, length, language_tokens, settings)
+            allowed = list_of(sentences.allowed, sentence)
+            if length == len(prefix) and len(allowed):
+                forbid_others(x, vocabulary, allowed)
+            for text in list_of(sentences.avoided, sentence):
+                forbid_text(x, text, sentences.texts, state.places[hypothesis], state.tokens, length,
+                            list_of(sentences.columns, sentence))  # fmt: skip
+            if settings.no_repeat and length >= settings.no_repeat:
+                forbid_repeats(x, state.places[hypothesis], state.tokens, length, settings.no_repeat)
+        if settings.sampling and only < 0:
+            uniform = sentences.uniform.values[sentences.uniform.starts[sentence] + length * settings.beam + i]
+            only = draw(x, vocabulary, state.maxima, settings, uniform, state.weights)
+        state.slots[slot].count = add_continuations(
+            x, state.maxima, vocabulary, offset, only, i, state.slots[slot].count, state.best_scores[slot],
+            state.best_hypotheses[slot], state.best_tokens[slot],
+        )  # fmt: skip
 
 
 @inner
-def normalize_logits(state: SearchState, row: int, columns: int) -> float:
+def normalize_logits(x: int, model_size: int, models: int, columns: int, maxima: int) -> float:
     """Returns the logarithm of the sum of exponentials of a row of logits, and writes the maxima of its blocks.
 
-    Of several models, the mean probabilities replace the logits of the first model, as logarithms.
+    Logits of the next model follow after `model_size` bytes. Of several models, the mean probabilities replace the
+    logits of the first model, as logarithms.
     """
-    models, maxima = len(state.models), state.maxima.ctypes.data
-    normalizer = 0.0
+    normalizer, share = 0.0, np.float32(1) / np.float32(models)
     for index in range(models):
-        x = state.logits[index, row].ctypes.data
-        largest = block_maxima(x, columns, maxima)
-        normalizer = largest + np.log(sum_of_exponentials(x, columns, largest))
+        logits = x + model_size * index
+        largest = block_maxima(logits, columns, maxima)
+        normalizer = largest + np.log(sum_of_exponentials(logits, columns, largest))
         if models > 1:
             if not np.isfinite(normalizer):
                 return normalizer
-            share = np.float32(1) / np.float32(models)
-            mixed(x, columns, np.float32(normalizer), share, state.logits[0, row].ctypes.data, index == 0)
+            mixed(logits, columns, np.float32(normalizer), share, x, index == 0)
     if models > 1:
-        x = state.logits[0, row].ctypes.data
         logarithms(x, columns)
         block_maxima(x, columns, maxima)
         return 0.0
@@ -295,96 +300,91 @@ def normalize_logits(state: SearchState, row: int, columns: int) -> float:
 
 @inner
 def add_continuations(
-    state: SearchState, settings: Settings, logits: Array, vocabulary: int, offset: float, only: int, slot: int, i: int
-) -> None:
-    """Adds the most probable continuations of hypothesis `i` to the best continuations of its sentence.
+    logits: Array, maxima: Array, vocabulary: int, offset: float, only: int, hypothesis: int, count: int,
+    scores: Array, hypotheses: Array, tokens: Array,
+) -> int:  # fmt: skip
+    """Adds the most probable continuations of a hypothesis to the best continuations of its sentence, which are sorted.
 
     The log probability of a continuation is the logit of its new token plus `offset`. If `only` is not negative, the
-    hypothesis continues with this token. Tokens with the logit -inf are left out.
+    hypothesis continues with this token. Tokens with the logit -inf are left out. Returns the number of continuations.
     """
-    scores, count = state.best_scores[slot], state.slots[slot].count
-    size = len(scores)
-    if only >= 0:
-        score = logits[only] + offset
-        if np.isfinite(score) and (count < size or score > scores[size - 1]):
-            count = min(count + 1, size)
-            insert(state, slot, count, score, i, only)
-        state.slots[slot].count = count
-        return
+    size, x, block_maxima = len(scores), logits.ctypes.data, maxima.ctypes.data
     limit = scores[size - 1] - offset - 1e-3 if count == size else -INFINITY  # smaller logits are not among the best
-    for block in range((vocabulary + OUTPUTS - 1) // OUTPUTS):
-        if not state.maxima[block] > limit:
-            continue
-        for token in range(block * OUTPUTS, min((block + 1) * OUTPUTS, vocabulary)):
-            if not logits[token] > limit:
-                continue
-            if count < size or logits[token] + offset > scores[size - 1]:
+    blocks, block = (vocabulary + OUTPUTS - 1) // OUTPUTS, 0
+    while True:
+        if only < 0:
+            block = next_above(block_maxima, block, blocks, limit)
+        if block == blocks:
+            return count
+        token, stop = block * OUTPUTS, min((block + 1) * OUTPUTS, vocabulary)
+        if only >= 0:
+            token, stop, block = only, only + 1, blocks - 1
+        while True:
+            token = next_above(x, token, stop, limit)
+            if token == stop:
+                break
+            score = logits[token] + offset
+            if score < INFINITY and (count < size or score > scores[size - 1]):
                 count = min(count + 1, size)
-                insert(state, slot, count, logits[token] + offset, i, token)
-            if count == size:
-                limit = scores[size - 1] - offset - 1e-3
-    state.slots[slot].count = count
+                rank = count - 1
+                while rank and scores[rank - 1] < score:
+                    scores[rank], hypotheses[rank] = scores[rank - 1], hypotheses[rank - 1]
+                    tokens[rank] = tokens[rank - 1]
+                    rank -= 1
+                scores[rank], hypotheses[rank], tokens[rank] = score, hypothesis, token
+                if count == size:
+                    limit = scores[size - 1] - offset - 1e-3
+            token += 1
+        block += 1
 
 
 @inner
-def insert(state: SearchState, slot: int, count: int, score: float, hypothesis: int, token: int) -> None:
-    """Inserts a continuation, so that the first `count` continuations are sorted. The last one of them is lost."""
-    scores, hypotheses, tokens = state.best_scores[slot], state.best_hypotheses[slot], state.best_tokens[slot]
-    rank = count - 1
-    while rank and scores[rank - 1] < score:
-        scores[rank], hypotheses[rank], tokens[rank] = scores[rank - 1], hypotheses[rank - 1], tokens[rank - 1]
-        rank -= 1
-    scores[rank], hypotheses[rank], tokens[rank] = score, hypothesis, token
+def finish_step(state: SearchState, sentences: SourceSentences, results: Results, settings: Settings) -> None:
+    """Finishes continuations that end, and makes the best others the open hypotheses of each sentence.
 
-
-@inner
-def finish_step(
-    state: SearchState, sentences: SourceSentences, results: Results, settings: Settings, slot: int
-) -> None:
-    """Finishes continuations that end, and makes the best others the open hypotheses of a slot.
-
-    Frees the slot if no open hypothesis can become one of the best finished hypotheses.
+    Frees the slots of sentences in which no open hypothesis can become one of the best finished hypotheses.
     """
-    sentence, length, beam = state.slots[slot].sentence, state.slots[slot].length, settings.beam
-    pieces, worst = length - sentences.language_tokens[sentence], settings.nbest - 1
-    for i in range(beam):
-        state.before[slot, i] = -INFINITY
-    row, open_score = 0, -INFINITY
-    for i in range(state.slots[slot].count):
-        score, hypothesis, token = (
-            state.best_scores[slot, i],
-            state.best_hypotheses[slot, i],
-            state.best_tokens[slot, i],
-        )
-        if token != EOS:
-            if row < beam:
-                target = hypothesis if settings.sampling else row
-                state.before[slot, target], state.parents[slot, target] = score, hypothesis
-                state.newest[slot, target] = token
-                open_score = max(open_score, score)
-                row += 1
-        elif i < beam:
-            final = score / penalty(pieces + 1, settings.lenpen)
-            if final > results.scores[sentence, worst]:
-                finish(state, sentences, results, slot, final, score, hypothesis)
-    threshold = results.scores[sentence, worst]
-    longest = sentences.max_lengths[sentence] - sentences.language_tokens[sentence]
-    within_reach = open_score / max(penalty(longest + 1, settings.lenpen), penalty(pieces + 2, settings.lenpen))
-    if within_reach <= threshold or (beam == 1 and threshold > -INFINITY):
-        state.slots[slot].sentence = NO_SENTENCE
-        return
-    state.slots[slot].length = length + 1
-    moved = False
-    for i in range(row if not settings.sampling else 0):
-        moved = moved or state.parents[slot, i] != i
-    if moved:
-        first = slot * beam
+    beam, worst = settings.beam, settings.nbest - 1
+    for slot in range(len(state.slots)):
+        sentence, length = state.slots[slot].sentence, state.slots[slot].length
+        if sentence == NO_SENTENCE:
+            continue
+        pieces = length - sentences.language_tokens[sentence]
         for i in range(beam):
-            for position in range(length + 1):
-                state.old_places[i, position] = state.places[first + i, position]
-        for i in range(row):
-            for position in range(length + 1):
-                state.places[first + i, position] = state.old_places[state.parents[slot, i], position]
+            state.before[slot, i] = -INFINITY
+        row, open_score = 0, -INFINITY
+        for i in range(state.slots[slot].count):
+            score, hypothesis = state.best_scores[slot, i], state.best_hypotheses[slot, i]
+            token = state.best_tokens[slot, i]
+            if token != EOS:
+                if row < beam:
+                    target = hypothesis if settings.sampling else row
+                    state.before[slot, target], state.parents[slot, target] = score, hypothesis
+                    state.newest[slot, target] = token
+                    open_score = max(open_score, score)
+                    row += 1
+            elif i < beam:
+                final = score / penalty(pieces + 1, settings.lenpen)
+                if final > results.scores[sentence, worst]:
+                    finish(state, sentences, results, slot, final, score, hypothesis)
+        threshold = results.scores[sentence, worst]
+        longest = sentences.max_lengths[sentence] - sentences.language_tokens[sentence]
+        within_reach = open_score / max(penalty(longest + 1, settings.lenpen), penalty(pieces + 2, settings.lenpen))
+        if within_reach <= threshold or (beam == 1 and threshold > -INFINITY):
+            state.slots[slot].sentence = NO_SENTENCE
+            continue
+        state.slots[slot].length = length + 1
+        moved = False
+        for i in range(row if not settings.sampling else 0):
+            moved = moved or state.parents[slot, i] != i
+        if moved:
+            first = slot * beam
+            for i in range(beam):
+                for position in range(length + 1):
+                    state.old_places[i, position] = state.places[first + i, position]
+            for i in range(row):
+                for position in range(length + 1):
+                    state.places[first + i, position] = state.old_places[state.parents[slot, i], position]
 
 
 @inner

@@ -66,8 +66,8 @@ class LockstepSearch:
         sentences, settings = self.sentences(batch, lengths, options), settings_of(options)
         records_attention = options.alignment is not None or options.replace_unknown
         results = results_for(sentences, options.nbest, records_attention)
-        groups = encoding_groups(sentences.sources.starts)
         threads = min(self.threads, len(batch))
+        groups = encoding_groups(sentences.sources.starts, threads)
         sizes = self.sizes(sentences, settings, groups, -(-len(batch) // threads), records_attention)
         workers = [self.memory(sizes) for _ in range(threads)]
         memory = memories(self.models, len(sentences.sources.values))

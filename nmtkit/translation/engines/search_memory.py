@@ -131,7 +131,7 @@ class SearchMemory:
             best_scores=np.zeros((slots, 2 * beam)), best_hypotheses=integers(slots, 2 * beam),
             best_tokens=integers(slots, 2 * beam),
             logits=aligned((number, compiled.LOGITS, packed_size(sizes.vocabulary)), np.float32),
-            maxima=np.zeros(packed_size(sizes.vocabulary) // OUTPUTS, np.float32),
+            maxima=np.zeros(-(-packed_size(sizes.vocabulary) // OUTPUTS // LANES) * LANES, np.float32),
             weights=np.zeros(sizes.vocabulary, np.float32),
             places=integers(sizes.hypotheses, STEPS), tokens=integers(sizes.hypotheses * STEPS),
             old_places=integers(beam, STEPS),
@@ -246,10 +246,14 @@ def results_for(sentences: compiled.SourceSentences, nbest: int, records: bool) 
     )
 
 
-def encoding_groups(starts: Array) -> Array:
-    """Returns the first sentence of each group of about ENCODED source tokens, then the number of sentences."""
+def encoding_groups(starts: Array, threads: int) -> Array:
+    """Returns the first sentence of each group of sentences that are encoded together, then the number of sentences.
+
+    A group has about ENCODED source tokens, or fewer, so that each thread gets a group.
+    """
+    size = min(compiled.ENCODED, -(-int(starts[-1]) // threads))
     groups, number = [0], len(starts) - 1
     while groups[-1] < number:
-        end = int(np.searchsorted(starts, starts[groups[-1]] + compiled.ENCODED))
+        end = int(np.searchsorted(starts, starts[groups[-1]] + size))
         groups.append(min(max(end, groups[-1] + 1), number))
     return np.array(groups)

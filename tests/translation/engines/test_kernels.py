@@ -235,6 +235,27 @@ def test_block_maxima_ignore_nan() -> None:
 
 
 @numba.njit
+def next_above(x: Any, first: int, end: int, limit: Any) -> int:
+    return kernels.next_above(x.ctypes.data, first, end, limit)
+
+
+def test_the_next_number_above_a_limit_is_found() -> None:
+    x = reals(96)
+    x[[20, 50]] = np.nan, -np.inf
+    for first, end, limit in (
+        (0, 96, 1.5),
+        (3, 70, 0.9),
+        (17, 18, -9.0),
+        (20, 33, -9.0),
+        (50, 51, -np.inf),
+        (9, 9, -9.0),
+    ):
+        expected = next((index for index in range(first, end) if x[index] > limit), end)
+        assert next_above(x, first, end, np.float32(limit)) == expected
+    assert all(next_above(x, index, 96, np.float32(x[index] - 1)) == index for index in range(96) if x[index] > -9)
+
+
+@numba.njit
 def attend(query: Any, heads: int, memory: Any, places: Any, weights: Any, y: Any, recorded: Any) -> None:
     width = len(query) // heads
     keys = memory.ctypes.data
