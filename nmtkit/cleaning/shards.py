@@ -146,7 +146,8 @@ class ShardCleaner:
         rows = np.flatnonzero(~dropped_rows(list(self._job.filters.values()), scores))
         if len(rows):
             sides = ([side[row] for row in rows.tolist()] for side in (block.sources, block.targets))
-            result[rows] = scorer.score(*sides)
+            with progress.muted():  # the caller counts shards
+                result[rows] = scorer.score(*sides)
         return result
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from nmtkit.cli.command import Command, errors_in_one_line
+from nmtkit.cli.command import Command, errors_in_one_line, progress_shown
 from nmtkit.cli.flags import flags
 from nmtkit.config.registry import Registry
 
@@ -34,8 +34,12 @@ class ComponentCommand(Command):
         if self.common and "-h" in known.args and not completes:
             self.show_short_page(click.Context(self, info_name=info_name, parent=parent, **self.context_settings))
         params: Sequence[click.Parameter] = self.params
-        with contextlib.suppress(ValueError, OSError) if completes else errors_in_one_line(known):
-            params = self.with_components(known)
+        if completes:
+            with contextlib.suppress(ValueError, OSError):
+                params = self.with_components(known)
+        else:
+            with errors_in_one_line(known), progress_shown(known):  # the import of components takes a second
+                params = self.with_components(known)
         full = Command(name=self.name, callback=self.callback, help=self.help, params=list(params), common=self.common)
         with naming_components(self.registries):
             return full.make_context(info_name, args, parent, **extra)

@@ -47,6 +47,7 @@ class CommandProgress:
 
     def begin(self, stage: WorkStage) -> None:
         self._end_stage()
+        stage.ended = None
         self.stage = stage
 
     def _end_stage(self) -> None:

@@ -9,6 +9,7 @@ import click
 from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
 from nmtkit.cli.generate import GenerateCommand, chosen_processors, derived
 from nmtkit.config import changed_flags, check_flags, flag_of, to_dict
+from nmtkit.jobs import progress
 from nmtkit.serving.config import (
     CPU_MAX_TOKENS,
     OWN_TEXT_FIELDS,
@@ -81,6 +82,7 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
         text=derived(TextOptions, {name: value for name, value in typed.items() if name not in OWN_TEXT_FIELDS}),
         processors={name: to_dict(settings) for name, settings in processors.items()},
     )
+    progress.close()  # the processes of the service log to the same terminal
     run(job)
 
 

@@ -42,8 +42,10 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
         with stop_on_signals():
             if unfinished:
                 progress.begin("Working", "lines", sum(shard.lines for shard in unfinished))
+                finished = 0
                 for _, record in run(unfinished):
-                    progress.advance(record["lines"])
+                    finished += record["lines"]
+                    progress.reach(finished)
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args else signal.SIGINT
         command = shlex.join(["nmtkit", *sys.argv[1:]])

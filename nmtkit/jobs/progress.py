@@ -6,7 +6,8 @@ Without a display, as in Python programs and in worker processes, counting does 
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,10 +84,38 @@ def begin(title: str, unit: str = "", total: Total = None, passes: int = 1) -> N
         _display.begin(WorkStage(title, unit, total() if callable(total) else total, passes))
 
 
+@contextmanager
+def pause_for(title: str) -> Iterator[None]:
+    """A context with a stage of its own, without counts, such as loading a model. Then the stage before continues."""
+    display = _display
+    before = None if display is None else display.stage
+    begin(title)
+    yield
+    if display is not None and before is not None:
+        display.begin(before)
+
+
 def advance(count: float = 1) -> None:
     """Adds to the units that are done, `count` units of one pass."""
     if _display is not None:
         _display.stage.done += count / _display.stage.passes
+
+
+def reach(count: float) -> None:
+    """Raises the units that are done to `count`, for work that this process has only partly counted with `advance`."""
+    if _display is not None:
+        _display.stage.done = max(_display.stage.done, count)
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """A context in which `begin` and `advance` do nothing, because its caller counts the work."""
+    global _display
+    before, _display = _display, None
+    try:
+        yield
+    finally:
+        _display = before
 
 
 def hide() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmtkit.jobs import progress
 from nmtkit.jobs.threads import short_switch_interval
 from nmtkit.serving.config import ServeJob, read_api_keys
 from nmtkit.serving.languages import described
@@ -43,6 +42,7 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
     from nmtkit.serving.protocol import HttpProtocol
 
     config = job.config
+    logger.info("loading %s", ", ".join(str(model.path) for model in job.paths))
     async with Pool(job) as pool:
         service = Service(config, pool, keys)
         await asyncio.to_thread(lambda: service.detector)  # load the detector now, not in the first request
@@ -80,7 +80,6 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         workers = f"{len(pool.workers)} worker{'s' * (len(pool.workers) > 1)}"
         where = f"{workers} on {pool.models.facts.device}" if pool.models is not None else workers
-        progress.close()
         logger.info("translating %s at http://%s:%d (%s)", pairs, host, address[1], where)
         try:
             with short_switch_interval():  # the event loop does not wait for threads that read texts

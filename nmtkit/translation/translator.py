@@ -63,6 +63,7 @@ class Translator:
         self.name = " + ".join(map(str, self.paths)) or "the checkpoint"  # name of the models in messages
 
     @staticmethod
+    @progress.pause_for("Loading the model")
     def load(
         path: str | Path | Sequence[str | Path],
         device: str = "cpu",
@@ -83,7 +84,6 @@ class Translator:
         Raises FileNotFoundError or ValueError. The message names the file.
         """
         paths = [checkpoint_of(Path(file)) for file in ([path] if isinstance(path, str | Path) else path)]
-        progress.begin(f"Loading {', '.join(file.name for file in paths)}")
         contents = [building.from_checkpoint(file) for file in paths]
         tokenizer = contents[0][1]
         for file, (_, other) in zip(paths, contents, strict=True):

@@ -65,6 +65,22 @@ def test_passes_over_one_unit_count_once(shown: display.CommandProgress) -> None
     assert shown.stage.done == pytest.approx(10)
 
 
+def test_work_in_between_has_a_stage_of_its_own_and_muted_work_counts_nothing(shown: display.CommandProgress) -> None:
+    progress.begin("Working", "lines", total=10)
+    working = shown.stage
+    progress.advance(2)
+    with progress.pause_for("Loading"):
+        assert shown.stage.title == "Loading" and working.ended is not None
+    assert shown.stage is working and working.ended is None
+    with progress.muted():
+        progress.begin("Inside")
+        progress.advance(5)
+    progress.reach(1)
+    assert (shown.stage, working.done) == (working, 2)
+    progress.reach(4)
+    assert working.done == 4
+
+
 def test_a_total_that_is_not_shown_is_not_counted() -> None:
     def expensive() -> int:
         raise AssertionError("without a display, nobody sees the total")
@@ -231,6 +247,27 @@ def test_generate_counts_lines_also_with_split_sentences_and_empty_lines(
     assert counted(stages) == {"lines": (9, 9)}
     (tmp_path / "text").write_text("\n\n", encoding="utf-8")
     assert counted(stages_of(monkeypatch, *words)) == {"lines": (2, 2)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_count_their_lines_once(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "text").write_text("a b\n" * 7, encoding="utf-8")
+    words = [
+        "generate",
+        "--path",
+        str(model),
+        "--input",
+        str(tmp_path / "text"),
+        "--output-dir",
+        str(tmp_path / "shards"),
+    ]
+    stages = stages_of(monkeypatch, *words, "--shard-lines", "2", "--max-len-b", "3", "--workers", str(workers))
+    assert counted(stages) == {"lines": (7, 7)}
+    assert counted(stages_of(monkeypatch, "merge", str(tmp_path / "shards"), "--output", str(tmp_path / "all"))) == {
+        "lines": (7, 7)
+    }
 
 
 def test_average_counts_checkpoints(monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path) -> None:
