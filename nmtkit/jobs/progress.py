@@ -86,7 +86,7 @@ def begin(title: str, unit: str = "", total: Total = None, passes: int = 1) -> N
 
 @contextmanager
 def pause_for(title: str) -> Iterator[None]:
-    """A context with a stage of its own, without counts, such as loading a model. Then the stage before continues."""
+    """A context with another stage, without counts, such as loading a model. Then the stage before continues."""
     display = _display
     before = None if display is None else display.stage
     begin(title)

@@ -43,7 +43,7 @@ def test_lists_are_added_to_the_checkpoint_and_limit_translations(path: Path, mi
         after
     ) == checkpoint_file.fingerprint(before)
 
-    assert f"{len(after['shortlist']['targets']):,} entries, for --shortlist" in run("inspect", path).stdout
+    assert f"{len(after['shortlist']['targets']):,} entries, for --shortlist" in run("inspect", path, "--all").stdout
 
     text = "bado kelu\nmiro sate vonu\n"
     generated = run(

@@ -157,7 +157,12 @@ def test_every_rule_is_about_flags_that_there_are():
 
     flags = {flag for parameter in command.params for flag in parameter.opts}
     flags |= {"DATA", "--format jsonl", "--engine ctranslate2"}
-    flags |= {"a document", "several --input", "a catalogue (PO or XLIFF)"}  # facts of the input
+    flags |= {
+        "a document",
+        "several --input",
+        "a catalogue (PO or XLIFF)",
+        "hard links at a prompt",
+    }  # facts of the input
     for rule in GENERATE_RULES:
         assert {rule.flag, *rule.needs, *rule.excludes} <= flags
 
