@@ -14,6 +14,7 @@ import pytest
 from builders import write_corpus
 
 from nmtkit.cli import main
+from nmtkit.translation.engines import engine
 
 # Triton reads this when it is imported and runs kernels in its interpreter. torch.compile imports Triton too.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -30,6 +31,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 def heard() -> None:
     """Sends log records to caplog, also after a test that ran a command in this process."""
     logging.getLogger("nmtkit").propagate = True
+
+
+@pytest.fixture(autouse=True)
+def pytorch_translates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--engine`, fast tests use PyTorch, whether the search is compiled on this machine or not."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(engine, "COMPILED", "torch")
 
 
 @pytest.fixture(scope="session")

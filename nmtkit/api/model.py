@@ -122,7 +122,7 @@ class Model:
         `logits_processors`, such as `lm` and `lm_weight` of lm_fusion. Raises ValueError for options that are unknown,
         are out of range or cannot be combined, and for an item that is neither a text nor a request.
         """
-        if not all(model.reads_source for model in self.architectures):
+        if not all(model.reads_source for model in self._translator.originals):
             raise ValueError(
                 'this model is a language model, which does not translate; model.score("", text) returns the log '
                 "probability of a text"

@@ -32,6 +32,7 @@ GROUPS = {
         "rerank": "Choose from n-best lists with a backward model and an LM.",
         "shortlist": "Learn which target pieces a search has to consider.",
         "merge": "Join the shards that --output-dir has written.",
+        "precompile": "Compile the CPU search beforehand, as for an image.",
     },
     "Evaluate": {
         "score": "Compute BLEU, chrF, TER and more; test if systems differ.",

@@ -201,7 +201,7 @@ def load_translator(
 
     settings = dataclasses.asdict(options)
     translator = Translator.load(paths, device, devices.precision, devices.engine, workers, **settings)
-    check_translation_models(paths, translator.models)
+    check_translation_models(paths, translator.originals)
     return translator
 
 

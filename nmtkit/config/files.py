@@ -164,15 +164,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def user_cache() -> Path:
+    """Returns nmtkit's folder in the user's cache. The folder may be missing, and may be impossible to write."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
+    except RuntimeError:  # the user has no home folder
+        return Path(os.devnull) / "nmtkit"
+
+
 @cache
 def cache_folder() -> Path:
     """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if no cache can be written."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
+        folder = user_cache()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+    except OSError:
         folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder

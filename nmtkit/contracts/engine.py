@@ -63,9 +63,9 @@ def _decoders(subject: Subject[Engine]) -> tuple[Decoder, Decoder]:
     path = _checkpoint(subject.tokenizer)
     model, tokenizer = from_checkpoint(path)
     loaded = LoadedModels([model], tokenizer, "cpu", 2048, [path])
-    decoder = Decoder(loaded)
+    decoder = Decoder(loaded, "torch")
     decoder.engine, decoder.name = subject.build(loaded), subject.name
-    return decoder, Decoder(loaded)
+    return decoder, Decoder(loaded, "torch")
 
 
 def _segments(decoder: Decoder) -> SegmentBatch:

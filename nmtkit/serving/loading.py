@@ -118,7 +118,7 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
         new = paths not in loaded
         if new:
             loaded[paths] = Translator.load(paths, device, job.devices.precision, job.devices.engine, **options)
-            check_translation_models(paths, loaded[paths].models)
+            check_translation_models(paths, loaded[paths].originals)
         search = with_languages(base_search, loaded[paths].tokenizer, pair)
         models[pair] = ServedModel(loaded[paths], search, text_options(job, pair))
         if new:

@@ -4,7 +4,8 @@ import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
 from nmtkit.training.report import RatedTranslation
 from nmtkit.translation.languages import codes_for
+
+if TYPE_CHECKING:
+    from nmtkit.translation.translator import Translator
 
 T = TypeVar("T")
 
@@ -60,6 +64,7 @@ class Validator:
     target_lang: str | None = None  # language of the references, for metrics
     # for a split of many directions: the directions over which the scores of the split are averaged
     averaged: Sequence[Direction] = ()
+    told: set[str] = field(default_factory=set)  # engines that the log has named
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
@@ -252,10 +257,8 @@ class Validator:
 
     def translations(self, model: Architecture) -> list[str] | None:
         """Returns the translations of the raw source lines in order, or None if a rank was interrupted."""
-        from nmtkit.translation.translator import Translator
-
         rank, ranks = distributed.rank(), distributed.world_size()
-        translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
+        translator = self._translator(model)
         rows_of_rank = np.arange(len(self.sources))[rank::ranks]
 
         def translate() -> dict[int, str]:
@@ -281,20 +284,24 @@ class Validator:
         direction = self.split.directions[number]
         return codes_for(self.split.tokenizer, direction.source, direction.target)
 
-    def _prepared_copy(self, model: Architecture) -> Architecture:
-        """Returns a copy of the model that is prepared like in `nmtkit generate`.
+    def _translator(self, model: Architecture) -> "Translator":
+        """Returns a translator with a copy of the model, which has the engine and the layers of `nmtkit generate`.
 
-        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast is not enough: it computes keys
-        and values in 16 bits, but the cache has 32 bits like the weights. FSDP modules cannot be copied, so they are
-        returned unchanged. On a GPU, FSDP gathers their parameters in 16 bits.
+        The copy has 16-bit weights on a GPU. Autocast is not enough: it computes keys and values in 16 bits, but the
+        cache has 32 bits like the weights. FSDP modules cannot be copied, so they are used unchanged. On a GPU, FSDP
+        gathers their parameters in 16 bits.
         """
-        from nmtkit.translation.translator import prepare
+        from nmtkit.translation.engines import Decoder, LoadedModels
+        from nmtkit.translation.translator import MAX_TOKENS, Translator, prepare
 
+        tokenizer = self.split.tokenizer
         if self.sharded:
-            return model
-        return prepare(
-            adapters.merge(copy.deepcopy(model)), str(self.device), "fp32" if self.precision == "fp32" else "auto"
-        )
+            return Translator([model], tokenizer)
+        copied = adapters.merge(copy.deepcopy(model))
+        prepared = partial(prepare, device=str(self.device), precision="fp32" if self.precision == "fp32" else "auto")
+        max_tokens = MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
+        loaded = LoadedModels([copied], tokenizer, str(self.device), max_tokens, prepare=prepared)
+        return Translator([copied], tokenizer, decoder=Decoder.prepared(loaded, told=self.told))
 
     def followed(self) -> list[dict[str, str]]:
         """Returns source, translation and reference of up to three fixed sentences of different lengths.

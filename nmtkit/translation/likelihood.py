@@ -49,7 +49,7 @@ class Perplexity:
 
 def is_language_model(translator: Translator) -> bool:
     """Returns whether all models of a translator are language models, which ignore the source."""
-    return not any(model.reads_source for model in translator.models)
+    return not any(model.reads_source for model in translator.originals)
 
 
 def likelihoods(

@@ -135,10 +135,11 @@ class DeviceOptions(Config):
         "auto", "number type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
     )
     engine: str = option(
-        "torch",
-        "torch: PyTorch, on a GPU with slots; numba: search with a function that the package numba compiles for this "
-        "CPU; faster for Transformers; ctranslate2: search with the package CTranslate2 on the CPU; "
-        "a converted model is written next to the checkpoint; or a plug-in's engine",
+        "auto",
+        "auto: slots on a GPU; on a CPU numba, and torch where numba does not support the model or the options, or is "
+        "not compiled yet; torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a search that is compiled "
+        "for this CPU by the package numba; ctranslate2: the package CTranslate2 on the CPU; a converted model is "
+        "written next to the checkpoint; or a plug-in's engine",
         metavar="NAME",
     )
     device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda if a GPU is available", metavar="NAME")

@@ -31,6 +31,7 @@ def worker_processes(
         tasks = ((_decode, batch, options) if batch else None for batch in batches)
         return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks))
 
+    translator.batch_decoder(options)  # chooses and prepares the engine, whose memory forked processes share
     with Workers(count, Shared(translator, load), timeout=HANG_SECONDS) as workers:
         yield decode
 

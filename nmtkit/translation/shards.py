@@ -65,7 +65,7 @@ class TranslationSettings:
             self.models, self.device, self.devices.precision, self.devices.engine, self.processes,
             **dataclasses.asdict(self.translator),
         )  # fmt: skip
-        check_translation_models(self.models, translator.models)
+        check_translation_models(self.models, translator.originals)
         return ShardTranslator(self, translator)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.models import building
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.prepack import Precision, prepack
-from nmtkit.translation.engines import Decoder, LoadedModels
+from nmtkit.translation.engines import AUTO, Decoder, LoadedModels
 from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
@@ -51,16 +52,21 @@ class Translator:
         decoder: Decoder | None = None,
     ) -> None:
         self.options = options or TranslatorOptions()
-        self.models, self.tokenizer = list(models), tokenizer
-        parameter = next(self.models[0].parameters(), None)
+        self.originals, self.tokenizer = list(models), tokenizer  # PyTorch computes with `models`
+        parameter = next(self.originals[0].parameters(), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
-        self.decoder = decoder or Decoder(LoadedModels(self.models, tokenizer, str(self.device), self.max_tokens))
+        self.decoder = decoder or Decoder(LoadedModels(self.originals, tokenizer, str(self.device), self.max_tokens))
         self.background = self.device.type == "cuda"  # whether `run` uses background threads
-        self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
+        self.directions = self.originals[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
         self.paths = list(self.decoder.torch.loaded.paths)  # checkpoints of the models, if the models come from files
         self.name = " + ".join(map(str, self.paths)) or "the checkpoint"  # name of the models in messages
+
+    @property
+    def models(self) -> list[Architecture]:
+        """The models with the layers that PyTorch uses for inference."""
+        return self.decoder.torch.loaded.torch_models
 
     @staticmethod
     @progress.pause_for("Loading the model")
@@ -68,7 +74,7 @@ class Translator:
         path: str | Path | Sequence[str | Path],
         device: str = "cpu",
         precision: Precision | Literal["auto"] = "auto",
-        engine: str = "torch",
+        engine: str = AUTO,
         workers: int = 1,
         trainable: bool = False,
         **options: Any,
@@ -77,9 +83,9 @@ class Translator:
 
         The folder of a run stands for its best checkpoint.
 
-        `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` is a registered
-        engine, which decodes with `workers` batches at a time if it can. With `trainable`, the modules are the same as
-        in training: in fp32, with all parameters and hooks.
+        `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` is "auto" or a
+        registered engine, which decodes with `workers` batches at a time if it can. With `trainable`, the modules are
+        the same as in training: in fp32, with all parameters and hooks.
 
         Raises FileNotFoundError or ValueError. The message names the file.
         """
@@ -92,16 +98,16 @@ class Translator:
                     f"{file} and {paths[0]} have different tokenizers; all models of an ensemble need the same "
                     "tokenizer"
                 )
-        if trainable and (engine != "torch" or precision not in ("auto", "fp32")):
+        if trainable and (engine not in (AUTO, "torch") or precision not in ("auto", "fp32")):
             raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
+        engine = "torch" if trainable else engine
         if precision == "auto":
             precision = "fp32" if device.startswith("cpu") else "bf16"
         settings, models = TranslatorOptions(**options), [model for model, _ in contents]
         max_tokens = settings.max_tokens or MAX_TOKENS.get(device.partition(":")[0], MAX_TOKENS["cpu"])
-        decoder = Decoder(LoadedModels(models, tokenizer, device, max_tokens, paths, precision, workers), engine)
-        for model in models:
-            prepare(model, device, precision, trainable)
-        return Translator(models, tokenizer, settings, decoder)
+        prepared = partial(prepare, device=device, precision=precision, trainable=trainable)
+        loaded = LoadedModels(models, tokenizer, device, max_tokens, paths, precision, workers, prepared)
+        return Translator(models, tokenizer, settings, Decoder.prepared(loaded, engine))
 
     def pipeline(
         self,
@@ -120,7 +126,7 @@ class Translator:
         if search.shortlist and self.decoder.torch.loaded.shortlist is None:
             raise ValueError(f"{self.name} has no shortlist; add one with nmtkit shortlist DATA --path FILE")
         processors = self.decoder.torch.processors(search)
-        models = [*self.models, *(model for processor in processors for model in processor.models)]
+        models = [*self.originals, *(model for processor in processors for model in processor.models)]
         # one position of a model is for eos
         limits = [model.max_source_positions - 1 for model in models if model.max_source_positions is not None]
         longest = min([self.options.max_source_len, *limits])

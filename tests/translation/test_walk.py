@@ -39,7 +39,8 @@ out = Output()
 sys.stdin, sys.stdout = io.TextIOWrapper(Input(b"All human beings are born free.\\n")), io.TextIOWrapper(out)
 threading.setprofile(observe)
 sys.setprofile(observe)
-main(["generate", "--path", sys.argv[1], "--device", "cpu", "--threads", "1", "--quiet"], standalone_mode=False)
+flags = ["--engine", "torch", "--device", "cpu", "--threads", "1", "--quiet"]
+main(["generate", "--path", sys.argv[1], *flags], standalone_mode=False)
 sys.setprofile(None)
 assert out.getvalue().count(b"\\n") == 1
 changes = sum(a != b for a, b in zip(files, files[1:]))

@@ -5,18 +5,20 @@ Numba compiles; they call kernels by their addresses. Numba would otherwise comp
 that reaches it.
 """
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core import caching
 
-from nmtkit.config.files import atomic_write, cache_folder
+from nmtkit.config.files import atomic_write
+from nmtkit.jobs import machine_code
 from nmtkit.translation.engines.compiled_vectors import FLOAT, SIZE, Vectors
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,56 +28,59 @@ KINDS = {NUMBER: SIZE, REAL: FLOAT, NOTHING: ir.VoidType()}
 WHOLE_VECTORS = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
 
 
+class Locator(caching._CacheLocator):
+    """Keeps the machine code of a function in the folder of `machine_code`, even if the folder cannot be written."""
+
+    @classmethod
+    def from_function(cls, function: Any, path: str) -> "Locator":
+        return cls()
+
+    def get_cache_path(self) -> str:
+        return str(machine_code.folder())
+
+    def get_source_stamp(self) -> str:
+        return machine_code.folder_name()
+
+    def get_disambiguator(self) -> str:
+        return ""
+
+
+class CacheOfResults(caching.CompileResultCacheImpl):
+    _locator_classes = [Locator]  # type: ignore[list-item]  # noqa: RUF012  # the base class has no types
+
+
+class MachineCodeCache(caching.FunctionCache):
+    _impl_class = CacheOfResults
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        if not machine_code.is_closed():
+            with contextlib.suppress(OSError):  # this process has the machine code in memory
+                super().save_overload(signature, data)
+
+
 def compiled(function: F) -> F:
-    """Compiles a function at its first call for a combination of types. Keeps the machine code in files."""
-    return with_machine_code(function)
+    """Compiles a function at its first call for a combination of types. Keeps the machine code in a file."""
+    dispatcher = inner(function, no_cpython_wrapper=False)
+    dispatcher._cache = MachineCodeCache(function)
+    return cast(F, dispatcher)
 
 
-def inner(function: F) -> F:
-    """Does the same as `compiled` for a function that only compiled functions call."""
-    return with_machine_code(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def inner(function: F, **options: Any) -> Any:
+    """Does the same as `compiled` for a function that only compiled functions call: their files have its code, too."""
+    settings: Any = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    dispatcher: Any = numba.njit(**settings | options)(function)
+    for_types = dispatcher.get_call_template
 
+    def for_plain_types(arguments: Sequence[Any], keywords: Any) -> Any:
+        return for_types(tuple(map(types.unliteral, arguments)), keywords)
 
-def with_machine_code(function: F, **options: Any) -> F:
-    """Compiles a function like `numba.njit`, and keeps its machine code in a folder for this version of the sources.
-
-    With one folder for all versions, Numba would use old machine code after a change in a file with a called function.
-    """
-    config: Any = numba.config
-    usual = config.CACHE_DIR  # not empty if the user has set NUMBA_CACHE_DIR
-    config.CACHE_DIR = str(folder() / f"numba-{fingerprint()}")
-    try:
-        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function))
-    finally:
-        config.CACHE_DIR = usual
-
-
-def folder() -> Path:
-    config: Any = numba.config
-    return Path(config.CACHE_DIR or cache_folder())
-
-
-@functools.cache
-def fingerprint() -> str:
-    """Returns a digest of the source files of all compiled functions of nmtkit. Their names begin with `compiled`."""
-    sources = sorted(Path(__file__).parent.glob("compiled*.py"))
-    return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
-
-
-@functools.cache
-def processor() -> tuple[str, str]:
-    """Returns the name and the features of the processor for which code is compiled, in the notation of LLVM.
-
-    Like Numba, the function follows NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
-    """
-    config: Any = numba.config
-    features = llvm.get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
-    return config.CPU_NAME or llvm.get_host_cpu_name(), features
+    dispatcher.get_call_template = for_plain_types  # else a function is compiled again for the number 0
+    return dispatcher
 
 
 @functools.cache
 def features() -> frozenset[str]:
-    return frozenset(name[1:] for name in processor()[1].split(",") if name.startswith("+"))
+    return frozenset(name[1:] for name in machine_code.processor()[1].split(",") if name.startswith("+"))
 
 
 class Kernels:
@@ -130,19 +135,21 @@ class Kernels:
 
     def build(self) -> None:
         """Compiles the kernels, or reads their machine code from a file. Must precede calls of compiled functions."""
-        name, features = processor()
+        name, features = machine_code.processor()
         triple = llvm.get_default_triple()
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=name, features=features, opt=3, reloc="default", codemodel="jitdefault", jit=True
         )
         text = self.text(machine, triple)
         facts = f"{llvm.llvm_version_info} {name} {features} {text}"
-        path = folder() / f"kernels-{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.o"
+        path = machine_code.folder() / f"kernels-{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.o"
 
         def write(_: Any, code: bytes) -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as file:
-                file.write(code)
+            if not machine_code.is_closed():
+                with contextlib.suppress(OSError):  # this process has the machine code in memory
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with atomic_write(path) as file:
+                        file.write(code)
 
         def read(_: Any) -> bytes | None:
             return path.read_bytes() if path.exists() else None

@@ -4,10 +4,12 @@ An engine decodes batches of segments. Required phrases, alignments, quality and
 support are handled here, once for all engines.
 """
 
+import copy
 import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,9 @@ class EngineConfig(Config):
 class LoadedModels:
     """The models that an engine gets, and how the user wants to use them.
 
-    When an engine is created, the models have the weights and layers of their checkpoints, in fp32 on the CPU. Later,
-    the models are on `device` in `precision`, for PyTorch. So an engine that uses other layers copies the weights when
-    it is created.
+    When an engine is created, the models have the weights and layers of their checkpoints, in fp32 on the CPU.
+    `torch_models` are the models on `device` in `precision`, with fast layers for PyTorch. Unless the engine
+    `keeps_weights`, these are the same modules, changed in place after the engine has been created.
     """
 
     models: Sequence[Architecture]
@@ -56,6 +58,23 @@ class LoadedModels:
     paths: Sequence[Path] = ()  # checkpoints of the models, if the models come from files
     precision: Precision = "fp32"
     workers: int = 1  # number of batches to decode at the same time
+    prepare: Callable[[Architecture], Architecture] | None = None  # moves and converts a model; None: already done
+    preparing: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def torch_models(self) -> list[Architecture]:
+        """The models with which PyTorch computes. The first use converts copies, which share tensors with `models`."""
+        with self.preparing:
+            return self.prepared
+
+    @cached_property
+    def prepared(self) -> list[Architecture]:
+        return [model if self.prepare is None else self.prepare(sharing_copy(model)) for model in self.models]
+
+    def prepare_in_place(self) -> None:
+        """Converts the models themselves, which saves memory. They then lack the weights of their checkpoints."""
+        if self.prepare is not None:
+            self.__dict__["prepared"] = [self.prepare(model) for model in self.models]
 
     @cached_property
     def shortlist(self) -> Shortlist | None:
@@ -71,12 +90,18 @@ class LoadedModels:
         Raises ValueError for a GPU, bf16 and, unless the engine supports `ensembles`, for several models.
         """
         if len(self.models) > 1 and not ensembles:
-            raise ValueError(f"--engine {engine} decodes with one model; leave out --engine for an ensemble")
+            raise ValueError(f"--engine {engine} decodes with one model; for an ensemble, give --engine torch")
         if not self.device.startswith("cpu"):
             raise ValueError(f"--engine {engine} runs only on a CPU; leave out --device {self.device} or --engine")
         if self.precision == "bf16":
-            raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, leave out --engine")
+            raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, give --engine torch")
         return self.precision
+
+
+def sharing_copy(model: Architecture) -> Architecture:
+    """Returns a copy of the modules of a model, with the same tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 class Engine(ABC):
@@ -88,6 +113,8 @@ class Engine(ABC):
 
     falls_back = True  # whether PyTorch decodes options that the engine refuses; otherwise, a refusal is an error
     shares_memory = False  # whether all calls share memory that one call can fill, such as the slots of a GPU
+    keeps_weights = False  # whether the engine reads the weights of `loaded.models` after its creation
+    same_hypotheses = True  # whether the hypotheses are the same as PyTorch's, except for rounding
 
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         self.config, self.loaded = config, loaded
@@ -115,7 +142,17 @@ class Engine(ABC):
         empty list of hypotheses means that PyTorch must search this segment.
         """
 
-    def start(self) -> None:  # noqa: B027  # most engines are ready when they are created
+    def is_ready(self) -> bool:
+        """Returns whether `prepare` takes little time. With --engine auto, PyTorch decodes while this is false."""
+        return True
+
+    def is_awaited(self) -> None:  # noqa: B027  # most engines are always ready
+        """Called after each batch that PyTorch decodes because the engine is not ready."""
+
+    def prepare(self) -> None:  # noqa: B027  # most engines are ready when they are created
+        """Does the work before the first batch that forked processes share. Called before each call."""
+
+    def start(self) -> None:  # noqa: B027
         """Starts threads that a forked process would not have. Called in each process before its first batch."""
 
 
@@ -148,9 +185,11 @@ class TorchEngine(Engine):
             return []
         source = self.packed(batch)
         if options.score_reference:
-            return decoding.score_references(self.loaded.models, source, batch, options.lenpen)
+            return decoding.score_references(self.loaded.torch_models, source, batch, options.lenpen)
         constraints, seeds = [segment.constraints for segment in batch], [segment.seed for segment in batch]
-        return free_search(self.loaded.models, source, options, constraints, seeds, processors, self.loaded.shortlist)
+        return free_search(
+            self.loaded.torch_models, source, options, constraints, seeds, processors, self.loaded.shortlist
+        )
 
     def with_required_phrases(
         self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions
@@ -158,13 +197,13 @@ class TorchEngine(Engine):
         """Returns `results`, with new hypotheses for each segment whose hypotheses lack a required phrase."""
         constraints, processors = [segment.constraints for segment in batch], self.processors(options)
         return decoding.with_required_phrases(
-            self.loaded.models, self.packed(batch), results, options, constraints, processors,
+            self.loaded.torch_models, self.packed(batch), results, options, constraints, processors,
             self.loaded.shortlist,
         )  # fmt: skip
 
     def annotated(self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions) -> BatchHypotheses:
         """Returns `results` with attention weights and log probabilities of tokens, if `options` request them."""
-        return decoding.annotated(self.loaded.models, self.packed(batch), options, results)
+        return decoding.annotated(self.loaded.torch_models, self.packed(batch), options, results)
 
     def packed(self, batch: SegmentBatch) -> Packed:
         return Packed.from_lists([segment.ids for segment in batch], torch.device(self.loaded.device))
@@ -190,42 +229,118 @@ def without_required(segment: Segment) -> Segment:
     return replace(segment, constraints=replace(segment.constraints, required=()))
 
 
-class Decoder:
-    """Decodes with the engine `engine` where it supports the options and the segment, otherwise with PyTorch."""
+AUTO, COMPILED = "auto", "numba"
+NOT_COMPILED = "the search is not compiled for this processor yet"
 
-    def __init__(self, loaded: LoadedModels, name: str = "torch") -> None:
-        """Creates the engine with this name. On a GPU, "torch" means the slots, which fall back to PyTorch."""
-        self.name = "slots" if name == "torch" and loaded.device.startswith("cuda") else name
+
+class Decoder:
+    """Decodes with the engine `engine` where it supports the options and the segment, otherwise with PyTorch.
+
+    The name "auto" means the fastest engine of the device: the slots on a GPU, the compiled search on a CPU. PyTorch
+    decodes if the compiled search does not support the models, and while the machine code of the search is missing.
+    A call keeps its engine to the end. If the hypotheses of the two engines can differ by more than rounding, as in
+    int8, the first call waits for the machine code, so that equal commands give equal translations.
+    """
+
+    def __init__(self, loaded: LoadedModels, name: str = AUTO, told: set[str] | None = None) -> None:
+        """Creates the engine with this name. `told` has the messages about engines that are already in the log."""
+        self.torch = TorchEngine(EngineConfig(), loaded)
+        self.told = set() if told is None else told
+        self.automatic = name == AUTO and loaded.device.startswith("cpu")
+        self.decided: Engine | None = None  # with `automatic`, the engine of the newest call
+        self.obstacle: str | None = None  # with `automatic`, the reason why PyTorch decodes all calls
+        on_cuda = loaded.device.startswith("cuda")
+        self.name = name if name != AUTO else COMPILED if self.automatic else "slots" if on_cuda else "torch"
         entry = ENGINES[self.name]
-        self.engine = entry.factory(entry.preset, loaded)
-        self.torch = self.engine if isinstance(self.engine, TorchEngine) else TorchEngine(EngineConfig(), loaded)
-        self.told: set[str] = set()  # reasons of refusals that are in the log
+        try:
+            self.engine = self.torch if self.name == "torch" else entry.factory(entry.preset, loaded)
+        except (ValueError, ImportError) as error:
+            if not self.automatic:
+                raise
+            self.give_up(str(error))
+        self.automatic = self.automatic and self.engine is not self.torch
+
+    @staticmethod
+    def prepared(loaded: LoadedModels, name: str = AUTO, told: set[str] | None = None) -> "Decoder":
+        """Returns a decoder of models that `loaded.prepare` has not converted yet."""
+        decoder = Decoder(loaded, name, told)
+        if not decoder.engine.keeps_weights:
+            loaded.prepare_in_place()
+        return decoder
+
+    def give_up(self, reason: str) -> None:
+        """Decodes all further calls with PyTorch."""
+        self.engine, self.name, self.automatic, self.obstacle = self.torch, "torch", False, reason
+
+    def keep_choice(self) -> None:
+        """Decodes all further calls with the engine of the newest call, if this engine supports their options."""
+        if self.automatic and self.decided is self.torch:
+            self.give_up(NOT_COMPILED)
+        self.automatic = False
+
+    def choice(self, options: SearchOptions) -> str:
+        """Returns the name of the engine for these options. If PyTorch replaces the engine, adds the reason.
+
+        Raises ValueError like `engine_for`.
+        """
+        _, reason = self.chosen(options)
+        return self.name if reason is None else f"torch ({reason})"
 
     def engine_for(self, options: SearchOptions, alone: bool = True) -> Engine:
         """Returns the engine of a call.
 
-        Without `alone`, other calls may be under way, and this call leaves shared memory to them. Raises ValueError for
-        options that an engine refuses whose refusals are errors.
+        Without `alone`, other calls may be under way. This call then uses the engine that `automatic` has chosen for
+        earlier calls, and leaves shared memory to them. Raises ValueError for options that an engine refuses whose
+        refusals are errors.
         """
         if options.score_reference or (self.engine.shares_memory and not alone):
             return self.torch
+        if self.automatic and (alone or self.decided is None) and self.engine.refusal(options) is None:
+            self.decide()
+        engine, reason = self.chosen(options, alone)
+        name = self.name if reason is None else f"torch, because {reason}"
+        if name != "torch" and name not in self.told:
+            self.told.add(name)
+            logger.info("engine: %s", name)
+        if engine is not self.torch:
+            engine.prepare()
+        return engine
+
+    def decide(self) -> None:
+        """Chooses between the compiled search and PyTorch, if the machine code was missing until now."""
+        if self.decided is self.engine:
+            return
+        self.decided = self.torch
+        if self.engine.is_ready() or not self.engine.same_hypotheses:
+            try:
+                self.engine.prepare()
+                self.decided = self.engine
+            except Exception as error:  # such as an error of LLVM
+                logger.warning("the search could not be compiled, so PyTorch translates: %s", error)
+                self.give_up("the search could not be compiled")
+
+    def chosen(self, options: SearchOptions, alone: bool = True) -> tuple[Engine, str | None]:
+        """Returns the engine for these options, and the reason if the engine is not `self.engine`."""
+        if self.obstacle is not None:
+            return self.torch, self.obstacle
         reason = self.engine.refusal(options)
         if reason is not None and not self.engine.falls_back and alone:
             raise ValueError(reason)
         reason = reason or self.modification()
-        if reason is None:
-            return self.engine
-        if reason not in self.told:
-            self.told.add(reason)
-            logger.info("PyTorch searches instead of the engine %s, which does not support %s", self.name, reason)
-        return self.torch
+        if reason is not None:
+            return self.torch, f"{self.name} does not support {reason}"
+        if self.automatic and self.decided is self.torch:
+            return self.torch, NOT_COMPILED
+        return self.engine, None
 
     def modification(self) -> str | None:
         """Returns the reason why the engine and the modules of the models would give different results now, or None.
 
         An engine other than PyTorch has copies of the weights or recorded graphs, without hooks and new code.
         """
-        modules = [module for model in self.torch.loaded.models for module in model.modules()]
+        loaded = self.torch.loaded
+        models = [*loaded.models, *loaded.__dict__.get("prepared", [])]
+        modules = [module for model in models for module in model.modules()]
         if self.engine is self.torch or all(is_unmodified(module, type(module)) for module in modules):
             return None
         return "modules with hooks or a replaced forward"
@@ -249,6 +364,8 @@ class Decoder:
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
+            if self.automatic and engine is self.torch is self.decided:
+                self.engine.is_awaited()
 
     def completed(self, batch: SegmentBatch, searched: dict[int, list[Any]], options: SearchOptions) -> BatchHypotheses:
         """Returns the hypotheses of a batch with all results that `options` request.

@@ -2,30 +2,36 @@
 
 The operations of a narrow model are so small that PyTorch takes longer to start them than to compute them. A compiled
 search has no such costs, and multiplies integers of 8 bits at the speed of the processor. It finds the same hypotheses
-as `beam_search.Search`. Needs the package numba. The first search on a machine compiles for some ten seconds; the
-machine code is kept in files.
+as `beam_search.Search`. Needs the package numba. Compilation takes some ten seconds; `jobs/machine_code.py` keeps the
+machine code in files.
 """
 
-import importlib.util
-import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from nmtkit.config import changed_flags
 from nmtkit.data.tokenizers.tokenizer import EOS
+from nmtkit.jobs import machine_code
 from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.interface import Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
-from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS
+from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS, TransformerConfig
 from nmtkit.models.architectures.transformer_layers import ROW_WISE, Embedding
 from nmtkit.models.formats.writing import check_expressible
 from nmtkit.models.layers import is_unmodified
+from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.engines.engine import ENGINES, OUTSIDE, Engine, EngineConfig, LoadedModels
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
+
+if TYPE_CHECKING:  # this file imports numba
+    from nmtkit.translation.engines.lockstep import LockstepSearch
 
 # Settings of which the compiled search supports every value. ALLOWED maps other settings to the supported values.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "position_offset", "max_positions"}
@@ -38,9 +44,7 @@ FLAGS |= {"--unkpen", "--replace-unknown", "--no-repeat-ngram", "--ordered-const
 FLAGS |= {"--sampling", "--temperature", "--top-k", "--top-p", "--seed"}
 MODULES = (*ROW_WISE, Transformer, Embedding, nn.Embedding)
 
-NOTICE_SECONDS = 3  # loading machine code from files takes less time
-
-log = logging.getLogger("nmtkit")
+AWAITED_SECONDS = 2.0  # processor time of a process before it starts a compilation, which short jobs do not need
 
 
 @ENGINES.register("numba", EngineConfig())
@@ -51,23 +55,39 @@ class NumbaEngine(Engine):
     scale for each row.
     """
 
+    keeps_weights = True
+
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         super().__init__(config, loaded)
-        precision = loaded.precision_of("numba", ensembles=True)
+        self.precision = loaded.precision_of("numba", ensembles=True)
+        self.same_hypotheses = self.precision == "fp32"
         require()
-        from nmtkit.translation.engines.lockstep import LockstepSearch
-
         paths = [*loaded.paths, *[Path("the model")] * len(loaded.models)]
-        transformers = [supported(model, path) for model, path in zip(loaded.models, paths, strict=False)]
-        self.lockstep = LockstepSearch(transformers, precision, loaded.shortlist)
-        notice = threading.Timer(
-            NOTICE_SECONDS, log.info, ("compiling the search for this processor, once per machine",)
-        )
-        notice.start()
-        try:
-            self.search([Segment([EOS])], SearchOptions())
-        finally:
-            notice.cancel()
+        self.transformers = [supported(model, path) for model, path in zip(loaded.models, paths, strict=False)]
+        self.lockstep: LockstepSearch | None = None  # set by `prepare`
+        self.preparing = threading.Lock()
+        self.created_at = time.process_time()
+
+    def is_ready(self) -> bool:
+        return machine_code.background.is_ready()
+
+    def is_awaited(self) -> None:
+        """Starts the compilation in the background when this process has worked for AWAITED_SECONDS."""
+        if time.process_time() - self.created_at > AWAITED_SECONDS:
+            machine_code.background.start()
+
+    def prepare(self) -> None:
+        """Packs the weights. First compiles the search if necessary."""
+        self.prepared()
+
+    def prepared(self) -> "LockstepSearch":
+        with self.preparing:
+            if self.lockstep is None:
+                machine_code.ensure(compile_search)
+                from nmtkit.translation.engines.lockstep import LockstepSearch
+
+                self.lockstep = LockstepSearch(self.transformers, self.precision, self.loaded.shortlist)
+            return self.lockstep
 
     def refusal(self, options: SearchOptions) -> str | None:
         return ", ".join(sorted(changed_flags(options) - FLAGS)) or None
@@ -79,18 +99,30 @@ class NumbaEngine(Engine):
             yield number, self.search(batch, options) if batch else []
 
     def search(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
-        return self.lockstep.search(batch, options)
+        return self.prepared().search(batch, options)
 
 
 def supported(model: Architecture, source: Path) -> Transformer:
     """Returns the model of the checkpoint `source`. Raises ValueError if the compiled search does not support it."""
-    transformer = check_expressible(model, source, "--engine numba", SAME, ALLOWED, "leave out --engine")
+    transformer = check_expressible(model, source, "--engine numba", SAME, ALLOWED, "give --engine torch")
     if not all(type(module) in MODULES and is_unmodified(module, type(module)) for module in model.modules()):
-        raise ValueError(f"{source} has modules that --engine numba does not support: leave out --engine")
+        raise ValueError(f"{source} has modules that --engine numba does not support: give --engine torch")
     return transformer
+
+
+def compile_search() -> None:
+    """Compiles the search for all types of its arguments: searches with a small model in each precision."""
+    from nmtkit.translation.engines.lockstep import LockstepSearch
+
+    config = TransformerConfig(encoder_layers=1, decoder_layers=1, d_model=16, heads=1, d_ff=16)
+    with torch.random.fork_rng(devices=()):
+        model = Transformer(config, Vocabulary(source=8, target=8, joint=True)).eval()
+    precisions: tuple[Precision, ...] = ("fp32", "int8")
+    for precision in precisions:
+        LockstepSearch([model], precision, None).search([Segment([EOS])], SearchOptions())
 
 
 def require() -> None:
     """Raises ImportError with the install command if the package numba is missing."""
-    if importlib.util.find_spec("numba") is None:
+    if not machine_code.installed():
         raise ImportError("--engine numba needs the package numba: pip install 'nmtkit[numba]'")

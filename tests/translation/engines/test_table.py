@@ -115,7 +115,7 @@ OTHER_SEARCHES |= {"mbr", "mbr of samples"}
 ERRORS = {
     "torch": set(),
     "slots": set(),
-    "numba": {"ensemble"},
+    "numba": set(),
     "ctranslate2": OTHER_SEARCHES | {"ensemble", "source_lang", "target_lang", "pivot"},
 }
 

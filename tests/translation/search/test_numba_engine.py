@@ -20,6 +20,7 @@ from nmtkit.cli import main
 from nmtkit.contracts.engine import avoided_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
+from nmtkit.jobs import machine_code
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures.interface import Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
@@ -33,7 +34,7 @@ from nmtkit.translation.search.types import Hypothesis, Segment
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("numba")
-from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine, numba_engine
+from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine
 from nmtkit.translation.engines.lockstep import LockstepSearch
 from nmtkit.translation.engines.numba_engine import NumbaEngine
 
@@ -279,7 +280,7 @@ def test_an_overflow_gives_an_empty_translation(caplog: pytest.LogCaptureFixture
 
 def test_models_that_are_not_supported_are_refused() -> None:
     for model, reason in (
-        (tiny_model("gnmt_small"), "is a GNMT, which --engine numba does not support: use a Transformer, or leave out"),
+        (tiny_model("gnmt_small"), "is a GNMT, which --engine numba does not support: use a Transformer, or give"),
         (tiny_transformer(window=4), "has window 4"),
         (tiny_transformer(encoder_layers=0, pre_norm=True), "is a language model"),
     ):
@@ -389,7 +390,7 @@ def test_flags_that_do_not_fit_are_refused(trained: Path, flags: list[str], reas
 
 
 def test_a_missing_package_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_engine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine_code, "installed", lambda: False)
     with pytest.raises(ImportError, match=r"pip install 'nmtkit\[numba\]'"):
         Translator.load(trained, engine="numba")
 
@@ -408,7 +409,7 @@ def test_machine_code_is_made_again_after_a_change_in_another_file(name: str, tm
     """Numba alone would keep the machine code of a function after a change in a file with a called function."""
     package = tmp_path / "nmtkit"
     shutil.copytree(Path(nmtkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from nmtkit.translation.engines import compiled_code; print(compiled_code.fingerprint())"
+    code = "from nmtkit.jobs import machine_code; print(machine_code.folder_name())"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
 
     def fingerprint() -> str:

@@ -1,0 +1,31 @@
+"""`nmtkit precompile`: compiles the search of the engine numba beforehand."""
+
+import click
+
+from nmtkit.cli import imports
+from nmtkit.cli.command import Command
+
+
+@click.command(cls=Command)
+def command() -> None:
+    """Compile the CPU search for this processor, and print the folder with the machine code.
+
+    \b
+    nmtkit precompile
+    XDG_CACHE_HOME=/opt/cache nmtkit precompile
+
+    The first translations on a machine do the same in the background, so this command is for images of containers and
+    for benchmarks. The code is kept in the folder nmtkit of $XDG_CACHE_HOME, or of ~/.cache. It works only on the same
+    kind of processor. Needs nmtkit[numba].
+    """
+    from nmtkit.config.files import user_cache
+    from nmtkit.jobs import machine_code
+
+    if not machine_code.installed():
+        raise ImportError("nmtkit precompile needs the package numba: pip install 'nmtkit[numba]'")
+    if not machine_code.is_ready() and not machine_code.is_kept():
+        raise OSError(f"the folder {user_cache()} cannot be written; name a folder with XDG_CACHE_HOME")
+    with imports():
+        from nmtkit.translation.engines.numba_engine import compile_search
+    machine_code.ensure(compile_search)
+    click.echo(machine_code.folder())

@@ -1,0 +1,231 @@
+"""`--engine auto`: the engine of each call, and the reason for the choice in the log."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import fragments, save_ending_transformer, tiny_model, tiny_tokenizer
+from click.testing import CliRunner
+
+from nmtkit.cli import main
+from nmtkit.config.registry import RegistryEntry
+from nmtkit.contracts import engine as contract
+from nmtkit.jobs import machine_code
+from nmtkit.translation.engines import ENGINES, Decoder, Engine, EngineConfig, LoadedModels, engine
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Request, SegmentBatch
+from nmtkit.translation.translator import Translator
+
+LINES = fragments()[:3]
+SHORT: dict[str, Any] = {"max_len_a": 0, "max_len_b": 4}
+
+
+class Compiled(Engine):
+    """Stands for the compiled search: every translation is its piece 5."""
+
+    keeps_weights = True
+    ready = False
+    awaited = prepared = 0
+
+    def __init__(self, config: Any, loaded: LoadedModels) -> None:
+        super().__init__(config, loaded)
+        self.same_hypotheses = loaded.precision_of("compiled") == "fp32"
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_awaited(self) -> None:
+        self.awaited += 1
+
+    def prepare(self) -> None:
+        self.prepared += 1
+
+    def refusal(self, options: SearchOptions) -> str | None:
+        return "--sampling" if options.sampling else None
+
+    def decode(
+        self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        for number, batch in enumerate(batches):
+            yield number, [[Hypothesis([5], -1.0, -1.0)] for _ in batch]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES.entries, "compiled", RegistryEntry("compiled", Compiled, EngineConfig(), ""))
+    monkeypatch.setattr(engine, "COMPILED", "compiled")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_ending_transformer(tmp_path_factory.mktemp("automatic") / "model.pt")
+
+
+def texts(translator: Translator, **options: Any) -> list[str]:
+    return [each.text for each in translator.translate(LINES, **SHORT | options)]
+
+
+def is_compiled(translator: Translator) -> bool:
+    return [each.hypotheses[0].tokens for each in translator.translate(LINES, **SHORT)] == [[5]] * 3
+
+
+@pytest.mark.usefixtures("compiled")
+def test_pytorch_translates_until_the_search_is_compiled_and_a_call_keeps_its_engine(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = texts(Translator.load(path, engine="torch"))
+    translator = Translator.load(path)
+    search: Any = translator.decoder.engine
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        assert texts(translator) == expected
+        assert (search.awaited, search.prepared) == (1, 0)
+        pipeline = translator.pipeline(SearchOptions(**SHORT))
+        running = translator.run([[Request(line)] for line in LINES], pipeline)
+        begun = [next(running).text]
+        search.ready = True
+        assert begun + [each.text for each in running] == expected
+        assert is_compiled(translator)
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("engine: ")]
+    assert len(told) == 2 and "torch" in told[0] and told[1] == "engine: compiled"
+
+
+@pytest.mark.usefixtures("compiled")
+def test_8_bits_wait_for_the_search_so_that_equal_commands_give_equal_translations(path: Path) -> None:
+    translator = Translator.load(path, precision="int8")
+    assert is_compiled(translator)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_refused_option_is_named_once_and_nothing_is_compiled_for_it(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    translator = Translator.load(path, precision="int8")
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        for _ in range(2):
+            texts(translator, sampling=True)
+    (message,) = [record.getMessage() for record in caplog.records if "engine" in record.getMessage()]
+    assert "torch" in message and "--sampling" in message
+    assert translator.decoder.engine.prepared == 0  # type: ignore[attr-defined]
+    assert translator.decoder.choice(SearchOptions(sampling=True)).startswith("torch (")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_worker_keeps_the_choice_of_its_parent(path: Path) -> None:
+    translator = Translator.load(path)
+    search: Any = translator.decoder.engine
+    options = SearchOptions(**SHORT)
+    translator.batch_decoder(options)
+    search.ready = True
+    assert translator.decoder.engine_for(options, alone=False) is translator.decoder.torch
+    translator.decoder.keep_choice()
+    assert translator.decoder.engine_for(options) is translator.decoder.torch
+    assert translator.decoder.choice(options).startswith("torch (")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_search_that_cannot_be_compiled_is_told_and_pytorch_translates(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Engine) -> None:
+        raise RuntimeError("LLVM ERROR 17")
+
+    monkeypatch.setattr(Compiled, "prepare", fail)
+    monkeypatch.setattr(Compiled, "ready", True)
+    translator = Translator.load(path)
+    assert texts(translator) == texts(Translator.load(path, engine="torch"))
+    assert "LLVM ERROR 17" in caplog.text
+
+
+@pytest.mark.usefixtures("compiled")
+def test_scoring_creates_and_names_no_engine(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    translator = Translator.load(path, precision="int8")
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        translator.decoder.engine_for(SearchOptions(score_reference=True))
+    assert translator.decoder.engine.prepared == 0 and not caplog.records  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_pytorch_computes_with_copies_that_share_the_tensors(path: Path) -> None:
+    translator = Translator.load(path)
+    original, copied = translator.originals[0], translator.models[0]
+    assert type(original.output_projection) is torch.nn.Linear
+    assert copied is not original and copied is translator.models[0]
+    assert any(a is b for a in original.parameters() for b in copied.parameters())
+    plain = Translator.load(path, engine="torch")
+    assert plain.models[0] is plain.originals[0]
+
+
+@pytest.mark.parametrize(
+    ("models", "precision", "reason"),
+    [(["transformer_tiny"], "bf16", "bf16"), (["gnmt_small"], "fp32", "GNMT")],
+)
+def test_pytorch_translates_with_models_that_the_search_does_not_support(
+    models: list[str], precision: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "COMPILED", "numba")
+    monkeypatch.setattr(machine_code, "installed", lambda: True)
+    loaded = LoadedModels([tiny_model(name) for name in models], tiny_tokenizer(), "cpu", 2048, precision=precision)
+    decoder = Decoder(loaded)
+    assert decoder.engine is decoder.torch and reason in decoder.choice(SearchOptions())
+
+
+def test_without_numba_pytorch_translates_and_the_log_has_the_install_command(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "COMPILED", "numba")
+    monkeypatch.setattr(machine_code, "installed", lambda: False)
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        assert texts(Translator.load(path)) == texts(Translator.load(path, engine="torch"))
+    assert "pip install" in caplog.text
+    result = CliRunner().invoke(main, ["precompile"])
+    assert result.exit_code == 2 and "pip install" in result.stderr
+
+
+# --- with the compiled search -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_auto_equals_pytorch_with_each_option() -> None:
+    pytest.importorskip("numba")
+    path = contract._checkpoint(None)
+    machine_code.ensure(numba_engine().compile_search)
+    automatic, plain = Translator.load(path), Translator.load(path, engine="torch")
+    lines = fragments()[:20]
+    engines = set()
+    for settings in contract.OPTIONS:
+        options = contract.SHORT | settings
+        found, expected = (each.translate(lines, **options) for each in (automatic, plain))
+        assert [each.text for each in found] == [each.text for each in expected], settings
+        engines.add(automatic.decoder.choice(SearchOptions(**options)).partition(" ")[0])
+    assert engines == {"numba", "torch"}
+
+
+def numba_engine() -> Any:
+    from nmtkit.translation.engines import numba_engine
+
+    return numba_engine
+
+
+@pytest.mark.slow
+def test_precompile_makes_the_code_that_generate_uses(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "nmtkit"]
+    made = subprocess.run([*command, "precompile"], env=environment, capture_output=True, text=True, check=True)
+    folder = Path(made.stdout.strip())
+    files = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert folder.parent == tmp_path / "nmtkit" and files
+    for precision in ("fp32", "int8"):
+        flags = ["--path", str(path), "--precision", precision, "--beam", "3"]
+        run = subprocess.run(
+            [*command, "generate", *flags], env=environment, input="\n".join(LINES), capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert "engine: numba" in run.stderr and "compil" not in run.stderr and run.stdout.count("\n") == 3
+    assert files == {file: file.stat().st_mtime_ns for file in folder.iterdir()}
