@@ -1,8 +1,11 @@
-"""Finds the sentences of a paragraph with the package sentencex (Wikimedia, MIT licence, about 300 languages)."""
+"""Finds the sentences of a paragraph with the package sentencex (Wikimedia, MIT licence, about 300 languages).
+
+A text that is too long for a model is divided at the ends of sentences without the package.
+"""
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from nmtkit.text.alignment import Span
@@ -12,6 +15,7 @@ from nmtkit.text.patterns import is_message
 _BOUNDARY = re.compile(
     r"\w\w(?:<[^<>]*>)*[.!?…](?:<[^<>]*>|[\"'”»)])*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w"
 )
+SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
 
 Splitter = Callable[[str, str], list[str]]  # (language, text) -> sentences that add up to the text
 
@@ -68,3 +72,20 @@ def is_language(code: str) -> bool:
 def has_several(line: str) -> bool:
     """Returns whether a line looks like several sentences. The test is quick, and abbreviations may mislead it."""
     return _BOUNDARY.search(line) is not None
+
+
+def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
+    """Divides `pieces` into parts of at most `limit` pieces, and returns the index of the end of each part.
+
+    `pieces` are texts with the spaces before them. A part ends after the last complete sentence within the limit. If no
+    sentence is complete, the part ends after the last complete word, or else at the limit.
+    """
+    ends: list[int] = []
+    start = 0
+    while len(pieces) - start > limit:
+        positions = range(start + limit, start, -1)
+        words = [i for i in positions if pieces[i].startswith(" ")]
+        end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
+        start = end or next(iter(words), start + limit)
+        ends.append(start)
+    return [*ends, len(pieces)]

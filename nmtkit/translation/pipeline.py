@@ -40,6 +40,7 @@ from nmtkit.translation.steps import (
     Sentences,
     Step,
     TextSegment,
+    WhiteSpace,
 )
 
 
@@ -81,6 +82,7 @@ class Pipeline:
         steps: list[Step | None] = [
             Normalization(),
             Markup() if text.markup else None,
+            WhiteSpace(tokenizer),
             QualityEstimation() if search.quality else None,
             Sentences(text.split_sentences) if text.split_sentences is not None else None,
             InvisibleCharacters(tokenizer),

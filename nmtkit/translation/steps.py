@@ -25,11 +25,11 @@ from nmtkit.text.normalization import normalized
 from nmtkit.text.patterns import is_message
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 from nmtkit.text.quality import assess
-from nmtkit.text.sentences import sentences, splitter
+from nmtkit.text.sentences import part_ends, sentences, splitter
+from nmtkit.text.white_space import with_source_spaces
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.translation.search.types import Hypothesis, Segment
 
-SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
 # No space follows a sentence that ends with one of these: characters of scripts without spaces, and full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
@@ -159,6 +159,24 @@ class Markup(Step):
         (hypothesis,) = hypotheses
         found: Marked = node.memory
         return replace(hypothesis, text=found.restore(hypothesis.text, hypothesis.links), links=[])
+
+
+class WhiteSpace(Step):
+    """Puts spaces that the vocabulary lacks, such as no-break spaces, back into the translation of a line."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        spaces = "".join(char for char in tokenizer.source.missing[1] if unicodedata.category(char) == "Zs")
+        self.spaces = re.compile(f"[{spaces}]" if spaces else r"(?!)")
+
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        return [node.segment]
+
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        if not self.spaces.search(node.segment.text):
+            return hypothesis
+        text, links = with_source_spaces(node.segment.text, hypothesis.text, hypothesis.links, self.spaces)
+        return replace(hypothesis, text=text, links=links)
 
 
 class QualityEstimation(Step):
@@ -387,24 +405,6 @@ class LengthLimit(Step):
         shared = self.reserved + parts[1].repeated
         lengths = [len(part.ids or ()) + self.reserved - (shared if index else 0) for index, part in enumerate(parts)]
         return replace(hypothesis, alignment=joined_alignment(hypotheses, lengths, shared, self.alignment == "soft"))
-
-
-def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
-    """Divides `pieces` into parts of at most `limit` pieces, and returns the index of the end of each part.
-
-    `pieces` are texts with the spaces before them.
-    A part ends after the last complete sentence within the limit. If no sentence is complete, the part ends after the
-    last complete word, or else at the limit.
-    """
-    ends: list[int] = []
-    start = 0
-    while len(pieces) - start > limit:
-        positions = range(start + limit, start, -1)
-        words = [i for i in positions if pieces[i].startswith(" ")]
-        end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
-        start = end or next(iter(words), start + limit)
-        ends.append(start)
-    return [*ends, len(pieces)]
 
 
 def terms_of_parts(

@@ -1,0 +1,77 @@
+"""Puts no-break spaces and other special spaces of a source back into its translation.
+
+A vocabulary without a piece for such a space shows the model a space of U+0020, so the translation has this space, too.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from nmtkit.text.alignment import UNSPACED, Link, Span, words
+
+IDEOGRAPHIC_SPACE = "\u3000"
+
+
+def with_source_spaces(
+    source: str, target: str, links: Sequence[Link], spaces: re.Pattern[str]
+) -> tuple[str, list[Link]]:  # fmt: skip
+    """Returns a translation with the white space of its source, and the links of the result.
+
+    `spaces` matches the special spaces. White space with such a space comes back at the edges of the text, and between
+    two neighbouring words of the translation whose source words are neighbours, too: words with links to the source
+    words, or equal words such as numbers and units. An ideographic space comes back only between words of like scripts.
+    """
+    if not target.strip() or not spaces.search(source):
+        return target, list(links)
+    start, end = len(source) - len(source.lstrip()), len(source.rstrip())
+    edges = [text if spaces.search(text) else None for text in (source[:start], source[end:])]
+    new: dict[Span, str] = {}
+    if edges[0] is not None:
+        new[0, len(target) - len(target.lstrip())] = edges[0]
+    if edges[1] is not None:
+        new[len(target.rstrip()), len(target)] = edges[1]
+    new |= _inner_spaces(source, target, links, spaces)
+    return _replaced(target, new, links)
+
+
+def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pattern[str]) -> dict[Span, str]:
+    """Returns the spans of spaces between words of the translation, and the white space that replaces each of them."""
+    by_start: dict[tuple[int, int], tuple[str, bool]] = {}  # white space between two source words, in any order
+    by_text: dict[tuple[str, str], tuple[str, bool]] = {}
+    for (first, end), (second, last) in pairwise(words(source)):
+        gap = source[end:second]
+        if gap and spaces.search(gap):
+            by_start[first, second] = by_start[second, first] = by_text[source[first:end], source[second:last]] = (
+                gap, _is_unspaced(source, end, second)
+            )  # fmt: skip
+    linked = {link.target_start: link.source_start for link in links}
+    new = {}
+    for (first, end), (second, last) in pairwise(words(target)):
+        pair = linked.get(first, -1), linked.get(second, -1)
+        space = by_text.get((target[first:end], target[second:last])) or by_start.get(pair)
+        if space is not None and target[end:second] == " ":
+            gap, unspaced = space
+            if IDEOGRAPHIC_SPACE not in gap or unspaced == _is_unspaced(target, end, second):
+                new[end, second] = gap
+    return new
+
+
+def _is_unspaced(text: str, start: int, end: int) -> bool:
+    """Returns whether a character of a script without spaces stands beside the white space from `start` to `end`."""
+    return any(map(UNSPACED.match, (text[start - 1], text[end])))
+
+
+def _replaced(text: str, new: dict[Span, str], links: Sequence[Link]) -> tuple[str, list[Link]]:
+    """Returns the text with new texts at some spans of white space, and the links moved to their new positions."""
+    parts, cursor, widths = [], 0, [1] * len(text)
+    before = 0  # characters before the text
+    for (start, end), space in sorted(new.items()):
+        parts += [text[cursor:start], space]
+        cursor = end
+        if start == end == 0:
+            before = len(space)
+        elif start < end:
+            widths[start:end] = [len(space)] + [0] * (end - start - 1)
+    positions = [before, *(before + position for position in accumulate(widths))]
+    moved = [link.with_target(positions[link.target_start], positions[link.target_end]) for link in links]
+    return "".join([*parts, text[cursor:]]), moved
