@@ -84,6 +84,7 @@ class SearchState(NamedTuple):
     weights: Array  # V: probabilities of a sample
     places: Array  # hypotheses x capacity: the place of each token of a hypothesis in the cache
     tokens: Array  # the token at each place
+    totals: Array  # the log probability of the hypothesis that ends at each place
     old_places: Array  # beam x capacity
     recorded: Array  # places x source tokens: attention weights; empty if they are not requested
     counter: Array  # the number of sentences that searches have taken; shared by all threads
@@ -100,6 +101,7 @@ class Results(NamedTuple):
     lengths: Array
     order: Array
     tokens: Array  # sentences x nbest x longest length
+    gains: Array  # the log probabilities of these tokens and of eos; empty if they are not requested
     attention: Ragged  # for each sentence: nbest x longest length x source tokens; or nothing
 
 
@@ -201,6 +203,7 @@ def collect_rows(state: SearchState, sentences: SourceSentences, settings: Setti
                 hypothesis, token = slot * settings.beam + i, state.newest[slot, i]
                 place = hypothesis * capacity + length
                 state.places[hypothesis, length], state.tokens[place] = place, token
+                state.totals[place] = state.before[slot, i]
                 row = state.rows[count]
                 row.token = columns[token] if len(columns) else token
                 row.length, row.hypothesis, row.place = length, hypothesis, place
@@ -406,6 +409,9 @@ def finish(
     places = state.places[slot * state.before.shape[1] + hypothesis]
     for position in range(length):
         results.tokens[sentence, index, position] = state.tokens[places[position + 1]]
+    for position in range(length + 1 if len(results.gains) else 0):
+        total = log_probability if position == length else state.totals[places[position + 1]]
+        results.gains[sentence, index, position] = total - state.totals[places[position]]
     if len(state.recorded):
         size = sentences.sources.starts[sentence + 1] - sentences.sources.starts[sentence]
         target = results.attention.starts[sentence] + index * (sentences.max_lengths[sentence] + 1) * size

@@ -30,6 +30,7 @@ from nmtkit.translation.engines.search_memory import (
     rounded,
 )
 from nmtkit.translation.search.beam_search import random_numbers
+from nmtkit.translation.search.decoding import needs_attention
 from nmtkit.translation.search.limited_search import needed_pieces
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import forbidden_tokens, max_lengths, open_hypotheses
@@ -64,11 +65,10 @@ class LockstepSearch:
         lengths = max_lengths(options, sources, constraints, self.transformers)
         self.reserve_positions(max(sources), max(lengths) + 1)
         sentences, settings = self.sentences(batch, lengths, options), settings_of(options)
-        records_attention = options.alignment is not None or options.replace_unknown
-        results = results_for(sentences, options.nbest, records_attention)
+        results = results_for(sentences, options)
         threads = min(self.threads, len(batch))
         groups = encoding_groups(sentences.sources.starts, threads)
-        sizes = self.sizes(sentences, settings, groups, -(-len(batch) // threads), records_attention)
+        sizes = self.sizes(sentences, settings, groups, -(-len(batch) // threads), needs_attention(options))
         workers = [self.memory(sizes) for _ in range(threads)]
         memory = memories(self.models, len(sentences.sources.values))
 
@@ -82,7 +82,7 @@ class LockstepSearch:
         self.on_threads(encode, workers, memory)
         self.on_threads(decode, workers, memory)
         self.free = workers
-        return hypotheses_of(sentences, results)
+        return hypotheses_of(sentences, results, float(options.unkpen or 0))
 
     def on_threads(
         self, work: Callable[[SearchMemory], None], workers: Sequence[SearchMemory], memory: Sequence[Array]
@@ -213,8 +213,13 @@ def settings_of(options: SearchOptions) -> Settings:
     )
 
 
-def hypotheses_of(sentences: compiled.SourceSentences, results: compiled.Results) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence, best first."""
+def hypotheses_of(
+    sentences: compiled.SourceSentences, results: compiled.Results, unknown_penalty: float
+) -> BatchHypotheses:
+    """Returns the hypotheses of each sentence, best first.
+
+    Log probabilities of hypotheses contain the penalty of <unk>, but log probabilities of tokens do not.
+    """
     scores, log_probabilities = results.scores.tolist(), results.log_probabilities.tolist()
     order, sizes = results.order.tolist(), results.lengths.tolist()
     starts, columns = sentences.sources.starts.tolist(), sentences.columns
@@ -225,9 +230,15 @@ def hypotheses_of(sentences: compiled.SourceSentences, results: compiled.Results
         ids = results.tokens[sentence, index, :size]
         if len(columns.values):
             ids = columns.values[columns.starts[sentence] :][ids]
+        gains = None
+        if len(results.gains):
+            own = results.gains[sentence, index, : size + 1]
+            own[:-1][ids == UNK] += unknown_penalty
+            gains = own.tolist()
         return Hypothesis(
-            ids.tolist(), scores[sentence][rank], log_probabilities[sentence][rank], attention(sentence, index, size)
-        )
+            ids.tolist(), scores[sentence][rank], log_probabilities[sentence][rank], attention(sentence, index, size),
+            gains,
+        )  # fmt: skip
 
     def attention(sentence: int, index: int, size: int) -> list[list[float]] | None:
         weights = results.attention

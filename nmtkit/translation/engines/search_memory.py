@@ -33,6 +33,8 @@ from nmtkit.translation.engines.compiled_rules import AvoidedTexts, Ragged
 from nmtkit.translation.engines.compiled_shortlists import OUTPUT
 from nmtkit.translation.engines.compiled_vectors import LANES
 from nmtkit.translation.search.constraints import AvoidedText, PieceTexts
+from nmtkit.translation.search.decoding import needs_attention
+from nmtkit.translation.search.options import SearchOptions
 
 STEPS = 32  # positions of the cache at first
 ROUNDED = 64  # memory has a multiple of this number of rows, positions and columns, so that further calls can use it
@@ -134,7 +136,7 @@ class SearchMemory:
             maxima=np.zeros(-(-packed_size(sizes.vocabulary) // OUTPUTS // LANES) * LANES, np.float32),
             weights=np.zeros(sizes.vocabulary, np.float32),
             places=integers(sizes.hypotheses, STEPS), tokens=integers(sizes.hypotheses * STEPS),
-            old_places=integers(beam, STEPS),
+            totals=np.zeros(sizes.hypotheses * STEPS), old_places=integers(beam, STEPS),
             recorded=np.empty((sizes.hypotheses * STEPS if sizes.recorded else 0, sizes.recorded), np.float32),
             counter=integers(1),
         )  # fmt: skip
@@ -210,6 +212,7 @@ class SearchMemory:
         self.state = self.state._replace(
             places=places,
             tokens=longer(self.state.tokens, 0),
+            totals=longer(self.state.totals, 0),
             old_places=integers(self.sizes.beam, 2 * capacity),
             recorded=longer(self.state.recorded, 0) if len(self.state.recorded) else self.state.recorded,
         )
@@ -231,18 +234,19 @@ def no_outputs(models: int) -> Array:
     return np.zeros(models, OUTPUT)
 
 
-def results_for(sentences: compiled.SourceSentences, nbest: int, records: bool) -> compiled.Results:
-    number, longest = len(sentences.max_lengths), int(sentences.max_lengths.max()) + 1
+def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> compiled.Results:
+    number, nbest, longest = len(sentences.max_lengths), options.nbest, int(sentences.max_lengths.max()) + 1
     starts = integers(number + 1)
-    if records:
+    if needs_attention(options):
         np.cumsum(nbest * (sentences.max_lengths + 1) * np.diff(sentences.sources.starts), out=starts[1:])
     return compiled.Results(
-        np.full((number, nbest), -np.inf),
-        np.full((number, nbest), -np.inf),
-        integers(number, nbest),
-        np.tile(np.arange(nbest), (number, 1)),
-        np.zeros((number, nbest, longest), np.int32),
-        Ragged(np.empty(int(starts[-1]), np.float32), starts),
+        scores=np.full((number, nbest), -np.inf),
+        log_probabilities=np.full((number, nbest), -np.inf),
+        lengths=integers(number, nbest),
+        order=np.tile(np.arange(nbest), (number, 1)),
+        tokens=np.zeros((number, nbest, longest), np.int32),
+        gains=np.zeros((number if options.quality else 0, nbest, longest)),
+        attention=Ragged(np.empty(int(starts[-1]), np.float32), starts),
     )
 
 

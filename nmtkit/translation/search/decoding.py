@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -82,22 +82,33 @@ def with_required_phrases(
     return [replaced.get(index, hypotheses) for index, hypotheses in enumerate(results)]
 
 
+def needs_attention(options: SearchOptions) -> bool:
+    """Returns whether the results of a search with `options` need attention weights."""
+    return options.alignment is not None or options.replace_unknown
+
+
 def annotated(
     models: Sequence[Architecture], source: Packed, options: SearchOptions, results: BatchHypotheses
 ) -> BatchHypotheses:
     """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them.
 
-    Hypotheses of an engine may have attention weights already.
+    Hypotheses of an engine may have both already.
     """
+
+    def completed(
+        field: str, add: Callable[[Sequence[Architecture], Packed, BatchHypotheses], BatchHypotheses]
+    ) -> BatchHypotheses:
+        missing = [i for i, own in enumerate(results) if any(getattr(each, field) is None for each in own)]
+        if not missing:
+            return results
+        sources = source.select(torch.tensor(missing, device=source.values.device))
+        found = dict(zip(missing, add(models, sources, [results[index] for index in missing]), strict=True))
+        return [found.get(index, own) for index, own in enumerate(results)]
+
     if options.quality and not options.score_reference:
-        results = with_token_log_probabilities(models, source, results)
-    if options.alignment is not None or options.replace_unknown:
-        missing = [i for i, own in enumerate(results) if any(hypothesis.attention is None for hypothesis in own)]
-        if missing:
-            sources = source.select(torch.tensor(missing, device=source.values.device))
-            aligned = align(models, sources, [results[index] for index in missing])
-            replaced = dict(zip(missing, aligned, strict=True))
-            results = [replaced.get(index, own) for index, own in enumerate(results)]
+        results = completed("token_log_probabilities", with_token_log_probabilities)
+    if needs_attention(options):
+        results = completed("attention", align)
     return results
 
 

@@ -27,7 +27,7 @@ from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers import int8
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.constraints import AvoidedText, Constraints, PieceTexts, text_bytes
-from nmtkit.translation.search.decoding import align, beam_search
+from nmtkit.translation.search.decoding import align, beam_search, with_token_log_probabilities
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import Hypothesis, Segment
@@ -253,6 +253,20 @@ def test_attention_weights_are_those_of_pytorch(search: str) -> None:
             for a, b in zip(ours, theirs, strict=True):
                 assert np.shape(a.attention) == np.shape(b.attention)
                 np.testing.assert_allclose(np.array(a.attention), np.array(b.attention), atol=1e-5)
+
+
+@pytest.mark.parametrize("search", ["nbest", "unknown", "samples", "long"])
+def test_log_probabilities_of_tokens_are_those_of_pytorch(search: str) -> None:
+    models, options = [ending(output_bias=True)], SearchOptions(**SEARCHES[search], quality=True)
+    with torch.no_grad():
+        models[0].output_projection.bias[UNK] += 4
+    found = engine_of(models).search(segments(SOURCES), options)
+    if search == "unknown":
+        assert any(UNK in hypotheses[0].tokens for hypotheses in found)
+    expected = with_token_log_probabilities(models, Packed.from_lists(SOURCES), found)
+    for ours, theirs in zip(found, expected, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a.token_log_probabilities, b.token_log_probabilities, atol=1e-4)
 
 
 def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
