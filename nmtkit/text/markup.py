@@ -21,6 +21,7 @@ def names(text: str) -> frozenset[str]:
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
 MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
+_CONVERSION = re.compile(f"%%|{NAMED_CONVERSION.pattern}")
 _END_TAG = re.compile(r"</(\w+)")
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
 _LONG_REFERENCE = re.compile(r"&#(?=[0-9]{8})0*+([0-9]*+)")
@@ -88,7 +89,7 @@ def tags(line: str) -> Iterator[Tag]:
 
 def _placeholders(line: str) -> set[int]:
     """Returns the position of < in each placeholder such as %<count>d. In 50%<br> or 50%<b>off</b>, it begins a tag."""
-    matches = list(NAMED_CONVERSION.finditer(line))
+    matches = [match for match in _CONVERSION.finditer(line) if match[2] is not None]
     names = VOID.union(name.lower() for name in _END_TAG.findall(line)) if matches else ()
     return {match.start(1) for match in matches if match[2].lower() not in names}
 

@@ -37,6 +37,22 @@ NAMED_CONVERSION = re.compile(
     rf"(?:{_SPECIFICATION}[diouxXeEfFgGaAcsp](?![a-z]))?"
 )
 
+_BRACES = r"\{\s*+(?:[\w.$@\[\]'\"-]++)?\s*+(?:[!:,|](?>[^{}\n]++|\{[^{}\n]{0,100}+\})*+)?\}"
+# One pattern for all placeholders with a percent sign, so that %%{n} is a percent sign before {n}.
+_PERCENT = "|".join(
+    (
+        "%%",
+        f"%{_BRACES}",
+        _PARENTHESIZED,
+        NAMED_CONVERSION.pattern,
+        rf"%[A-Za-z_]\w{{1,63}}+(?!%%|{CONVERSION})%",  # a variable such as %name%, not text between two conversions
+        r"(?<!\d)%[A-Za-z_][A-Za-z0-9_]{3,63}+(?!%|://)",  # a variable of Drupal, such as %title
+        r"(?<!\d)%(?:\d{1,2}%(?![\w%])|\d{1,2}\$t[A-Za-z]|#@\w{1,63}+@)",  # Boost; Java; Apple
+        rf"(?<!\d){CONVERSION}",
+        r"(?<!\d)%(?:L?\d{1,2}(?![\w$%])|[+#]?[A-Za-z](?!\w))",  # %1 and %n of Qt, %m of C, %v of Go
+    )
+)
+
 MESSAGE = re.compile(
     r"\{\s*+[\w.-]++\s*+,\s*+(?:(?:plural|selectordinal|select)\s*+,\s*+(?:offset:\s*+\d++\s*+)?+(?:=\d++|[\w-]++)\s*+\{"
     r"|choice\s*+,\s*+[-\d.∞]++\s*+[#<≤])"
@@ -56,15 +72,8 @@ PATTERNS = (
     r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",  # IP addresses
     r"(?<![\w.@])@\w+",
     r"\$?\{\{[^{}\n]*+\}\}|\{%[^{}\n]*%\}|"
-    r"[$#%]?\{\s*+(?:[\w.$@\[\]'\"-]++)?\s*+(?:[!:,|](?>[^{}\n]++|\{[^{}\n]{0,100}+\})*+)?\}",
-    r"%%",
-    _PARENTHESIZED,
-    NAMED_CONVERSION.pattern,
-    rf"(?<!\d){CONVERSION}",
-    rf"%[A-Za-z_]\w{{1,63}}+(?!%%|{CONVERSION})%",  # a variable such as %name%, but not text between two conversions
-    r"(?<![\d%])%[A-Za-z_][A-Za-z0-9_]{3,63}+(?!%)",  # a variable of Drupal, such as %title
-    r"(?<![\d%])%L?\d{1,2}(?![\w$%])|(?<![\d%])%\d{1,2}%(?![\w%])",  # Qt, KDE; Boost
-    r"(?<![\d%])%[+#]?[A-Za-z](?!\w)|%\d{1,2}\$t[A-Za-z]|%#@\w{1,63}+@",  # %m of C, %v of Go; Java; Apple
+    rf"[$#]?{_BRACES}",
+    _PERCENT,
     r"(?<![\w:/])::?[a-z_]\w{2,63}+:?|(?<!\w)@:\(?[\w.]{1,63}+\)?",  # :count of Laravel, @:key of Vue I18n
     r"\$t\([^()\n]{1,100}+\)|\$[A-Za-z_]\w*",  # i18next; variables
     WEBLATE,

@@ -40,6 +40,9 @@ _LIKE_TIMES = re.compile(
     rf"\A(?:(?=[^>]*[:,]){_LIKE_CLOCK}{{2,}}+[ \t]*+(?:[-–—=]++>|→)|{_LIKE_CLOCK}[^->]*?-->|"
     rf"[^>]*-->{_LIKE_CLOCK}{{2,}}+[ \t]*+$)"
 )
+_ARROW = re.compile(r"[-–—=]{1,5}[ \t]?(?:>|&gt;)|→|[->–—]")
+_CLOCKS = re.compile(r"[ \t]*+[-−+]?(?:\d[\d \t:.,;'’：，．hms]*+)")  # clocks in any notation, such as 0h00m03s
+_GROUP = re.compile(r"\d+")
 _NUMBER = re.compile(r"[ \t]*+\d++[ \t]*+")
 _DASH = re.compile(r"\s*+[-–—‐][ \u00a0]?(?=\S)")
 _SRT_CODE = re.compile(r"</?[A-Za-z][^<>\r\n]*+>|\{\\[^{}\r\n]*+\}|\{[A-Za-z]:[^{}\r\n]*+\}|[♪♫]++")
@@ -77,11 +80,14 @@ class SubtitleBlock:
         return all(piece.role == "text" for piece in self.pieces)
 
 
-def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
-    """Returns the times of a line in milliseconds, or None for a line of text. Raises ValueError for invalid times."""
+def timing(text: str, start: int, end: int, *, expected: bool = False) -> tuple[int, int] | None:
+    """Returns the times of a line in milliseconds, or None for a line of text. Raises ValueError for invalid times.
+
+    Times are `expected` after the number of a cue.
+    """
     match = _TIMING.fullmatch(text, start, end)
     if match is None:
-        if not _LIKE_TIMES.match(text[start:end]):
+        if not _LIKE_TIMES.match(text[start:end]) and not are_clocks(text[start:end], expected=expected):
             return None
         raise ValueError(
             f"line {line_of(text, start)}: {text[start:end].strip()[:60]!r} is not a time such as "
@@ -92,6 +98,19 @@ def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
     milliseconds = [((hours * 60 + minutes) * 60 + seconds) * 1000 + rest for hours, minutes, seconds, rest
                     in (starts, ends)]  # fmt: skip
     return milliseconds[0], milliseconds[1]
+
+
+def are_clocks(line: str, *, expected: bool) -> bool:
+    """Returns whether a line is a clock, an arrow or a dash, and a second clock, in a notation that no player reads."""
+    arrow = _ARROW.search(line, len(line) - len(line.lstrip(" \t-−")))
+    if arrow is None or _CLOCKS.fullmatch(line, 0, arrow.start()) is None:
+        return False
+    second = _CLOCKS.match(line, arrow.end())
+    if second is None or second.end() != len(line.rstrip()):
+        return False
+    groups = min(len(_GROUP.findall(line, 0, arrow.start())), len(_GROUP.findall(second[0])))
+    long_arrow = arrow[0] in ("-->", "--&gt;")
+    return expected or groups > 3 or (long_arrow and groups > 1)
 
 
 class Subtitles(Document):
@@ -112,7 +131,13 @@ class Subtitles(Document):
     def read_cues(self) -> Iterator[Cue]:
         """Yields the cues. A cue ends before the next line of times, or before the number above that line."""
         lines = line_spans(self.text)
-        times = [(index, each) for index, line in enumerate(lines) if (each := timing(self.text, *line)) is not None]
+        times = []
+        for index, line in enumerate(lines):
+            expected = self.has_identifier(lines, index) and (
+                index == 1 or not self.text[slice(*lines[index - 2])].strip()
+            )
+            if (each := timing(self.text, *line, expected=expected)) is not None:
+                times.append((index, each))
         for (index, (start, end)), following in zip(times, [*times[1:], None], strict=False):
             last = len(lines)
             if following is not None:

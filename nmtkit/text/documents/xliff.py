@@ -4,7 +4,8 @@ Only targets, their states and a missing target language are written, at the pos
 the file stays byte for byte. lxml and ElementTree would change quotes, entities, empty elements and namespaces. A
 document type is rejected, so no entity can expand or read a file.
 
-A unit is translated if it has no target, an empty target, or a target in the state new, initial or needs-translation.
+A unit is translated if it has no target, an empty target, or a target in the state new, initial, needs-translation or
+needs-l10n.
 With `overwrite`, a target in any other state is also replaced, unless the target is approved or final. Machine
 translations are marked: in 1.2 by state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x by
 state="translated" subState="nmtkit:mt".
@@ -32,7 +33,7 @@ from nmtkit.text.markup import partners, unescape_entities
 MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
 UNREVIEWED = ("mt-suggestion", "leveraged-mt", "fuzzy-match")  # origins of a target that nobody has checked
-UNTRANSLATED = ("new", "initial", "needs-translation")  # states of a target that has no translation yet
+UNTRANSLATED = ("new", "initial", "needs-translation", "needs-l10n")  # states of a target that has no translation yet
 FINAL = ("final", "signed-off")
 MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
            2: {"state": "translated", "subState": "nmtkit:mt"}}  # fmt: skip

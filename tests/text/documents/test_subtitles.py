@@ -230,7 +230,42 @@ def test_times_that_no_player_reads_are_refused_with_their_line(times):
         read_document(f"1\n00:00:01,000 --> 00:00:02,000\nHi\n\n2\n{times}\nHo\n".encode(), "srt", "x.srt")
 
 
-@pytest.mark.parametrize("text", ["2 -> 3", "a --> b", "Press 1.2.3 -> menu", "1.2.3 - 1.2.4", "-5, 6 and 7"])
+CLOCKS = ["00:00:03,000", "0:03.5", "00:00:03", "00.00.03.000", "-00:00:03,000", "00:00:03;12", "3.5",
+          "00：00：03，000", "00: 00: 03, 000", "0h00m03s",
+          "00:00:03'000", "03", "0:60:03,0000", "٠٠:٠٠:٠٣,٠٠٠"]  # fmt: skip
+ARROWS = [" --> ", "-->", " -> ", " - > ", " -- > ", " → ", " ==> ", " --&gt; ", " – > ", " > ", " - ", " --->", " —> "]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("format", ["srt", "vtt"])
+def test_no_notation_of_times_becomes_text_of_the_cue_before(clock, format):
+    head = "WEBVTT\n\n" if format == "vtt" else ""
+    for arrow in ARROWS:
+        for first, second in ((clock, clock), (clock, "00:00:05,000"), ("00:00:01,000", clock)):
+            text = f"{head}1\n00:00:01.000 --> 00:00:02.000\nOne.\n\n2\n{first}{arrow}{second}\nTwo.\n"
+            try:
+                document = read_document(text.encode(), format, "x")
+            except ValueError as error:
+                assert f"line {text.count(chr(10)) - 1}" in str(error)
+            else:
+                assert document.segments == ["One.", "Two."], (first, arrow, second)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2 -> 3",
+        "a --> b",
+        "Press 1.2.3 -> menu",
+        "1.2.3 - 1.2.4",
+        "-5, 6 and 7",
+        "1 - 2 - 3",
+        "at 00:00:03 - 00:00:05",
+        "20:15 - 21:00",
+        "3 > 2",
+        "1.2.3 → 1.2.4",
+    ],
+)
 def test_text_with_arrows_and_numbers_stays_text(text):
     document = read_document(f"1\n00:00:01,000 --> 00:00:02,000\nHi\n{text}\n".encode(), "srt", "x.srt")
     assert len(document.cues) == 1

@@ -6,6 +6,8 @@ A dictionary stands in for the model. The steps come from `nmtkit.translation`. 
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nmtkit.text.alignment import Link, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
@@ -108,6 +110,40 @@ def test_a_plural_message_with_tags_or_over_several_lines_stays_whole(message):
     found = document.render([translate(segment) for segment in document.segments])
     assert found.count(message) in (1, 2)  # in the msgid, and perhaps copied into the msgstr
     assert "oder" not in found and "Pumpe" not in found and "jetzt" not in found
+
+
+PLACEHOLDERS = [
+    "{name}",
+    "%s",
+    "%(n)d",
+    "%{n}",
+    "%&lt;n&gt;d",
+    "{{ a.b }}",
+    "$HOME",
+    "%1$@",
+    "%%",
+    "http://a.b/c",
+    "{0:{1}}",
+    "%m",
+]
+WORDS = ["open", "the", "pump", "Stop", "now", ",", ".", "(", ")"]
+CODES = ["<br/>", "<b>", "</b>", "<i>", "</i>", "<x/>", "<!-- a b -->"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(PLACEHOLDERS * 2 + WORDS + CODES * 2), st.booleans()), min_size=1, max_size=10),
+    st.booleans(),
+)
+def test_no_tag_is_in_a_placeholder_and_none_is_lost_in_any_line(parts, known):
+    source = ""
+    for part, space in parts:
+        glued = not source or source[-1] in " >" or part in CODES  # a placeholder beside a word is another placeholder
+        source += " " * (space or not glued) + part
+    found = translate(source, lambda span: known)
+    assert sorted(re.findall("<[^<>]*>", found)) == sorted(re.findall("<[^<>]*>", source))
+    for placeholder in PLACEHOLDERS:
+        assert found.count(placeholder) == source.count(placeholder), (source, found)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
