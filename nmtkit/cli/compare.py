@@ -31,7 +31,19 @@ COMPARE_RULES = (
 )
 
 
-@click.command(cls=Command)
+COMMON = {
+    "--mean-over-seeds": "one row for runs that differ only in the seed",
+    "--format [text|tsv|csv|latex|json]": "of the table (default: text)",
+    "--report FILE": "HTML page of the comparison",
+    "--curves FILE": "curves of all runs: .csv, .pdf, .svg or .png",
+    "--sys FILE": "translations of a system; repeat it",
+    "--ref FILE": "references; repeatable",
+    "--src PATH": "source text",
+    "--metric NAME,…": "scores of sentences",
+}
+
+
+@click.command(cls=Command, common=COMMON)
 @click.argument("runs", type=PATH, nargs=-1, metavar="[RUN…]")
 @click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
 @click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")

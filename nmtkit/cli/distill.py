@@ -32,7 +32,20 @@ SERVER_RULES = (
 )
 
 
-@click.command(cls=Command)
+COMMON = {
+    "--path RUN|FILE": "teacher; repeat it for an ensemble",
+    "--output FOLDER": "folder to write (default: the folder teacher in DATA)",
+    "--top-k N": "pieces to store for each target token (default: 8)",
+    "--device NAME": "cpu, cuda, cuda:1, … (default: cpu)",
+    "--from-server URL": "translate a text file with this server instead",
+    "--server-model NAME": "name of its model",
+    "-s, --source-lang LANG": "language of DATA, with --from-server",
+    "-t, --target-lang LANG": "language of the translations",
+    "--output-dir DIR": "folder of the shards, with --from-server",
+}
+
+
+@click.command(cls=Command, common=COMMON)
 @click.argument("data", type=PATH)
 @click.option(
     "--path",

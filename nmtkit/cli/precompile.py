@@ -3,7 +3,8 @@
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, echo
+from nmtkit.jobs import progress
 
 
 @click.command(cls=Command)
@@ -27,5 +28,6 @@ def command() -> None:
         raise OSError(f"the folder {user_cache()} cannot be written; name a folder with XDG_CACHE_HOME")
     with imports():
         from nmtkit.translation.engines.numba_engine import compile_search
+    progress.begin("Compiling")
     machine_code.ensure(compile_search)
-    click.echo(machine_code.folder())
+    echo(str(machine_code.folder()))

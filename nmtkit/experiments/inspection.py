@@ -130,6 +130,10 @@ def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Toke
         summary["update"] = f"{contents['update']:,}"
     if shown := shown_scores(scores):
         summary["validation"] = ", ".join(shown)
+    if "scales" in contents:
+        summary["weights"] = "8 bits"
+    if "adapters" in contents:
+        summary["adapters"] = f"rank {contents['adapters']['rank']}, for {contents['adapters']['base']}"
     if contents["plugins"]:
         summary["plug-ins"] = ", ".join(contents["plugins"])
     status = path.stat()

@@ -97,7 +97,7 @@ def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     correct = (logits.argmax(-1) == batch.target_output).float().mean().item()
     assert log_records(tmp_path, "valid")[-1]["accuracy"] == pytest.approx(100 * correct, abs=1e-3)
     shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "last.pt")]).output
-    assert "adapters: rank" in shown and f"{trained:,}" in shown and "average-checkpoints" in shown
+    assert re.search(r"adapters +rank \d+, for ", shown) and f"{trained:,}" in shown and "average-checkpoints" in shown
 
 
 # --- adapters in every command that reads a model ---------------------------------------------------------------------
