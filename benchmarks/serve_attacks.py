@@ -72,6 +72,8 @@ def attacks(pair: tuple[str, str], lines: list[str]) -> dict[str, bytes]:
         "24 lines of 4,080 letters": translate(pair, long),
         "24 lines of 4,080 letters with everything": translate(pair, long, **everything),
         "19 lines of 95 letters": translate(pair, short[:19]),
+        "4 lines of 500 digits": translate(pair, ["1234567890" * 50] * 4),
+        "19 lines of 95 digits": translate(pair, ["12345678901234567890" * 5] * 19),
         "1,000 lines of 95 letters": translate(pair, short),
         "1,000 lines of 95 letters with everything": translate(pair, short, **everything),
         "19,000 tags": translate(pair, "a<br>" * 19_000, format="html"),

@@ -57,10 +57,27 @@ class BatchKey:
 
 @dataclass(frozen=True)
 class LineBatch:
-    """The task of a worker: the texts of a batch, and their common settings."""
+    """The task of a worker: the texts of a batch, and their common settings.
+
+    The server only estimates the tokens of a text. A text of more than `longest` tokens, and texts that make the batch
+    exceed `max_tokens`, are not translated: instead of translations, the answer has their number of tokens.
+    """
 
     key: BatchKey
     texts: list[str]
+    longest: float = math.inf
+    max_tokens: float = math.inf
+
+    def fitting(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the indices of the texts to translate. `tokens` are the tokens of each text."""
+        chosen: list[int] = []
+        width = 0
+        for index, length in enumerate(tokens):
+            wider = max(width, length)
+            if length <= self.longest and (not chosen or wider * (len(chosen) + 1) <= self.max_tokens):
+                chosen.append(index)
+                width = wider
+        return chosen
 
 
 class QueueFull(Exception):  # noqa: N818  # named like queue.Full
@@ -112,10 +129,11 @@ class QueuedRequest:
         self.finish_time += line.cost
         return line
 
-    def put_back(self, line: "QueuedLine") -> None:
-        row = bisect_right(self.costs, line.cost)
+    def put_back(self, line: "QueuedLine", cost: int) -> None:
+        """Takes back a line, which has this cost from now on."""
+        row = bisect_right(self.costs, cost)
         self.waiting.insert(row, line.index)
-        self.costs.insert(row, line.cost)
+        self.costs.insert(row, cost)
         self.finish_time -= line.cost
 
     def finish(self, index: int, result: list[LineResult]) -> None:
@@ -183,6 +201,17 @@ class FairQueue:
         self.tokens -= sum(request.costs)
         request.waiting, request.costs = [], []
 
+    def put_back(self, line: QueuedLine, cost: int) -> None:
+        """Takes back a line that a worker has not translated because its real cost exceeds the estimate."""
+        request = line.request
+        if request.done.done():
+            return
+        request.put_back(line, cost)
+        self.size += 1
+        self.tokens += cost
+        if request not in self.requests:
+            self.requests.append(request)
+
     def give_back(self, batch: QueuedLines) -> None:
         """Takes back the lines of a failed batch. They are translated again in two batches, before all other lines.
 
@@ -222,7 +251,7 @@ class FairQueue:
             if len(batch) < max_lines and width * (len(batch) + 1) <= max_tokens:
                 batch.append(line)
             else:
-                line.request.put_back(line)
+                line.request.put_back(line, line.cost)
         self.size -= len(batch)
         self.tokens -= sum(line.cost for line in batch)
         return batch

@@ -26,8 +26,10 @@ from nmtkit.serving.fair_queue import (
     LineBatch,
     LineResult,
     Pair,
+    QueuedLine,
     QueuedLines,
     QueuedRequest,
+    QueueFull,
 )
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
@@ -35,7 +37,8 @@ STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tok
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
 FEW_LINES = 8  # fewer lines are not divided among workers: the fixed cost of a search step equals about 8 lines
 # A request is large if a line, or all its lines together, have more than these shares of `max_tokens`.
-LARGE_LINE, LARGE_REQUEST = 0.25, 0.5
+# A step of a search costs as much as eight lines more, so a line of 1 / 8 takes about as long as a full batch.
+LARGE_LINE, LARGE_REQUEST = 1 / 8, 1 / 2
 LOW_PRIORITY = 10  # niceness of workers for large requests: beside a small request, they get a tenth of a core
 IDLE_SECONDS = 60.0  # time without a batch after which a worker for large requests ends
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
@@ -278,7 +281,10 @@ class Pool:
         if not lines:
             return None
         worker.sent_at = time.monotonic()
-        return lines, LineBatch(lines[0].request.key, [line.text for line in lines])
+        key, texts = lines[0].request.key, [line.text for line in lines]
+        if worker.is_large or not worker.parent.facts.forks:
+            return lines, LineBatch(key, texts)
+        return lines, LineBatch(key, texts, LARGE_LINE * max_tokens / key.weight, max_tokens / key.weight)
 
     def _send_rest(self, worker: PoolWorker) -> None:
         """Sends the rest of the messages to a worker whenever its socket takes more bytes."""
@@ -329,7 +335,10 @@ class Pool:
                     batch[0].request.fail(answer)
                 else:
                     for line, result in zip(batch, answer, strict=True):
-                        line.request.finish(line.index, result)
+                        if isinstance(result, int):
+                            self._put_back(line, result * line.request.key.weight, worker.parent.facts.max_tokens)
+                        else:
+                            line.request.finish(line.index, result)
         except EOFError:
             self._close(worker)
             self._recover(worker)
@@ -341,6 +350,31 @@ class Pool:
                 loop.call_later(IDLE_SECONDS, self._close_if_idle, worker, worker.sent_at)
             self._end_abandoned_later()
         self._plan_dispatch()
+
+    def _put_back(self, line: QueuedLine, cost: int, max_tokens: int) -> None:
+        """Queues a line again with its real cost: as a large request if the line is long."""
+        whole = line.request
+        if cost <= LARGE_LINE * max_tokens or whole.done.done():
+            return self.queues[False].put_back(line, cost)
+        part = QueuedRequest(whole.key, [line.text], asyncio.get_running_loop().create_future())
+        part.costs = [cost]
+        try:
+            self.queues[True].add(part)
+        except QueueFull as error:
+            return whole.fail(error)
+
+        def finish(done: "asyncio.Future[list[list[LineResult]]]") -> None:
+            if not done.cancelled():
+                error = done.exception()
+                whole.fail(error) if isinstance(error, Exception) else whole.finish(line.index, done.result()[0])
+
+        def drop(_: "asyncio.Future[list[list[LineResult]]]") -> None:
+            part.done.cancel()
+            self.queues[True].drop(part)
+            self._end_abandoned_later()
+
+        part.done.add_done_callback(finish)
+        whole.done.add_done_callback(drop)
 
     def _close(self, worker: PoolWorker) -> None:
         """Closes the channel of a worker, which ends the worker."""

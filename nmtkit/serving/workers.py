@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -145,18 +145,32 @@ def work(channel: SocketChannel, models: ServedModels, prepare: Prepare, threads
 
 def translate_or_fail(
     models: ServedModels, batch: LineBatch, between_parts: Callable[[], None] = lambda: None
-) -> list[list[LineResult]] | TranslationError:
-    """Returns the translations of each line, best first, or the error for the clients. Logs the cause of the error."""
+) -> list[list[LineResult] | int] | TranslationError:
+    """Returns the translations of each line, best first, or the error for the clients. Logs the cause of the error.
+
+    A line that does not fit into the batch has its number of tokens instead of translations.
+    """
     model = models.get(batch.key.pair)
     if model is None:
         return TranslationError("this language pair is no longer served")
     try:
-        return translate(model, batch, between_parts)
+        tokens = token_counts(model.first or model, batch.texts)
+        chosen = batch.fitting(tokens)
+        texts = [batch.texts[index] for index in chosen]
+        translations = translate(model, dataclasses.replace(batch, texts=texts), between_parts) if texts else []
+        translated = dict(zip(chosen, translations, strict=True))
+        return [translated.get(index, count) for index, count in enumerate(tokens)]
     except EOFError:  # the server has ended
         raise
     except Exception:
         logger.error("a batch failed:\n%s", traceback.format_exc())
         return TranslationError(FAILED)
+
+
+def token_counts(model: ServedModel, texts: Sequence[str]) -> list[int]:
+    """Returns the number of tokens of each text, including eos."""
+    tokenizer = model.translator.tokenizer
+    return [len(ids) for ids in tokenizer.encode_source([text.replace("\n", " ") for text in texts]).split()]
 
 
 def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> list[list[LineResult]]:

@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ LARGE = {
     "a long line": (KEY, ["word " * 20_000]),
     "long lines": (KEY, ["word " * 800] * 24),
     "many lines": (KEY, ["Two men are walking in the snow."] * 1000),
-    "a line with alternatives": (EVERYTHING, ["word " * 200]),
+    "a line with alternatives": (EVERYTHING, ["word " * 100]),
     "lines with alternatives": (EVERYTHING, ["Two men are walking in the snow."] * 12),
 }
 
@@ -59,13 +59,21 @@ class FakeModels:
                 found.append(message[1])
         return found
 
-    def answer(self, is_large: bool) -> list[LineBatch]:
-        """Answers all batches that the workers have received. Returns the batches."""
+    def answer(self, is_large: bool, tokens: Mapping[str, int] | None = None) -> list[LineBatch]:
+        """Answers all batches that the workers have received. Returns the batches.
+
+        `tokens` has the real number of tokens of some texts. A worker does not translate texts that do not fit.
+        """
         found = []
         for worker, channel in self.ends:
             while worker.is_large == is_large and (message := channel.receive(wait=False)) is not None:
                 number, batch = message
-                channel.send((number, [[LineResult(text=text.upper())] for text in batch.texts]))
+                counts = [(tokens or {}).get(text, 1) for text in batch.texts]
+                chosen = batch.fitting(counts)
+                answer: list[Any] = list(counts)
+                for index in chosen:
+                    answer[index] = [LineResult(text=batch.texts[index].upper())]
+                channel.send((number, answer))
                 found.append(batch)
         return found
 
@@ -183,3 +191,51 @@ def test_without_forks_all_requests_have_the_same_worker() -> None:
         request.cancel()
 
     run(test, forks=False)
+
+
+def test_a_short_line_of_many_tokens_becomes_a_large_request() -> None:
+    """The server estimates a token for four letters. 400 digits may be 400 tokens."""
+
+    async def test(pool: Pool, models: FakeModels) -> None:
+        digits = "1234567890" * 40
+        request = asyncio.create_task(pool.translate(KEY, ["One.", digits, "Two."]))
+        await settled()
+        models.answer(is_large=False, tokens={digits: 400})
+        await settled()
+        assert not any(worker.tasks for worker in pool.workers if not worker.is_large)
+        assert [batch.texts for batch in models.answer(is_large=True, tokens={digits: 400})] == [[digits]]
+        assert await request == [[{"text": text.upper()}] for text in ("One.", digits, "Two.")]
+        gone = asyncio.create_task(pool.translate(KEY, [digits]))
+        await settled()
+        models.answer(is_large=False, tokens={digits: 400})
+        await asyncio.sleep(0)
+        gone.cancel()
+        await settled()
+        assert pool.queues[False].waiting == pool.queues[True].waiting == 0
+
+    run(test)
+
+
+def test_lines_beyond_the_tokens_of_a_batch_come_again_with_their_real_cost() -> None:
+    """An attacker sends lines of 100 tokens that look like 12. Between two requests, 1,000 tokens are decoded."""
+
+    async def test(pool: Pool, models: FakeModels) -> None:
+        texts = [f"{number:03d}" + "!" * 37 for number in range(40)]
+        tokens = dict.fromkeys(texts, 100)
+        attackers = [asyncio.create_task(pool.translate(KEY, texts)) for _ in range(4)]
+        await settled()
+        normal = None
+        answered = []
+        while not all(task.done() for task in attackers):
+            for batch in models.answer(is_large=False, tokens=tokens):
+                counts = [tokens.get(text, 1) for text in batch.texts]
+                assert sum(counts[index] for index in batch.fitting(counts)) <= MAX_TOKENS
+                answered.append(len(batch.texts))
+            normal = normal or asyncio.create_task(pool.translate(KEY, [SHORT]))
+            await asyncio.sleep(0.01)
+        assert normal is not None and normal.done()
+        assert [await task for task in attackers] == [[[{"text": text.upper()}] for text in texts]] * 4
+        assert max(answered[8:]) <= 10  # the real cost is known
+        assert pool.queues[False].waiting == pool.queues[False].tokens == 0
+
+    run(test)

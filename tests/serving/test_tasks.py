@@ -157,6 +157,25 @@ def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
     assert 120 < widest["plain"] <= 240 and widest["all"] <= 240 / 6
 
 
+def test_a_worker_counts_tokens_and_translates_the_lines_that_fit(path):
+    models, _ = load_models(job((PAIR, path)))
+    lines = ["All are equal.", "1234567890" * 3, *REAL_LINES[:3], "Two dogs."]
+    counts = [len(ids) for ids in Translator.load(path).tokenizer.encode_source(lines).split()]
+    assert counts[1] >= 30 > max(counts[0], counts[-1])
+    alone = translate_or_fail(models, task(lines))
+    limits = {"longest": 29, "max_tokens": 2 * max(count for count in counts if count <= 29)}
+    answer = translate_or_fail(models, dataclasses.replace(task(lines), **limits))
+    assert answer[1] == counts[1]
+    assert [found for found in answer if not isinstance(found, int)] == [
+        whole for whole, found in zip(alone, answer, strict=True) if not isinstance(found, int)
+    ]
+    assert answer[0] == alone[0]
+    assert [found for found in answer if isinstance(found, int)] == [
+        count for count, found in zip(counts, answer, strict=True) if isinstance(found, int)
+    ]
+    assert translate_or_fail(models, dataclasses.replace(task(lines), longest=1)) == counts
+
+
 def channels():
     ours, theirs = socket.socketpair()
     return SocketChannel(ours, buffers=False), SocketChannel(theirs, buffers=False)
