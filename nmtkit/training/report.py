@@ -1,18 +1,31 @@
-"""Writes the HTML page of a run: curves, results of validations, translations over time, and the resolved config.
+"""Writes the HTML page of a run: state, facts, curves, validations, translations over time, and settings.
 
-The page loads nothing from the network.
+The page loads nothing from the network. While the run lasts, the browser reads the page again every `REFRESH` seconds.
 """
 
 import json
+import logging
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nmtkit.config import flag_name, setting_text, to_dict
 from nmtkit.config.files import atomic_write
+from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, line_chart
 from nmtkit.pages.document import Html, render
+from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_log import numbers_of, shown_scores
 
+if TYPE_CHECKING:
+    from nmtkit.training.due import RunProgress
+    from nmtkit.training.validation import Validator
+
+log = logging.getLogger("nmtkit")
+
+REFRESH = 30  # seconds between two versions of the page of a running run
 RatedTranslation = tuple[str, str, str, float]  # source, translation, reference, chrF
 
 CURVES = {
@@ -64,12 +77,39 @@ def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(latest.values())
 
 
+class RunPage:
+    """The page report.html of a run. A page that cannot be written is a warning."""
+
+    def __init__(self, folder: Path, config: str, progress: "RunProgress") -> None:
+        self.folder, self.config, self.progress = folder, config, progress
+        self.rated: tuple[Sequence[RatedTranslation], Sequence[RatedTranslation]] = ((), ())
+        self.written = -math.inf
+
+    def write(self, validator: "Validator | None" = None) -> None:
+        """Writes the page. `validator` has made a validation; its translations are also written to a file."""
+        self.written = time.monotonic()
+        try:
+            if validator is not None:
+                self.rated = validator.rated()
+                if validator.translates:
+                    write_translations(self.folder, self.progress.updates, validator.hypotheses)
+            write(self.folder, self.config, *self.rated)
+        except OSError as error:
+            log.warning("report not written: %s", error)
+
+    def keep_current(self) -> None:
+        """Writes the page if it is older than `REFRESH` seconds."""
+        if time.monotonic() - self.written >= REFRESH:
+            self.write()
+
+
 def write(
     folder: Path, config: str, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()
 ) -> None:
     """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError."""
-    records = read_records(folder / "log.jsonl")
-    page = html(records, config, sections(records, best, worst), folder.resolve().name)
+    lines = read_lines(folder / "log.jsonl")
+    records = latest_records(lines)
+    page = html(records, config, state_of(lines) | sections(records, best, worst), folder.resolve().name)
     with atomic_write(folder / "report.html") as file:
         file.write(page.encode())
 
@@ -97,9 +137,9 @@ def html(records: Sequence[dict[str, Any]], config: str, validations: Mapping[st
     for title, lines in curves_of(records).items():
         drawn: dict[str, list[Point]] = {kind: [] for kind in KINDS}
         drawn |= {kind: points(records, kind, field) for field, kind in lines}
-        if any(drawn.values()):
+        if max(map(len, drawn.values())) > 1:
             charts.append(Html(line_chart(title, drawn, title in LOGARITHMIC, unit=UNITS.get(title, ""))))
-    return render("report.html", title=name, lead=_summary(records), body=charts, config=config, **validations)
+    return render("report.html", title=name, body=charts, config=config, **validations)
 
 
 def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
@@ -110,14 +150,86 @@ def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Poi
     )
 
 
-def _summary(records: Sequence[dict[str, Any]]) -> str:
-    updates = max((record["update"] for record in records if record["kind"] == "train"), default=0)
-    text = f"{updates:,} updates"
-    best = [record for record in records if record["kind"] == "valid" and record.get("best")]
-    if best:
-        last = max(best, key=lambda record: record["update"])
-        text += f"; best validation after update {last['update']:,}: " + ", ".join(shown_scores(last))
-    return text
+# --- state and facts --------------------------------------------------------------------------------------------------
+
+
+def state_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns state, scores, facts and settings for the template. `lines` are all records of a log, oldest first."""
+    start: Mapping[str, Any] = next((record for record in reversed(lines) if record["kind"] in ("start", "resume")), {})
+    trained: Mapping[str, Any] = next((record for record in reversed(lines) if record["kind"] == "train"), {})
+    last: Mapping[str, Any] = next(
+        (record for record in reversed(lines) if record["kind"] in ("start", "resume", "end")), {}
+    )
+    running = last.get("kind") in ("start", "resume")
+    times = [record["time"] for record in lines if "time" in record]
+    tables = start.get("config", {})
+    return {
+        "state": "running" if running else last.get("state", ""),
+        "reason": last.get("reason", ""),
+        "progress": _progress(trained, running),
+        "refresh": REFRESH if running else None,
+        "written": times[-1] if times else None,
+        "scores": _scores([record for record in lines if record["kind"] == "valid"]),
+        "facts": _facts(start, times),
+        "settings": changed_settings(tables),
+    }
+
+
+def _progress(trained: Mapping[str, Any], running: bool) -> str:
+    updates, total = trained.get("update", 0), trained.get("updates")
+    text = f"update {updates:,}" + (f" of {'about ' * bool(trained.get('estimated'))}{total:,}" if total else "")
+    left = trained.get("seconds_left")
+    return f"{text}, {duration(left)} left" if running and left is not None else text
+
+
+def _scores(valid: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Returns the scores of the best and of the last validation, with their updates."""
+    best = next((record for record in reversed(valid) if record.get("best")), None)
+    rows = [("best validation", best)] if best else []
+    rows += [("last validation", valid[-1])] if valid and valid[-1] is not best else []
+    return [(title, f"{', '.join(shown_scores(record))}, after update {record['update']:,}") for title, record in rows]
+
+
+def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, str]]:
+    """Returns facts about the run as pairs of a name and a text. Facts that are not known are left out."""
+    languages = [" to ".join(start["languages"])] if start.get("languages") else []
+    languages += ["-".join(pair) for pair in start.get("directions", ())]
+    pairs = [f"{start['pairs']:,} pairs"] if "pairs" in start else []
+    data = [start["data"], f"dataset {start['dataset']}"] if "data" in start else []
+    on = [start[name] for name in ("device", "precision") if name in start]
+    on += [f"{start['processes']} processes"] if start.get("processes", 1) > 1 else []
+    versions = [f"{name} {start[name]}" for name in ("nmtkit", "torch", "python") if name in start]
+    named = {
+        "command": start.get("command", ""),
+        "data": ", ".join([*data, *languages, *pairs]),
+        "parameters": f"{start['parameters']:,}" if "parameters" in start else "",
+        "device": ", ".join(on),
+        "versions": ", ".join(versions),
+        "time": duration(times[-1] - times[0]) if len(times) > 1 else "",
+    }
+    return [(name, text) for name, text in named.items() if text]
+
+
+def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Returns the settings of a job that differ from the defaults: the flag, the value, and the default."""
+    from nmtkit.training.config import REGISTRIES, kind_of
+
+    changed = []
+    for table, settings in tables.items():
+        kind = kind_of(table)
+        if kind == "run":
+            defaults = to_dict(RunConfig())
+        else:
+            name = settings.get("name", table.partition(".")[2])
+            entry = REGISTRIES[kind].entries.get(name) if kind in REGISTRIES else None
+            defaults = {} if entry is None else to_dict(entry.preset)
+        for name, value in settings.items():
+            if name in ("data", "save_dir", "plugin", "name"):
+                continue
+            if name not in defaults or defaults[name] != value:
+                default = setting_text(defaults[name]) if name in defaults else ""
+                changed.append((flag_name(name), setting_text(value), default))
+    return changed
 
 
 # --- validations ------------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ class Run:
         self.asked = Requests(out_of_time=resumed is not None and self.progress.is_out_of_time(self.job.run))
         self.callback_reason: str | None = None  # stop reason that a callback gives
         self.log = RunLog(self.job.run.save_dir, self.display)
+        self.page = report.RunPage(self.job.run.save_dir, self.job.toml(self.job.run.save_dir), self.progress)
         self.meter = Meter(self.trainer.device, self.job.run.save_dir)
         self.health = TrainingHealth(self.job, self.dataset["train"], not resumed and distributed.is_rank_zero())
 
@@ -261,7 +262,7 @@ class Run:
             more |= {"epoch": position.epoch + (position.index > 0), "maximized": self.maximized}
             self.log.write("valid", update=number, **scores, seconds=round(seconds, 3), **more)
             self.health.after_validation(scores)
-            self._report(translated=validator.translates)
+            self.page.write(validator)
         self.callbacks.call("validation", scores)
         return scores
 
@@ -354,6 +355,7 @@ class Run:
             self.log.write("train", **record)
             self.health.stop_if_diverged(record)
             self.health.after_log_line(record)
+            self.page.keep_current()
 
     def _progress_record(self, update: Update) -> dict[str, Any]:
         """Returns updates, epoch and speed for the log. Does not wait for the device."""
@@ -365,33 +367,23 @@ class Run:
     def _announce(self) -> None:
         names = ", ".join(component.name for component in self.job.components.values())
         trainer, folder, done = self.trainer, self.checkpoints.folder, self.progress.updates
-        million = parameter_count(trainer.model) / 1e6
+        parameters, pairs = parameter_count(trainer.model), len(self.dataset["train"])
         for line in (
-            f"{names}: {million:.1f} M parameters, {trainer.precision} on {trainer.device.type}",
-            f"{len(self.dataset['train']):,} pairs, {self.plan.batch_tokens:,} tokens per update in micro-batches of "
+            f"{names}: {parameters / 1e6:.1f} M parameters, {trainer.precision} on {trainer.device.type}",
+            f"{pairs:,} pairs, {self.plan.batch_tokens:,} tokens per update in micro-batches of "
             f"{self.loader.max_tokens:,}, about {self.loader.sampler.updates_per_epoch:,} updates per epoch",
             f"resuming {folder} after update {done}" if done else f"saving to {folder}",
-            f"curves{' and translations, from the first validation on' if self.validator else ''}: "
-            f"{folder / 'report.html'}",
+            f"curves{' and translations' if self.validator else ''}: {folder / 'report.html'}",
         ):
             log.info("%s", line)
         facts = {name: value for name, value in self.facts.items() if name != "settings"}
+        facts |= {"parameters": parameters, "pairs": pairs}
         self.log.write("resume" if done else "start", update=done, config=self.job.tables(), **facts)
 
     def _log_end(self, state: str, reason: str) -> None:
         if self.checkpoints.locked:  # only rank 0, and only if no other run uses the folder
             self.log.write("end", update=self.progress.updates, state=state, reason=reason)
-            self._report()
-
-    def _report(self, translated: bool = False) -> None:
-        """Writes the page of the run. If `translated` is true, also writes the translations of the last validation."""
-        folder = self.checkpoints.folder
-        try:
-            if translated and self.validator:
-                report.write_translations(folder, self.progress.updates, self.validator.hypotheses)
-            report.write(folder, self.job.toml(folder), *(self.validator.rated() if self.validator else ()))
-        except OSError as error:
-            log.warning("report not written: %s", error)
+            self.page.write()
 
 
 # --- a whole run in this process, for Python --------------------------------------------------------------------------

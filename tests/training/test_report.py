@@ -8,9 +8,13 @@ from xml.etree import ElementTree
 import pytest
 
 from nmtkit.api.training import TrainingResult
+from nmtkit.config import to_dict
 from nmtkit.jobs.progress import duration
 from nmtkit.pages import charts
 from nmtkit.training import report
+from nmtkit.training.due import RunProgress
+from nmtkit.training.optimizers import OPTIMIZERS
+from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_log import LIVE, Lines, RunLog, fields, lines_of
 
 
@@ -74,14 +78,13 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path: Path) -> None:
     text = page(tmp_path, records)
     assert not re.search(r"(src|href)=|url\(|https?://|@import", text)
     assert "a &lt;b&gt;" in text and "x &amp; y" in text
-    assert "seed = 1" in text.split("<summary>Resolved config</summary>")[1].split("</details>")[0]
-    assert "after update 20: loss 4.500, BLEU 12.50" in text
+    assert "seed = 1" in text.split("<summary>All settings</summary>")[1].split("</details>")[0]
+    assert "best validation" in text and "loss 4.500, BLEU 12.50, after update 20" in text
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text)]
     assert [svg.get("aria-label", "").split(" by ")[0] for svg in drawings] == [
         "loss",
         "perplexity",
-        "BLEU",
-        "learning rate",
+        "learning rate",  # a chart of BLEU would have one point
     ]
 
 
@@ -110,3 +113,59 @@ def test_of_an_update_that_was_made_twice_the_later_record_counts(tmp_path: Path
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
     (tmp_path / "log.jsonl").write_text(text)
     assert [record["loss"] for record in report.read_records(tmp_path / "log.jsonl")] == [8.0]
+
+
+START: dict[str, object] = {
+    "kind": "start", "update": 0, "command": "nmtkit train <data>", "data": "/d/bin", "dataset": "ab12",
+    "device": "cpu", "languages": ["en", "de"], "parameters": 1234567, "pairs": 29000, "precision": "fp32",
+    "time": 1000,
+    "config": {
+        "run": to_dict(RunConfig()) | {"seed": 7, "freeze": ["encoder.*"], "save_dir": "/x"},
+        "optimizer": {"name": "adam"} | to_dict(OPTIMIZERS["adam"].preset) | {"adam_betas": [0.8, 0.98]},
+    },
+}  # fmt: skip
+TRAIN: dict[str, object] = {
+    "kind": "train",
+    "update": 30,
+    "updates": 120,
+    "seconds_left": 605.0,
+    "loss": 4.0,
+    "time": 1090,
+}
+
+
+def test_the_page_of_a_running_run_refreshes_itself_and_has_its_facts(tmp_path: Path) -> None:
+    text = page(tmp_path, [START, TRAIN])
+    assert '<meta http-equiv="refresh"' in text
+    for fact in ("running", "update 30 of 120", "10 min 5 s left", "nmtkit train &lt;data&gt;", "/d/bin", "1,234,567"):
+        assert fact in text, fact
+    for fact in ("en to de", "29,000 pairs", "1 min 30 s"):
+        assert fact in text, fact
+    differing = text.split("Settings that differ")[1].split("</table>")[0]
+    rows = re.findall(r"<td[^>]*>([^<]*)</td><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)</td>", differing)
+    assert ("--seed", "7", "1") in rows and ("--freeze", "encoder.*", "none") in rows and len(rows) == 3
+    assert not re.findall("<svg", text)  # one log line is no curve
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
+def test_the_page_of_a_run_that_has_ended_has_the_reason_and_stays(state: str, tmp_path: Path) -> None:
+    end = {"kind": "end", "update": 30, "state": state, "reason": "because <so>", "time": 1100}
+    text = page(tmp_path, [START, TRAIN, end])
+    assert f'class="state {state}"' in text and "because &lt;so&gt;" in text
+    assert "refresh" not in text.split("<style>")[0] and " left" not in text.split("<main>")[1].split("<h2>")[0]
+    resumed = page(tmp_path, [START, TRAIN, end, START | {"kind": "resume", "update": 30, "time": 1200}])
+    assert 'class="state running"' in resumed and "refresh" in resumed.split("<style>")[0]
+
+
+def test_a_run_writes_its_page_between_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(report.time, "monotonic", lambda: now)
+    (tmp_path / "log.jsonl").write_text(json.dumps(START) + "\n")
+    run_page = report.RunPage(tmp_path, "", RunProgress())
+    written = []
+    for seconds in (0, 10, 29, 30, 50, 61):
+        now = 100.0 + seconds
+        (tmp_path / "report.html").unlink(missing_ok=True)
+        run_page.keep_current()
+        written.append((tmp_path / "report.html").exists())
+    assert written == [True, False, False, True, False, True]
