@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nmtkit.config import flag_name, setting_text, to_dict
 from nmtkit.config.files import atomic_write
@@ -21,7 +21,6 @@ from nmtkit.training.run_log import numbers_of, shown_scores
 
 if TYPE_CHECKING:
     from nmtkit.training.due import RunProgress
-    from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
@@ -77,6 +76,17 @@ def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(latest.values())
 
 
+class ValidatedTranslations(Protocol):
+    """The translations of a validation: the interface of `Validator` that the page needs."""
+
+    hypotheses: list[str]
+
+    @property
+    def translates(self) -> bool: ...
+
+    def rated(self) -> tuple[list[RatedTranslation], list[RatedTranslation]]: ...
+
+
 class RunPage:
     """The page report.html of a run. A page that cannot be written is a warning."""
 
@@ -85,7 +95,7 @@ class RunPage:
         self.rated: tuple[Sequence[RatedTranslation], Sequence[RatedTranslation]] = ((), ())
         self.written = -math.inf
 
-    def write(self, validator: "Validator | None" = None) -> None:
+    def write(self, validator: ValidatedTranslations | None = None) -> None:
         """Writes the page. `validator` has made a validation; its translations are also written to a file."""
         self.written = time.monotonic()
         try:
