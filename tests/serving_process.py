@@ -60,7 +60,8 @@ class Server:
 
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """Runs `nmtkit serve` with these arguments on a free port."""
+    """Runs `nmtkit serve` with these arguments on a free port. The engine is torch unless the arguments name one."""
+    arguments = arguments if "--engine" in arguments else (*arguments, "--engine", "torch")
     log = folder / "serve.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(

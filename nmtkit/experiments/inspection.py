@@ -1,6 +1,6 @@
 """Describes a checkpoint or a dataset in plain types.
 
-The module does not build a model or load plug-ins, so it also works for architectures that are not installed.
+The module loads no plug-ins, so it also works for architectures that are not installed.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import to_dict, to_toml
+from nmtkit.config import derive, to_dict, to_toml
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
@@ -22,13 +22,15 @@ from nmtkit.data.dataset.dataset_files import MANIFEST, read_manifest, shard_fol
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
-from nmtkit.models.building import reads_source, tokenizer_of
+from nmtkit.models.building import NoInitialisation, reads_source, tokenizer_of, vocabulary_of
 from nmtkit.training import averaging
 from nmtkit.training.config import REGISTRIES, JobConfig
 from nmtkit.training.run import TrainingResult
 from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_facts import config_text
 from nmtkit.training.run_log import shown_scores
+from nmtkit.translation.engines import Decoder, LoadedModels
+from nmtkit.translation.search.options import SearchOptions
 
 Section = dict[str, Any]
 
@@ -136,6 +138,8 @@ def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Toke
         summary["adapters"] = f"rank {contents['adapters']['rank']}, for {contents['adapters']['base']}"
     if contents["plugins"]:
         summary["plug-ins"] = ", ".join(contents["plugins"])
+    if reads_source(contents) and contents["architecture"] in ARCHITECTURES:
+        summary["engine on a CPU"] = engine_on_cpu(contents, tokenizer, path)
     status = path.stat()
     summary["saved"] = f"{datetime.fromtimestamp(status.st_mtime):%Y-%m-%d %H:%M}"
     with_state = ", with the training state" if contents.get("training") else ""
@@ -159,6 +163,19 @@ def default_settings(contents: checkpoint_file.Checkpoint) -> dict[str, Section]
         (table.capitalize(), REGISTRIES[table], tables[table]["name"]) for table in COMPONENTS if table in tables
     ]
     return {title: to_dict(registry[name].preset) for title, registry, name in components if name in registry}
+
+
+def engine_on_cpu(contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, path: Path) -> str:
+    """Returns the engine that `--engine auto` chooses for a model in fp32, and the reason if PyTorch replaces it."""
+    entry = ARCHITECTURES[contents["architecture"]]
+    try:
+        with NoInitialisation():
+            model = entry.factory(derive(entry.preset, contents["config"], str(path)), vocabulary_of(tokenizer))
+    except (ValueError, RuntimeError) as error:
+        return f"torch ({error})"
+    decoder = Decoder(LoadedModels([model.eval()], tokenizer, "cpu", 1, [path]))
+    name = decoder.choice(SearchOptions())
+    return name if decoder.engine.is_ready() else f"{name}, when nmtkit precompile has compiled the search"
 
 
 def parameters(model: Mapping[str, Any]) -> Section:

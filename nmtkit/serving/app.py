@@ -392,8 +392,9 @@ class Service:
     # --- facts and pages ----------------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        ready = self.pool.ready
-        return JSONResponse({"status": "ok" if ready else "no worker"}, 200 if ready else 503)
+        ready, models = self.pool.ready, self.pool.models
+        facts = {"status": "ok" if ready else "no worker", "engines": {} if models is None else models.facts.engines}
+        return JSONResponse(facts, 200 if ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.page(), media_type=self.metrics.MEDIA_TYPE)

@@ -142,6 +142,8 @@ class ModelFacts:
     forks: bool  # whether the process that loaded the models forks the workers, or is the worker itself
     streams: bool  # whether the worker translates several batches at once
     max_tokens: int  # estimated tokens of a batch
+    engines: Mapping[str, str]  # the engine of each pair, such as "en-de", with the reason if PyTorch replaces it
+    waits: bool  # whether PyTorch translates until the search is compiled
 
 
 def read_api_keys(path: Path) -> list[bytes]:

@@ -112,6 +112,10 @@ class Language(TypedDict):
 
 class Health(TypedDict):
     status: Annotated[str, Field(description="`ok`, or `no worker` with status 503")]
+    engines: Annotated[
+        dict[str, str],
+        Field(description="engine of each language pair, and in parentheses the reason if PyTorch replaces the engine"),
+    ]
 
 
 class Failure(TypedDict):
@@ -197,7 +201,7 @@ ENDPOINTS = (
         methods=("GET",),
         summary="Tell whether the server can translate",
         answer=Health,
-        answer_example={"status": "ok"},
+        answer_example={"status": "ok", "engines": {"en-de": "numba"}},
         statuses=(503,),
     ),
     Endpoint(

@@ -126,6 +126,8 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     if job.config.pivot is not None:
         models |= through_pivot(models, job.config.pivot)
     log_untrained(models)
+    for translator in loaded.values():
+        translator.decoder.keep_choice()  # the server loads the models again when the search is compiled
 
     def prepare() -> None:
         for translator in loaded.values():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmtkit.jobs import machine_code
 from nmtkit.jobs.threads import short_switch_interval
 from nmtkit.serving.config import ServeJob, read_api_keys
 from nmtkit.serving.languages import described
@@ -92,12 +93,18 @@ async def keep_up_to_date(files: Sequence[Path], reload_requested: asyncio.Event
     """Reloads models and API keys when `reload_requested` is set, and when checkpoint files have changed.
 
     Changed files are loaded only if two checks in a row see the same state, because a file may still be incomplete.
+    Models are also loaded again when the search of their engine has been compiled, which is started here.
     """
     loaded = before = states(files)
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(reload_requested.wait(), WATCH_SECONDS)
         now = states(files)
+        models = service.pool.models
+        if models is not None and models.facts.waits:
+            machine_code.background.start()
+            if machine_code.background.is_ready():
+                reload_requested.set()
         if reload_requested.is_set() or (now != loaded and now == before and None not in now):
             reload_requested.clear()
             loaded = now

@@ -86,7 +86,7 @@ def run(test: Callable[[Pool, FakeModels], Awaitable[None]], *, forks: bool = Tr
             config=ServeConfig(workers=2), paths=[], plugins=[], search=SearchOptions(), devices=DeviceOptions(),
             translator=TranslatorOptions(), text=TextOptions(), processors={},
         )  # fmt: skip
-        facts = ModelFacts([PAIR], "cpu", 2, forks=forks, streams=False, max_tokens=MAX_TOKENS)
+        facts = ModelFacts([PAIR], "cpu", 2, forks=forks, streams=False, max_tokens=MAX_TOKENS, engines={}, waits=False)
         pool, models = Pool(job), FakeModels(facts)
         pool.models = models  # type: ignore[assignment]
         await pool._add_workers(models)  # type: ignore[arg-type]

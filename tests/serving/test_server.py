@@ -312,7 +312,7 @@ def test_metrics_count_requests_and_lines(server):
     server.translate("\n".join(LINES[:5]))
     assert server.metric(name) == before + 5
     assert server.metric('nmtkit_request_seconds_count{route="/translate"}') >= 1
-    assert server.ask("/health") == (200, {"status": "ok"})
+    assert server.ask("/health") == (200, {"status": "ok", "engines": {"en-de": "torch"}})
     assert server.ask("/openapi.json")[1]["paths"]["/translate"]["post"]["requestBody"]
 
 

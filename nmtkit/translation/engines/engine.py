@@ -170,6 +170,9 @@ class TorchEngine(Engine):
     def refusal(self, options: SearchOptions) -> None:
         return None
 
+    def prepare(self) -> None:
+        _ = self.loaded.torch_models
+
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
     ) -> Iterator[tuple[int, BatchHypotheses]]:
@@ -274,9 +277,17 @@ class Decoder:
 
     def keep_choice(self) -> None:
         """Decodes all further calls with the engine of the newest call, if this engine supports their options."""
-        if self.automatic and self.decided is self.torch:
-            self.give_up(NOT_COMPILED)
+        if self.automatic:
+            if self.decided is None:
+                self.decide()
+            if self.decided is not self.engine:
+                self.give_up(NOT_COMPILED)
         self.automatic = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether PyTorch decodes because the search is not compiled yet."""
+        return self.obstacle == NOT_COMPILED or (self.automatic and self.decided is self.torch)
 
     def choice(self, options: SearchOptions) -> str:
         """Returns the name of the engine for these options. If PyTorch replaces the engine, adds the reason.
@@ -302,8 +313,7 @@ class Decoder:
         if name != "torch" and name not in self.told:
             self.told.add(name)
             logger.info("engine: %s", name)
-        if engine is not self.torch:
-            engine.prepare()
+        engine.prepare()
         return engine
 
     def decide(self) -> None:
@@ -316,8 +326,8 @@ class Decoder:
                 self.engine.prepare()
                 self.decided = self.engine
             except Exception as error:  # such as an error of LLVM
-                logger.warning("the search could not be compiled, so PyTorch translates: %s", error)
-                self.give_up("the search could not be compiled")
+                self.give_up(f"the search could not be compiled ({error})")
+                logger.warning("PyTorch translates, because %s", self.obstacle)
 
     def chosen(self, options: SearchOptions, alone: bool = True) -> tuple[Engine, str | None]:
         """Returns the engine for these options, and the reason if the engine is not `self.engine`."""

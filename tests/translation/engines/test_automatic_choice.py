@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from builders import fragments, save_ending_transformer, tiny_model, tiny_tokenizer
 from click.testing import CliRunner
+from serving_process import serving
 
 from nmtkit.cli import main
 from nmtkit.config.registry import RegistryEntry
@@ -229,3 +231,30 @@ def test_precompile_makes_the_code_that_generate_uses(path: Path, tmp_path: Path
         )  # fmt: skip
         assert "engine: numba" in run.stderr and "compil" not in run.stderr and run.stdout.count("\n") == 3
     assert files == {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("ready", [False, True])
+def test_inspect_names_the_engine_of_a_cpu(path: Path, ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compiled, "ready", ready)
+    shown = CliRunner().invoke(main, ["inspect", str(path)]).stdout
+    (line,) = [line for line in shown.splitlines() if "engine on a CPU" in line]
+    assert "compiled" in line and ("precompile" in line) is not ready
+
+
+@pytest.mark.slow
+def test_the_service_switches_to_the_compiled_search_and_loses_no_request(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ["--path", f"en-de={path}", "--workers", "1", "--engine", "auto", "--beam", "2"]
+    with serving(tmp_path, *flags) as server:
+        first, answers = server.ask("/health")[1]["engines"], set()
+        deadline = time.monotonic() + 240
+        while server.ask("/health")[1]["engines"] != {"en-de": "numba"} and time.monotonic() < deadline:
+            answers.add(server.translate(LINES[0]))
+        answers.add(server.translate(LINES[0]))
+        assert server.ask("/health")[1] == {"status": "ok", "engines": {"en-de": "numba"}}
+    assert first["en-de"].startswith("torch (") and len(answers) == 1
+    assert "engine: numba" in server.log.read_text()
