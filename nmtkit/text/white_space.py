@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from nmtkit.text.alignment import UNSPACED, Link, Span, words
+from nmtkit.text.edits import Parts
 
 IDEOGRAPHIC_SPACE = "\u3000"
 
@@ -19,7 +20,8 @@ def with_source_spaces(
 
     `spaces` matches the special spaces. White space with such a space comes back at the edges of the text, and between
     two neighbouring words of the translation whose source words are neighbours, too: words with links to the source
-    words, or equal words such as numbers and units. An ideographic space comes back only between words of like scripts.
+    words, or equal words such as numbers and units. A text that one link covers, such as a protected text, stays as it
+    is. An ideographic space comes back only between words of like scripts.
     """
     if not target.strip() or not spaces.search(source):
         return target, list(links)
@@ -45,11 +47,12 @@ def _inner_spaces(source: str, target: str, links: Sequence[Link], spaces: re.Pa
                 gap, _is_unspaced(source, end, second)
             )  # fmt: skip
     linked = {link.target_start: link.source_start for link in links}
+    wholes = Parts((link.target_start, link.target_end) for link in links)  # a link may cover a protected text
     new = {}
     for (first, end), (second, last) in pairwise(words(target)):
         pair = linked.get(first, -1), linked.get(second, -1)
         space = by_text.get((target[first:end], target[second:last])) or by_start.get(pair)
-        if space is not None and target[end:second] == " ":
+        if space is not None and target[end:second] == " " and not wholes.meet(end, second):
             gap, unspaced = space
             if IDEOGRAPHIC_SPACE not in gap or unspaced == _is_unspaced(target, end, second):
                 new[end, second] = gap

@@ -39,6 +39,7 @@ def linked(source, target, pairs):
         ("_犬", "Hund", [], "_Hund"),
         ("a ~ b", "x y", [(0, 0), (1, 1)], "x ~ y"),
         ("a b", "x y", [(0, 0), (1, 1)], "x y"),
+        ("10~km", "{10 km} 10 km", [], "{10~km} 10~km"),
     ],
 )
 def test_a_special_space_comes_back_where_its_words_stand(source, target, pairs, expected):
@@ -50,6 +51,12 @@ def test_a_special_space_comes_back_where_its_words_stand(source, target, pairs,
     for before, after in zip(links, moved, strict=True):
         assert target[before.target_start : before.target_end] == text[after.target_start : after.target_end]
         assert (before.source_start, before.source_end) == (after.source_start, after.source_end)
+
+
+def test_a_protected_text_stays_as_it_is():
+    source, target = "10\u00a0km {10 km}", "10 km {10 km}"
+    text, _ = with_source_spaces(source, target, [Link(6, 13, 6, 13)], SPACES)
+    assert text == "10\u00a0km {10 km}"
 
 
 def test_a_translation_word_by_word_keeps_all_spaces():

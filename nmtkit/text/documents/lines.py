@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 from nmtkit.text.documents.inline import Piece
 
+_BREAKABLE = re.compile(r"[ \t\r\n\f\v]+|[^ \t\r\n\f\v]+")  # a no-break space is a part of a word
 _ENDS = ".!?…:。！？؟।։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
@@ -52,8 +53,8 @@ def words_of(pieces: Sequence[Piece], escape: Callable[[str], str]) -> list[Word
         if piece.role != "text":
             words[-1].raw += piece.raw
             continue
-        for part in re.findall(r"\s+|\S+", piece.text):
-            if part.isspace():
+        for part in _BREAKABLE.findall(piece.text):
+            if part[0] in " \t\r\n\f\v":
                 if words[-1].raw:
                     words.append(Word(space=True))
                 continue

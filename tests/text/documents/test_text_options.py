@@ -3,11 +3,13 @@
 A dictionary stands in for the model. The steps come from `nmtkit.translation`. Every expected file is written out.
 """
 
+import html
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standins import upper
 
 from nmtkit.text.alignment import Link, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
@@ -159,3 +161,22 @@ def test_no_tag_is_in_a_placeholder_and_none_is_lost_in_any_line(parts, known):
 )
 def test_a_tag_never_stands_inside_a_placeholder(source, target, known):
     assert translate(source, lambda span: known) == target
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u202f", "\u3000"])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("x.po", 'msgid ""\n"One~dog~runs to the cat, and\\n"\n"the other~dog runs.\\n"\nmsgstr ""\n'),
+        ("x.srt", "1\n00:00:01,000 --> 00:00:02,000\nOne~dog~runs to the cat, and\nthe other~dog runs.\n"),
+        ("x.vtt", "WEBVTT\n\n00:01.000 --> 00:02.000\nOne~dog~runs to the cat, and\nthe other~dog runs.\n"),
+        ("x.xlf", '<xliff version="1.2"><file><trans-unit xml:space="preserve"><source>One~dog~runs to the cat, and\n'
+         "the other~dog runs.</source></trans-unit></file></xliff>"),
+        ("x.html", "<p>One~dog~runs to the cat, and<br>the other~dog runs.</p>"),
+    ],
+)  # fmt: skip
+def test_no_break_spaces_do_not_break_where_a_translation_is_divided_into_lines(name, file, space):
+    text = file.replace("~", space)
+    document = read_document(text.encode(), name.partition(".")[2].replace("xlf", "xliff"), name)
+    written = html.unescape(document.render([upper(segment) for segment in document.segments]))
+    assert written.count(f"ONE{space}DOG{space}RUNS") == 1 and written.count(f"OTHER{space}DOG") == 1
