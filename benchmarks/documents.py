@@ -41,8 +41,9 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.piece_spans import decoded_pieces, source_spans
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
-from nmtkit.text.alignment import piece_spans, words
+from nmtkit.text.alignment import words
 from nmtkit.text.documents import Document, ReadOptions, format_of, read_document
 from nmtkit.text.documents.recognition import notice
 from nmtkit.text.documents.web import ATTRIBUTES
@@ -174,11 +175,12 @@ class Substitution:
         ids, text = leaf.input.ids, leaf.segment.text
         target, positions = self.translate(text)
         tokens = self.tokenizer.encode_target([target]).ids[:-1].tolist()
-        source_spans = piece_spans(self.tokenizer.source_encoding(text), text)
-        pieces = {position: index for index, span in enumerate(source_spans) for position in range(*span)}
+        spans = source_spans(self.tokenizer.source, leaf.segment.ids or (), text)
+        pieces = {position: index for index, span in enumerate(spans) for position in range(*span)}
         attention = []
-        for start, _ in piece_spans(self.tokenizer.target_pieces(tokens), target):
-            position = positions[min(start, len(positions) - 1)] if positions else 0
+        for start, end in decoded_pieces(self.tokenizer.target, self.tokenizer.target_pieces(tokens))[1]:
+            first = start + (target[start:end].startswith(" ") and start + 1 < end)  # the space of the piece
+            position = positions[min(first, len(positions) - 1)] if positions else 0
             row = [0.0] * len(ids)
             row[pieces.get(position, 0)] = 1.0
             attention.append(row)
