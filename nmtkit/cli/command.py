@@ -16,6 +16,7 @@ from nmtkit.cli.help import OUTPUT_SECTION, by_section, heading, write_sections,
 from nmtkit.cli.progress import CommandProgress
 from nmtkit.config.files import explained
 from nmtkit.config.plugins import plugin_message
+from nmtkit.demo import SHOWS_COMMANDS
 from nmtkit.jobs import progress
 
 stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
@@ -216,6 +217,13 @@ def flush_output() -> None:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
+
+
+def show_next(*commands: str) -> None:
+    """Prints the next command, and the commands after it, on stderr. In the demo, prints nothing."""
+    if SHOWS_COMMANDS not in os.environ:
+        for word, command in zip(("next", "then"), commands, strict=False):
+            stderr.print(f"{word}: {command}", markup=False, highlight=False, soft_wrap=True)
 
 
 def end_quietly() -> NoReturn:

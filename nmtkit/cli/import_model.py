@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.command import Command, show_next, stderr
 from nmtkit.cli.flags import PATH
 from nmtkit.jobs import progress
 
@@ -69,7 +69,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
         (translation,) = Translator([model], tokenizer).translate([line], **languages)
         stderr.print(f"{line} → {translation.text}", markup=False, highlight=False, soft_wrap=True)
     generate = ["nmtkit", "generate", "--path", str(destination), *tokenizer.language_flags(source_lang, target_lang)]
-    stderr.print(f"next: {shlex.join(generate)} < source.txt", markup=False, highlight=False, soft_wrap=True)
+    show_next(f"{shlex.join(generate)} < source.txt")
 
 
 def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:

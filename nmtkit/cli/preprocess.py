@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.command import Command, show_next, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, check_flags, derive
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
@@ -57,8 +57,7 @@ def command(**settings: Any) -> None:
     progress.close()
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
-        command = shlex.join(["nmtkit", "train", str(config.destdir), "--save-dir", "checkpoints"])
-        stderr.print(f"next: {command}", soft_wrap=True, markup=False, highlight=False)
+        show_next(shlex.join(["nmtkit", "train", str(config.destdir), "--save-dir", "checkpoints"]))
 
 
 command.params[:0] = flags(PreprocessConfig)

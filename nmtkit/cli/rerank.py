@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, echo, standard_input, stderr
+from nmtkit.cli.command import Command, echo, show_next, standard_input, stderr
 from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line, plugin_option
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
@@ -158,7 +158,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         if features:
             words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
         stderr.print(f"{config.metric} {first:.2f} with the given weights, {highest:.2f} with the best", markup=False)
-        stderr.print(f"next: {shlex.join(words)} > test.out", markup=False, highlight=False, soft_wrap=True)
+        show_next(f"{shlex.join(words)} > test.out")
     for nbest in lists:
         record = nbest.reranked(weights)
         as_json = config.format == "jsonl"

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import echo, message_of, stderr
+from nmtkit.cli.command import echo, message_of, show_next, stderr
 from nmtkit.cli.components import ComponentCommand
 from nmtkit.cli.flags import PATH, completed_name, flags, given_flags, on_command_line
 from nmtkit.config import FlagRule, check_flags
@@ -236,8 +236,11 @@ def _train(job: "JobConfig", arguments: Sequence[str]) -> int:
     if end.received is None:
         from nmtkit.experiments.inspection import after_training
 
-        for line in after_training(job, end):
+        lines, commands = after_training(job, end)
+        for line in lines:
             logging.getLogger("nmtkit").info("%s", line)
+        if not click.get_current_context().meta.get("quiet"):
+            show_next(*commands)
         return 0
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"

@@ -272,8 +272,8 @@ def language_model_flags(tokenizer: Tokenizer, target: str | None) -> list[str]:
     return [] if tokenizer.has_target_languages_only else tokenizer.language_flags(None, target)[2:]
 
 
-def after_training(job: JobConfig, end: TrainingResult) -> list[str]:
-    """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
+def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list[str]]:
+    """Returns the closing lines of a finished run (the report and the reason), and the next commands."""
     folder, data = end.save_dir, job.data
     assert data is not None
     count = len(averaging.scheduled(folder))
@@ -297,11 +297,11 @@ def after_training(job: JobConfig, end: TrainingResult) -> list[str]:
     steps = [shlex.join(step) for step in ([average, use] if count > 1 else [use])]
     if use is generate and not known:
         steps[-1] += " < source.txt"
-    return [
+    lines = [
         f"curves and translations: {folder / 'report.html'}",
         f"training is finished: {end.reason} after update {end.updates:,}",
-        *(f"{word}: {step}" for word, step in zip(("next", "then"), steps, strict=False)),
     ]
+    return lines, steps
 
 
 # --- datasets -------------------------------------------------------------------------------------------------------

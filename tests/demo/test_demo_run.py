@@ -2,6 +2,7 @@
 
 import io
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
@@ -10,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from nmtkit.cli import main
-from nmtkit.demo.run import DemoStep, command_line, nearest_translations, read_corpus, run, steps
+from nmtkit.cli.command import show_next
+from nmtkit.demo.run import DemoStep, call, command_line, nearest_translations, read_corpus, run, steps
 
 
 @pytest.mark.parametrize("step", steps(Path("nmtkit-demo")), ids=lambda step: step.arguments[0])
@@ -79,6 +81,24 @@ def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_pat
     scores = [line.split()[-2] for line in lines if line.startswith(("this model", "the German of", "the English"))]
     assert float(scores[0]) > 90 > 50 > float(scores[1]) > float(scores[2])
     assert any(line.startswith("59 of 60") for line in lines)
+
+
+def test_the_caveat_stands_beside_each_score(tmp_path: Path, calls: list[str]) -> None:
+    lines = screen_of(tmp_path, width=120).splitlines()
+    scores = [i for i, line in enumerate(lines) if line.startswith(("5. Score", "the English source"))]
+    assert len(scores) == 2 and all("grammar" in " ".join(lines[i : i + 2]) for i in scores)
+
+
+def test_commands_of_the_demo_print_no_other_next_command(monkeypatch, tmp_path, capfd) -> None:
+    environments = []
+    result = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr("nmtkit.demo.run.subprocess.run", lambda *_, env, **__: environments.append(env) or result)
+    for step in (DemoStep("Train", ["train"]), DemoStep("Generate", ["generate"], tmp_path / "out")):
+        call(step)
+    for environment in ({}, *environments):
+        monkeypatch.setattr("os.environ", environment)
+        show_next("nmtkit one", "nmtkit two")
+    assert capfd.readouterr().err == "next: nmtkit one\nthen: nmtkit two\n"
 
 
 def test_a_second_call_shows_the_result_again_and_runs_nothing(tmp_path: Path, calls: list[str]) -> None:
