@@ -131,8 +131,9 @@ class RunConfig(Config):
 
     quantize_aware: bool = option(
         False,
-        "In the forward pass, round weights as 8-bit checkpoints do, and inputs of layers as generate --precision int8 "
-        "does, so that the model adapts to the rounding. Use it for the last updates, with --finetune-from.",
+        "In the forward pass, round weights as 8-bit checkpoints do, and inputs of linear layers as generate "
+        "--precision int8 does, so that the model adapts to the rounding. Use it for the last updates, with "
+        "--finetune-from.",
     )
 
     reset_optimizer: bool = option(

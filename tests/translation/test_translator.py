@@ -230,8 +230,8 @@ def wide_checkpoint_path(tokenizer, tmp_path_factory):
     ("file", "precision", "kernels"),
     [
         ("checkpoint_path", "fp32", {("PrepackedLinear", torch.float32)}),
-        ("checkpoint_path", "bf16", {("Fp16Linear", torch.float16)}),
-        ("checkpoint_path", "int8", {("Fp16Linear", torch.float16)}),
+        ("checkpoint_path", "bf16", {("PrepackedLinear", torch.float32)}),
+        ("checkpoint_path", "int8", {("PrepackedLinear", torch.float32)}),
         ("wide_checkpoint_path", "fp32", {("PrepackedLinear", torch.float32)}),
         (
             "wide_checkpoint_path",

@@ -43,8 +43,6 @@ class SSRU(nn.Module):
     f_t = sigmoid(W_f x_t + b_f), c_t = f_t c_{t-1} + (1 - f_t) W x_t; the output is relu(c_t). With `norm_eps`, both
     projections are normalised before b_f is added, like --layer-normalization of Marian. Each projection has its own
     gain.
-
-    The two projections are separate layers, because `prepack` uses fast fp16 layers only up to 256 x 256 weights.
     """
 
     def __init__(self, d_model: int, norm_eps: float | None = None) -> None:

@@ -6,7 +6,7 @@ import functools
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,9 @@ Precision = Literal["fp32", "bf16", "int8"]
 log = logging.getLogger("nmtkit")
 
 ROWS = 128  # the packed layout is optimised for this number of rows; any number of rows works
-# With 128 or 256 inputs, scaling the inputs takes all the time that the int8 product saves, unless there are many
-# outputs.
-MIN_INT8_INPUTS, MIN_INT8_OUTPUTS = 512, 4096
-MAX_FP16_WEIGHTS = 1 << 16  # maximum number of weights of an fp16 layer, measured for 128 x 128 to 256 x 768
-MIN_BF16_CACHE_WIDTH = 512
+MIN_REDUCED_INPUTS, MIN_REDUCED_OUTPUTS = 512, 4096  # of layers that compute in bf16 or int8
 SMALL_PRODUCT = 4 * 128 * 384  # number of multiplications that take as long as the set-up of oneDNN
-ZERO_POINT = torch.tensor(128.0)
+MIN_BF16_CACHE_WIDTH = 512
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -42,25 +38,19 @@ def prepack(model: nn.Module, precision: Precision) -> None:
     Embeddings, norms, and the inputs and outputs of layers stay in fp32. A result for one row does not depend on the
     other rows, except for rounding in the last place of fp32.
 
-    Only layers that become faster in int8 use int8. Layers with fewer than 512 inputs and fewer than 4,096 outputs use
-    bf16 instead, if the processor multiplies in bf16. bf16 layers of up to 65,536 weights keep their weights in fp16
-    and multiply in fp32. On a processor without bf16 products, larger bf16 layers compute in fp32.
+    Layers with fewer than 512 inputs and fewer than 4,096 outputs always compute in fp32, because the conversion of
+    their inputs takes all the time that the product saves. bf16 layers compute in fp32 on a processor without bf16
+    products.
 
     Some modules stay unchanged with all their children, and compute in fp32: modules with hooks, with parametrizations
     or with a replaced `forward`, modules of an unknown subclass, and the composite modules of torch
     (`nn.TransformerEncoderLayer`, `nn.MultiheadAttention`), which read the weights of their children.
-
-    Raises ValueError for int8 if torch was built without int8 kernels.
     """
     keep_freed_memory()
     if precision == "bf16" and not multiplies_in_bf16():
-        log.warning(
-            "this processor does not support bf16 products: layers with more than %s weights use fp32", MAX_FP16_WEIGHTS
-        )
-    if precision == "int8" and not (torch.backends.mkldnn.is_available() or has_fbgemm()):
-        raise ValueError(
-            "--precision int8 needs a torch with oneDNN or FBGEMM; the installed torch has neither, so use fp32"
-        )
+        log.warning("this processor does not support bf16 products: PyTorch computes in fp32")
+    if precision == "int8" and not has_fbgemm():
+        log.warning("this torch has no products in int8: PyTorch computes in bf16 or fp32")
     left_alone: list[str] = []
     replacements: dict[nn.Module, nn.Module] = {}
     visited: set[nn.Module] = set()  # a module may occur twice, such as an embedding that both sides share
@@ -123,7 +113,7 @@ def keep_freed_memory() -> None:
 def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """Returns the dtype in which a search keeps the keys and values that `linear` computes.
 
-    This is the dtype of the weights, or bf16 if `prepack` packed the weights in bf16, fp16 or int8. Batched products in
+    This is the dtype of the weights, or bf16 if `prepack` packed the weights in bf16 or int8. Batched products in
     bf16 take half the time of fp32, because they move half the memory. For packed weights, the dtype is fp32 on a
     processor without bf16 products, and for models of fewer than 512 dimensions. The keys and values of such models fit
     into the cache of the processor, where bf16 products are not faster (at 256 sentences, they are half as fast).
@@ -139,14 +129,9 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
 
 def prepacked_linear(linear: nn.Linear, precision: Precision) -> nn.Module:
     """Returns an equivalent of `linear` for inference, or `linear` itself if torch has no faster kernel."""
-    pays = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
-    if precision == "int8" and pays:
-        return Int8Linear(linear)
-    if precision != "fp32" and linear.weight.numel() <= MAX_FP16_WEIGHTS:
-        packed = fp16_weight(linear.weight.detach())
-        if packed is not None:
-            return Fp16Linear(linear, packed)
-    if precision == "int8" and not multiplies_in_bf16():
+    if linear.in_features < MIN_REDUCED_INPUTS and linear.out_features < MIN_REDUCED_OUTPUTS:
+        precision = "fp32"
+    if precision == "int8" and has_fbgemm():
         return Int8Linear(linear)
     if not torch.backends.mkldnn.is_available():
         return linear
@@ -215,51 +200,10 @@ class PrepackedLinear(InferenceLinear):
         return self.packed.to_dense().float()
 
     def product(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= self.small_rows:
-            return F.linear(x, cast(Tensor, self.plain_weight), self.bias)
-        y: Tensor = operators().linear(x.to(self.dtype), self.packed, self.bias, "none", [], "")
+        if self.plain_weight is not None and x.shape[0] <= self.small_rows:
+            return F.linear(x, self.plain_weight, self.bias)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x.to(self.dtype), self.packed, self.bias, "none", [], "")
         return y.to(x.dtype)
-
-
-class Fp16Linear(InferenceLinear):
-    """`nn.Linear` with weights in fp16, which FBGEMM multiplies in fp32.
-
-    For few rows, this takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: a product of 4
-    rows with 128 x 384 weights takes 4 µs instead of 16 µs. From 128 rows on, oneDNN is faster (1.4 times as fast at
-    256 rows).
-    """
-
-    dtype = torch.float16
-
-    def __init__(self, linear: nn.Linear, packed: Tensor) -> None:
-        super().__init__(linear)
-        self.packed = packed
-        self.rounded_weight = linear.weight.detach().half()  # takes at most 128 KiB
-        bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias
-        self.bias = bias.detach().float()
-
-    @property
-    def weight(self) -> Tensor:
-        return self.rounded_weight.float()
-
-    def product(self, x: Tensor) -> Tensor:
-        y: Tensor = operators().fp16_linear(x, self.packed, self.bias)
-        return y
-
-
-def fp16_weight(weight: Tensor) -> Tensor | None:
-    """Returns weights [outputs, inputs] in fp16 for FBGEMM, or None without FBGEMM or if they exceed fp16's range."""
-    fp16_linear = operators().fp16_linear
-    if fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hides a deprecation; `PrepackedLinear` can replace these operators
-            packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
-            fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
-            return packed
-    except (AttributeError, RuntimeError):
-        return None
 
 
 class Int8Linear(InferenceLinear):
@@ -267,8 +211,7 @@ class Int8Linear(InferenceLinear):
 
     Inputs are rounded once, to round(127 x / largest absolute value of the row + 128). They are unsigned, because the
     instruction of the processor needs unsigned inputs. Weights become integers up to `limit` (int8.py). Sums of
-    integers are exact, so FBGEMM and oneDNN return the same results. FBGEMM quantises the inputs itself, and takes half
-    the time of oneDNN for few rows. For many rows, oneDNN takes as little as half the time of FBGEMM.
+    integers are exact. FBGEMM rounds the inputs and multiplies.
     """
 
     dtype = torch.int8
@@ -277,64 +220,31 @@ class Int8Linear(InferenceLinear):
         super().__init__(linear)
         quantized, scale = int8.quantize(linear.weight, largest_int8_weight() if limit is None else limit)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
-        self.few_rows = fbgemm_rows(self.in_features, self.out_features)
+        self.packed = fbgemm_weight(quantized, scale)
         self.unpacked: tuple[Tensor, Tensor] | None = None  # kept for `select`: weights in int8, and their scales
-        self.pack(quantized, scale, torch.backends.mkldnn.is_available())
-
-    def pack(self, quantized: Tensor, scale: Tensor, with_onednn: bool) -> None:
-        """Packs int8 weights [outputs, inputs] with scales [outputs] for FBGEMM and, if `with_onednn`, for oneDNN."""
-        self.few = fbgemm_weight(quantized, scale)
-        self.packed: Tensor | None = None
-        if with_onednn:
-            self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.in_features])
-        self.weight_scale = scale
-        self.scale = scale * torch.tensor(1 / 127)  # [outputs]: scale of weight x input, rounded as in FBGEMM
-        self.zero_point = torch.zeros(len(scale), dtype=torch.int64)
 
     def select(self, columns: Tensor) -> "Int8Linear":
         """Returns the layer that computes only the outputs `columns`, with the same results."""
         if self.unpacked is None:
-            whole = (
-                self.packed.to_dense().t() if self.packed is not None else (self.weight / self.weight_scale[:, None])
-            )
-            self.unpacked = whole.round().to(torch.int8).contiguous(), self.weight_scale
-        quantized, scale = self.unpacked
+            weight = torch.ops.quantized.linear_unpack(self.packed)[0]
+            self.unpacked = weight.int_repr(), weight.q_per_channel_scales().float()
         layer = copy.copy(self)
         layer.out_features, layer.unpacked = len(columns), None
         layer.bias = None if self.bias is None else self.bias[columns]
-        layer.pack(quantized[columns], scale[columns], with_onednn=self.few is None)
+        layer.packed = fbgemm_weight(*(part[columns] for part in self.unpacked))
         return layer
 
     @property
     def weight(self) -> Tensor:
-        if self.few is not None:
-            unpacked: Tensor = torch.ops.quantized.linear_unpack(self.few)[0].dequantize()
-            return unpacked
-        assert self.packed is not None
-        return self.packed.to_dense().t().float() * (self.scale * 127)[:, None]
+        unpacked: Tensor = torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
+        return unpacked
 
     def product(self, x: Tensor) -> Tensor:
         # [rows, 1]; torch's vector norm would take ten times as long
         largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)
-        scaled = x / largest
-        if self.few is not None and (x.shape[0] <= self.few_rows or self.packed is None):
-            y: Tensor = operators().fbgemm_linear(scaled, 1 / 127, 128, self.few)
-        else:
-            y = self.onednn_product(scaled)
-        y = y.mul_(largest)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        y: Tensor = multiply(x / largest, 1 / 127, 128, self.packed).mul_(largest)
         return y if self.bias is None else y.add_(self.bias)  # a single addcmul would take three times as long
-
-    def onednn_product(self, scaled: Tensor) -> Tensor:
-        """Returns the product of the weights and `scaled`, which are inputs scaled to -1 to 1."""
-        # rounds once, because the addition is a fused multiply-add
-        whole = torch.add(ZERO_POINT, scaled, alpha=127).round_()
-        quantized = torch.empty(round_up_rows(len(scaled)), self.in_features, dtype=torch.uint8)
-        # a conversion through int16 is faster; the results of padding rows are not returned
-        quantized[: len(scaled)].copy_(whole.to(torch.int16))
-        y: Tensor = operators().onednn_linear(
-            quantized, 1.0, 128, self.packed, self.scale, self.zero_point, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        return y[: len(scaled)]
 
 
 @functools.cache
@@ -342,37 +252,14 @@ def largest_int8_weight() -> int:
     """Returns the largest absolute value of an int8 weight: 127, or 63 if products of full-range weights saturate.
 
     Processors without VNNI instructions add two products of an unsigned and a signed byte in 16 bits, with saturation:
-    2 x 255 x 127 does not fit into 16 bits, but 2 x 255 x 63 fits. A trial product shows whether sums saturate, because
-    a library may ignore VNNI (ONEDNN_MAX_CPU_ISA). Weights of 7 bits are as fast, with an error of about 1 % of the
-    largest output.
+    2 x 255 x 127 does not fit into 16 bits, but 2 x 255 x 63 fits. A trial product shows whether sums saturate. Weights
+    of 7 bits are as fast, with an error of about 1 % of the largest output.
     """
     with torch.no_grad():
         linear = nn.Linear(512, 64, bias=False, dtype=torch.float32)
         linear.weight.fill_(1.0)
-        layer, x = Int8Linear(linear, limit=127), torch.ones(4, 512)
-        results = [] if layer.packed is None else [layer.onednn_product(x)]
-        if layer.few is not None:
-            results.append(operators().fbgemm_linear(x, 1 / 127, 128, layer.few))
-        saturates = any(not torch.allclose(y, torch.full_like(y, 512.0), rtol=1e-3) for y in results)
-    return 63 if saturates else 127
-
-
-class Operators:
-    """The operators of oneDNN and FBGEMM in torch. An operator is None if torch was built without its library."""
-
-    def __init__(self) -> None:
-        self.linear = _operator(torch.ops.mkldnn, "_linear_pointwise")
-        self.onednn_linear = _operator(torch.ops.onednn, "qlinear_pointwise")
-        self.fbgemm_linear = _operator(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
-        self.fp16_linear: Any = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
-
-
-def _operator(namespace: Any, name: str) -> Any:
-    packet = getattr(namespace, name, None)
-    return None if packet is None else packet.default
-
-
-operators = functools.cache(Operators)  # the operators are looked up at the first use, not when this file is imported
+        y = Int8Linear(linear, limit=127)(torch.ones(4, 512))
+    return 127 if torch.allclose(y, torch.full_like(y, 512.0), rtol=1e-3) else 63
 
 
 def has_fbgemm() -> bool:
@@ -380,33 +267,15 @@ def has_fbgemm() -> bool:
 
 
 def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
-    """Returns int8 weights [outputs, inputs] with scales [outputs], packed for FBGEMM, or None without FBGEMM."""
-    if not has_fbgemm():
-        return None
+    """Returns int8 weights [outputs, inputs] with scales [outputs], packed for FBGEMM."""
     engine = torch.backends.quantized.engine
     try:
         torch.backends.quantized.engine = "fbgemm"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hides a deprecation; oneDNN can replace these operators
+            warnings.simplefilter("ignore")  # hides a deprecation
             weight = torch._make_per_channel_quantized_tensor(
                 quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
             )
         return torch.ops.quantized.linear_prepack(weight, None)
-    except (AttributeError, RuntimeError):
-        return None
     finally:
         torch.backends.quantized.engine = engine
-
-
-def fbgemm_rows(inputs: int, outputs: int) -> int:
-    """Returns the number of rows up to which FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
-
-    FBGEMM needs no separate quantisation of the inputs, which matters less if there are many outputs.
-    """
-    return 1 << 30 if outputs <= inputs else 128 if outputs <= 4 * inputs else 32
-
-
-def round_up_rows(rows: int) -> int:
-    """Rounds up a number of rows, because oneDNN builds a kernel for each new number, which takes 2 ms in int8."""
-    multiple = 4 if rows <= 32 else 32
-    return -(-rows // multiple) * multiple

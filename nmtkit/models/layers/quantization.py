@@ -1,7 +1,7 @@
 """Training with the rounding of 8-bit weights (quantisation-aware training, Jacob et al. 2018, section 3).
 
 The forward pass rounds the weights of linear layers and embeddings with the functions of checkpoints with 8-bit weights
-(`int8.py`). Layers that int8 inference computes in 8 bits also round their inputs, as `prepack.Int8Linear` does.
+(`int8.py`). Linear layers also round their inputs, as int8 inference does in the compiled engine.
 Gradients pass through the rounding unchanged (the straight-through estimator, Bengio et al. 2013).
 """
 
@@ -10,30 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmtkit.models.layers import int8, is_unmodified
-from nmtkit.models.layers.prepack import MAX_FP16_WEIGHTS, MIN_INT8_INPUTS, MIN_INT8_OUTPUTS, largest_int8_weight
 
 # T rows
 
 
 class RoundedLinear(nn.Linear):
-    """An `nn.Linear` that rounds its weights to 8 bits with a scale per output.
-
-    If int8 inference computes the layer in 8 bits (`is_int8`), the layer also rounds its inputs, with a scale per row.
-    """
-
-    limit = int8.LIMIT  # largest absolute value of a weight in int8
-    rounds_inputs = True
+    """An `nn.Linear` that rounds its weights to 8 bits with a scale per output, and its inputs with a scale per row."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = rounded_inputs(x) if self.rounds_inputs else x
-        return F.linear(x, rounded_weight(self.weight, self.limit), self.bias)
+        return F.linear(rounded_inputs(x), rounded_weight(self.weight), self.bias)
 
 
 class RoundedEmbedding(nn.Embedding):
     """An `nn.Embedding` that rounds each vector to 8 bits."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        return rounded_weight(super().forward(ids), int8.LIMIT)
+        return rounded_weight(super().forward(ids))
 
 
 def rounded_inputs(x: Tensor) -> Tensor:
@@ -44,37 +36,24 @@ def rounded_inputs(x: Tensor) -> Tensor:
     return x + change
 
 
-def rounded_weight(weight: Tensor, limit: int) -> Tensor:
+def rounded_weight(weight: Tensor) -> Tensor:
     """Rounds each row of a weight like `int8.quantize`. The gradient is 1."""
     with torch.no_grad():
-        change = int8.dequantize(*int8.quantize(weight, limit)).to(weight.dtype) - weight
+        change = int8.dequantize(*int8.quantize(weight)).to(weight.dtype) - weight
     return weight + change
-
-
-def is_int8(linear: nn.Linear) -> bool:
-    """Returns whether int8 inference computes a layer in 8 bits on some processors.
-
-    All processors do so for layers with many inputs or outputs. Processors without bf16 products also do so for other
-    layers, if they have more than MAX_FP16_WEIGHTS weights.
-    """
-    wide = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
-    return wide or linear.weight.numel() > MAX_FP16_WEIGHTS
 
 
 def quantize_aware(model: nn.Module) -> tuple[int, int]:
     """Changes a model in place, so that its linear layers and embeddings round their weights.
 
     Names and values of parameters stay the same. Returns the number of layers and embeddings that round their weights,
-    and the number of layers that also round their inputs. Raises ValueError if nothing is rounded.
+    and the number of layers, which also round their inputs. Raises ValueError if nothing is rounded.
     """
     weights = inputs = 0
     for module in model.modules():
         if is_unmodified(module, nn.Linear) and isinstance(module, nn.Linear) and int8.is_quantizable(module.weight):
-            in_8_bits = is_int8(module)
             module.__class__ = RoundedLinear
-            module.rounds_inputs = in_8_bits  # type: ignore[assignment]
-            module.limit = largest_int8_weight() if in_8_bits else int8.LIMIT  # type: ignore[assignment]
-            weights, inputs = weights + 1, inputs + in_8_bits
+            weights, inputs = weights + 1, inputs + 1
         elif is_unmodified(module, nn.Embedding) and int8.is_quantizable(module.weight):  # type: ignore[arg-type]
             module.__class__ = RoundedEmbedding
             weights += 1

@@ -11,9 +11,7 @@ from torch import nn
 from nmtkit.cli import main
 from nmtkit.data.packed import Packed
 from nmtkit.models import checkpoint
-from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.building import from_checkpoint
-from nmtkit.models.layers import quantization
 from nmtkit.models.layers.prepack import Int8Linear
 from nmtkit.models.layers.quantization import quantize_aware
 
@@ -24,7 +22,7 @@ def test_a_layer_rounds_as_int8_inference_does() -> None:
     with torch.no_grad():
         linear.weight[3] *= 50  # each output has a scale
         x[2] *= 100  # each row has a scale
-        plain, expected = linear(x), Int8Linear(linear)(x)
+        plain, expected = linear(x), Int8Linear(linear, limit=127)(x)
         assert quantize_aware(nn.Sequential(linear)) == (1, 1)
         result = linear(x)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
@@ -44,7 +42,7 @@ def test_gradients_are_those_of_the_rounded_values_in_a_plain_product() -> None:
 
     x = far_from_ties(3, 127).requires_grad_()
     with torch.no_grad():
-        linear.weight.copy_(far_from_ties(5, linear.limit))  # type: ignore[arg-type]
+        linear.weight.copy_(far_from_ties(5, 127))
     linear(x).square().sum().backward()
 
     def steps(values: torch.Tensor, limit: int) -> torch.Tensor:
@@ -56,7 +54,7 @@ def test_gradients_are_those_of_the_rounded_values_in_a_plain_product() -> None:
         return torch.tensor(rows)
 
     inputs = steps(x.detach(), 127)
-    weights = steps(linear.weight.detach(), linear.limit)  # type: ignore[arg-type]
+    weights = steps(linear.weight.detach(), 127)
     outputs = inputs @ weights.t() + linear.bias.detach()
     assert x.grad is not None and linear.weight.grad is not None
     torch.testing.assert_close(x.grad, 2 * outputs @ weights, rtol=1e-3, atol=1e-3)
@@ -72,24 +70,17 @@ class Expected(nn.Linear):
         return super().forward(rounded.float())
 
 
-@pytest.mark.parametrize("inputs", [True, False], ids=["int8", "fp32"])
-def test_the_logits_are_those_of_the_file_with_8_bit_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: bool
-) -> None:
-    """The networks have second layers with 512 inputs: with `inputs`, these 3 layers round their inputs."""
-    monkeypatch.setattr(quantization, "largest_int8_weight", lambda: 127)  # as on processors with VNNI
-    if not inputs:
-        monkeypatch.setattr(quantization, "is_int8", lambda linear: False)
+def test_the_logits_are_those_of_the_file_with_8_bit_weights(tmp_path: Path) -> None:
+    """All linear layers round their inputs, like the compiled engine."""
     tokenizer = tiny_tokenizer()
     path = save_tiny_transformer(tmp_path / "model.pt", tokenizer, d_ff=512, sharpness=3.0)
     checkpoint.export(checkpoint.load(path), tmp_path / "small.pt", in_8_bits=True)
     plain, aware, expected = (from_checkpoint(tmp_path / name)[0] for name in ("model.pt", "model.pt", "small.pt"))
     # 3 networks, 5 attentions of 2 or 3 layers, the output projection and the embedding that both sides share
-    assert quantize_aware(aware) == (3 * 2 + 3 * 2 + 2 * 3 + 2, 3 * inputs)
-    assert isinstance(expected, Transformer)
-    for layer in (*expected.encoder, *expected.decoder):
-        if inputs:
-            layer.feed_forward.fc2.__class__ = Expected
+    layers = [module for module in expected.modules() if type(module) is nn.Linear]
+    assert quantize_aware(aware) == (3 * 2 + 3 * 2 + 2 * 3 + 2, len(layers))
+    for layer in layers:
+        layer.__class__ = Expected
     source, target = Packed.from_lists([[5, 6, 7, 2], [9, 2]]), Packed.from_lists([[1, 5, 8], [1, 6, 9, 4]])
     with torch.inference_mode():
         logits = [model.output_projection(model(source, target)) for model in (plain, aware, expected)]
@@ -117,7 +108,7 @@ def test_training_rounds_and_saves_a_plain_checkpoint(mirror_data: Path, tmp_pat
             ["train", str(mirror_data), *flags, "--quantize-aware", "--save-dir", str(tmp_path)], standalone_mode=False
         )
     assert ending.value.code == 0
-    # two networks, three attentions, the output projection and the embedding; their second layers have 512 inputs
+    # two networks, three attentions, the output projection and the embedding
     said = " ".join("".join(capfd.readouterr()).split())
     assert "13 layers and" in said
     model, _ = from_checkpoint(tmp_path / "last.pt")
