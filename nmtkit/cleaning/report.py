@@ -1,6 +1,7 @@
-"""The page of `clean --report`: counts, overlap of the filters, histograms of the scores, examples at the limits."""
+"""The page of `clean --report`: counts, dropped pairs, overlap of the filters, scores, pairs at the limits."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -9,27 +10,47 @@ from nmtkit.data.corpora.dropping import shortened
 from nmtkit.pages.charts import histogram
 from nmtkit.pages.document import Html, render, visible
 
-CUT = 300  # maximum number of characters of an example
+CUT = 200  # maximum number of characters of an example
+SHOWN = 3  # dropped pairs of each filter
+OVERLAPS = 12  # maximum number of pairs of filters
 
 
 def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
-    """Returns the page as HTML."""
-    share = f"{report.kept / max(1, report.read):.1%}"
-    names = [item.name for item in report.filters[: len(report.overlaps)]]
+    """Returns the page as HTML. Filters that dropped pairs come first; the other filters are folded at the end."""
+    share, dropped = f"{report.kept / max(1, report.read):.1%}", report.read - report.kept
+    used = sorted((item for item in report.filters if item.matching), key=lambda item: -item.dropped)
+    idle = [item for item in report.filters if not item.matching]
     return render(
         "cleaning.html",
         title=f"Cleaning {source_lang} → {target_lang}",
         languages=[source_lang, target_lang],
-        summary=f"{report.kept:,} of {report.read:,} pairs are kept ({share}).",
+        summary=f"{report.kept:,} of {report.read:,} pairs are kept ({share}), {dropped:,} are dropped.",
         corpora=[(name, read, read - kept, kept) for name, (read, kept) in report.read_of.items()],
-        filters=[(item.name, item.matching, item.dropped, _limits(item)) for item in report.filters],
+        filters=[(item.name, item.dropped, item.matching, _limits(item)) for item in used],
+        idle=[item.name for item in idle],
         mended=[(name, count) for name, count in report.mended.items() if count],
-        names=names,
-        overlaps=[[name, *row.tolist()] for name, row in zip(names, report.overlaps, strict=True)],
-        charts=[Html(_chart(item)) for item in report.filters],
-        examples=[example for item in report.filters for example in _examples(item)],
+        dropped=[(item.name, _texts(item.dropped_examples[:SHOWN])) for item in used if item.dropped_examples],
+        overlaps=_overlaps(report),
+        charts=[Html(_chart(item)) for item in used],
+        kept=[
+            (f"{item.name}: kept, next to the limit", _texts(item.kept_examples))
+            for item in (*used, *idle)
+            if item.kept_examples
+        ],
+        others=[Html(_chart(item)) for item in idle],
         body=[],
     )
+
+
+def _overlaps(report: CleanReport) -> list[tuple[str, int]]:
+    """Returns the pairs of filters with the most pairs of sentences that both filters would drop."""
+    names = [item.name for item in report.filters[: len(report.overlaps)]]
+    rows = [
+        (f"{first} and {second}", int(report.overlaps[i, j]))
+        for (i, first), (j, second) in combinations(enumerate(names), 2)
+        if report.overlaps[i, j]
+    ]
+    return sorted(rows, key=lambda row: -row[1])[:OVERLAPS]
 
 
 def _limits(item: FilterReport) -> str:
@@ -45,11 +66,5 @@ def _chart(item: FilterReport) -> str:
     return histogram(item.name, item.edges.tolist(), item.histogram.tolist(), limits, item.unit)
 
 
-def _examples(item: FilterReport) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yields the title and the texts of the examples on each side of the limit."""
-    for title, examples in (("dropped", item.dropped_examples), ("kept, next to the limit", item.kept_examples)):
-        if examples:
-            yield (
-                f"{item.name}: {title}",
-                [(visible(shortened(source, CUT)), visible(shortened(target, CUT))) for _, source, target in examples],
-            )
+def _texts(examples: Sequence[tuple[float, str, str]]) -> list[tuple[str, str]]:
+    return [(visible(shortened(source, CUT)), visible(shortened(target, CUT))) for _, source, target in examples]

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sys
 import types
@@ -166,6 +167,19 @@ def test_the_report_has_counts_histograms_and_examples(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     for text in ("Home | News | About us", "length_ratio", "Overlap", "<svg", "kept, next to the limit"):
         assert text in page
+    reasons, rest = page.split("<h2>Reasons</h2>")[1].split("<h2>Dropped pairs</h2>")
+    rows = re.findall(r"<tr><td[^>]*>([^<]*)</td><td[^>]*>([\d,]+)</td><td[^>]*>([\d,]+)</td>", reasons)
+    dropped = [int(count.replace(",", "")) for _, count, _ in rows]
+    assert dropped == sorted(dropped, reverse=True) and all(int(each.replace(",", "")) for _, _, each in rows)
+    # a filter without effect is named once, and its chart is in the folded part
+    (idle,) = re.findall(r"beyond the limit of ([^<]*)\.</p>", reasons)
+    shown, folded = rest.split("<details>")
+    for name in idle.split(", "):
+        assert name not in [row[0] for row in rows]
+        assert f"<b>{name}</b>" not in shown and f"<b>{name}</b>" in folded
+    overlap = shown.split("<h2>Overlap</h2>")[1].split("</table>")[0]
+    counts = [int(each.replace(",", "")) for each in re.findall(r'<td class="number">([\d,]+)</td>', overlap)]
+    assert 0 < len(counts) <= 12 and counts == sorted(counts, reverse=True) and counts[-1] > 0
 
 
 def test_workers_give_the_bytes_of_one_process(folder: Path, tmp_path: Path) -> None:

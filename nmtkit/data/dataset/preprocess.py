@@ -49,6 +49,7 @@ from nmtkit.jobs.scheduler import Task
 from nmtkit.jobs.workers import Workers
 
 MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
+SAMPLED = 5  # pairs of each corpus on the page of the report
 
 log = logging.getLogger("nmtkit")
 
@@ -77,6 +78,9 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
             writer.add_held_out(split, held_out)
         if corpora.train:
             writer.add_train(corpora.train)
+        if config.report is not None:
+            longest = config.max_line_bytes + 1
+            writer.report.samples = [(str(each.names[0]), each.sample(SAMPLED, longest)) for each in corpora.train]
         writer.finish()
         destination.finish()
     for warning in writer.warnings(not exchanged):

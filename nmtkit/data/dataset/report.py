@@ -41,6 +41,7 @@ MIN_BYTES = 2000  # a shorter side is too short to recognise its language
 PROFILE = 1024  # number of classes of byte pairs; the frequencies of the classes identify a language
 SLICES, SLICE_BYTES = 16, 4096  # number and size in bytes of the slices that make up the profile of a side
 
+SampledPair = tuple[int, str, str]  # number of the line, source, target
 Profile = npt.NDArray[np.float64]  # counts of byte pairs in each class, [2 sides, PROFILE]
 
 
@@ -171,6 +172,7 @@ class DatasetReport:
     splits: dict[str, SplitReport] = field(default_factory=dict)
     corpora: list[CorpusReport] = field(default_factory=list)
     pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
+    samples: list[tuple[str, list[SampledPair]]] = field(default_factory=list)  # by corpus, for the page
 
     def cleaning(self) -> ReasonCounts:
         """Returns the sum of the statistics of all corpora."""
@@ -340,6 +342,11 @@ def page(report: DatasetReport) -> str:
         "dataset.html",
         title=f"Dataset {report.source_lang} → {report.target_lang}",
         languages=[report.source_lang, report.target_lang],
+        lead=_lead(report),
+        samples=[
+            (name, [(number, visible(source), visible(target)) for number, source, target in rows])
+            for name, rows in report.samples
+        ],
         subsets=[
             (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
         ],
@@ -360,6 +367,14 @@ def page(report: DatasetReport) -> str:
         ],
         body=[],
     )
+
+
+def _lead(report: DatasetReport) -> str:
+    read, kept = sum(each.read for each in report.corpora), sum(each.written for each in report.corpora)
+    if not report.corpora:
+        return "No training pairs."
+    share = f" ({(read - kept) / read:.1%})" if read else ""
+    return f"{kept:,} of {read:,} training pairs are kept, {read - kept:,} are dropped{share}."
 
 
 def _charts(split: SplitReport, report: DatasetReport) -> list[Html]:

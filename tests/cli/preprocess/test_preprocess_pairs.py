@@ -1,5 +1,6 @@
 """Pairs that `nmtkit preprocess` drops from the training set, and corpora that it refuses."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,10 @@ def test_overlapping_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp
     assert "valid or test (dropped)" in page
     assert test[0][0] in page
     assert "<svg" in page
+    assert "50 of 54 training pairs are kept, 4 are dropped (7.4%)" in page
+    samples = page.split("<h2>Sentence pairs of ")[1].split("</table>")[0]
+    assert len(re.findall("<tr><td", samples)) == 5
+    assert "</s>" not in page.split("<details>")[0].replace("&lt;/s&gt;", "</s>")  # frequent pieces are folded
     assert "http" not in page.replace("http-equiv", "")
 
 
