@@ -112,7 +112,8 @@ def command(
 
     \b
     nmtkit distill mono.en -s en -t de --from-server http://localhost:8000/v1 \\
-                   --server-model NAME --candidates 4 --choose mbr --output-dir shards
+                   --server-model NAME --candidates 4 --choose mbr \\
+                   --output-dir shards
     nmtkit merge shards --output mono.jsonl
     nmtkit clean -s en -t de mono.jsonl --output synthetic
     """
