@@ -32,8 +32,8 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, common: Mapping[str, str] | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.common = common
-        if common:
-            self.context_settings = {**self.context_settings, "help_option_names": ["--help"]}
+        names = ["--help"] if common else ["-h", "--help"]
+        self.context_settings = {"help_option_names": names, **self.context_settings}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
