@@ -1,16 +1,40 @@
-"""Converts the coloured output of a terminal to SVG: python docs/picture.py TITLE 100 < screen.ansi > demo.svg
+"""Makes docs/demo.svg, the picture of the demo in README.md, from the folder of a finished demo.
 
-The picture in README.md is the output of `tmux capture-pane -e -p` after `nmtkit demo` in a terminal of 100 columns.
+    nmtkit demo --dir nmtkit-demo
+    python docs/picture.py nmtkit-demo > docs/demo.svg
+
+The picture shows the commands of the demo, three translations and the scores, as they look in a terminal.
 """
 
 import io
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-title, width = sys.argv[1], int(sys.argv[2])
-console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-for line in sys.stdin.read().rstrip().splitlines():
-    console.print(Text.from_ansi(line), no_wrap=True, crop=True)
-print(console.export_svg(title=title))
+from nmtkit.demo.run import finished, show_scores, show_step, show_translations, steps
+
+WIDTH = 110
+
+
+def commands(out: Console) -> None:
+    """Prints the call of the demo, and the commands that it shows."""
+    out.print(Text("$ nmtkit demo", style="green"))
+    for number, step in enumerate(steps(Path("nmtkit-demo")), start=1):
+        show_step(number, step, ["nmtkit"], out)
+
+
+def picture(folder: Path) -> str:
+    """Returns the picture as SVG. Raises ValueError if the folder has no finished demo."""
+    if finished(folder) is None:
+        raise ValueError(f"{folder} has no finished demo; run nmtkit demo --dir {folder}")
+    out = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    commands(out)
+    show_translations(folder, out, count=3)
+    show_scores(folder, out)
+    return out.export_svg(title="nmtkit demo", unique_id="demo")
+
+
+if __name__ == "__main__":
+    print(picture(Path(sys.argv[1])))

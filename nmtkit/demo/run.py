@@ -209,13 +209,23 @@ def command_line(step: DemoStep, program: Sequence[str], width: int | None) -> s
 
 def conclude(folder: Path, program: Sequence[str], out: Console, training: float, total: float) -> None:
     """Shows translations and scores of a finished demo. `training` and `total` are in seconds."""
+    show_translations(folder, out)
+    show_scores(folder, out)
+    by_hand = shlex.join([*program, "generate", "--path", str(folder / "averaged.pt")])
+    valid = lines_of(folder / "data/valid.en")
+    spent = f"Done in {total:.0f} seconds, of which training took {training:.0f}"
+    out.print(heading(f"{spent}. All files are in {folder}. Translate a sentence of your own:"))
+    out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {by_hand}", style="green"))
+
+
+def show_scores(folder: Path, out: Console) -> None:
+    """Shows the scores of the model and of two baselines."""
     sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
     translations = lines_of(folder / "test.de")
-    show_translations(sources, translations, references, out)
     out.print(heading("What the score means"))
     known = list(zip(lines_of(folder / "data/train.en"), lines_of(folder / "data/train.de"), strict=True))
     systems = {
-        f"this model, trained for {training:.0f} seconds": translations,
+        "this model": translations,
         "the German of the nearest training sentence": nearest_translations(sources, known),
         "the English source, not translated": sources,
     }
@@ -228,20 +238,16 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
     out.print(f"{CAVEAT[0].upper()}{CAVEAT[1:]}.", highlight=False)
     equal = sum(translation == reference for translation, reference in zip(translations, references, strict=True))
     out.print(f"{equal} of {len(references)} translations equal their reference exactly.", highlight=False)
-    by_hand = shlex.join([*program, "generate", "--path", str(folder / "averaged.pt")])
-    valid = lines_of(folder / "data/valid.en")
-    out.print(heading(f"Done in {total:.0f} seconds. All files are in {folder}. Translate a sentence of your own:"))
-    out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {by_hand}", style="green"))
 
 
-def show_translations(
-    sources: Sequence[str], translations: Sequence[str], references: Sequence[str], out: Console
-) -> None:
-    """Shows the first translations that fit the screen. At most two shown translations differ from their reference."""
+def show_translations(folder: Path, out: Console, count: int = SHOWN) -> None:
+    """Shows the first translations that fit the screen. At most a third of them differ from their reference."""
+    sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
+    translations = lines_of(folder / "test.de")
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
-    wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]
-    right = [i for i in fitting if translations[i] == references[i]][: SHOWN - len(wrong)]
+    wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][: count // 3]
+    right = [i for i in fitting if translations[i] == references[i]][: count - len(wrong)]
     out.print(heading("Translations and their references"))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)

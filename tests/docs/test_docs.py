@@ -1,14 +1,19 @@
 """The pages in docs/ are correct: their Python runs, files have the described format, and the site builds."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer, write_corpus
+from rich.console import Console
+from rich.text import Text
 
 import nmtkit
 from nmtkit.models import checkpoint
@@ -96,9 +101,48 @@ def test_the_reference_has_every_public_name() -> None:
         assert getattr(module, dotted[1]).__doc__, f"{dotted[0]} has no docstring"
 
 
+# words that a user types into the search of the site, and a page that must be among the results
+SEARCHES = {
+    "label-smoothing": "troubleshooting", "resume": "tutorial", "out of memory": "gpus", "placeholders": "text",
+    "subtitles": "documents",
+    "docker": "serving", "fairseq": "coming-from-fairseq", "beam": "translating", "lora": "fine-tuning",
+}  # fmt: skip
+
+
 def test_every_page_stands_in_the_site() -> None:
     listed = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == [page.name for page in PAGES], "nav of mkdocs.yml and the pages in docs/ differ"
+
+
+def test_the_site_has_six_groups_of_pages() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    groups = re.split(r"^  - \w+:\n", navigation, flags=re.MULTILINE)
+    assert groups[0] == "" and len(groups) == 7
+    assert all(1 < group.count(".md") < 10 for group in groups[1:])
+
+
+def test_the_picture_of_the_demo_shows_the_commands_of_the_demo() -> None:
+    """After a change of the demo, make the picture again with docs/picture.py."""
+    path = ROOT / "docs/picture.py"
+    module = types.ModuleType("picture")
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    out = Console(width=module.WIDTH, file=io.StringIO(), force_terminal=True, no_color=True)
+    module.commands(out)
+    shown = Text.from_ansi(out.file.getvalue()).plain.split()  # type: ignore[attr-defined]
+    tree = ElementTree.parse(ROOT / "docs/demo.svg")
+    words = " ".join(text for node in tree.iter() if node.tag.endswith("}text") for text in node.itertext()).split()
+    start = words.index("$")
+    assert words[start : start + len(shown)] == shown
+    assert "BLEU" in words[start + len(shown) :] and float(tree.getroot().get("viewBox", "").split()[3]) < 1100
+
+
+def test_the_icon_of_the_site_is_the_icon_of_the_pages() -> None:
+    assert (ROOT / "docs/icon.svg").read_bytes() == (ROOT / "nmtkit/pages/icon.svg").read_bytes()
+    style, colours = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("nmtkit/pages/style.css", "docs/colours.css")
+    )
+    for accent in re.findall(r"--accent: (#\w+);", style):
+        assert accent in colours
 
 
 @pytest.mark.slow
@@ -108,5 +152,13 @@ def test_the_site_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+    index = json.loads((tmp_path / "site/search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    for words, page in SEARCHES.items():
+        found = [
+            entry
+            for entry in index
+            if all(word in f"{entry['title']} {entry['text']}".lower() for word in words.split())
+        ]
+        assert any(entry["location"].startswith(page) for entry in found), words
     reference = (tmp_path / "site/reference/index.html").read_text(encoding="utf-8")
     assert all(f'id="nmtkit.{name}"' in reference for name in nmtkit.__all__ if name != "__version__")
