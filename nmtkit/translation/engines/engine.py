@@ -69,12 +69,27 @@ class LoadedModels:
 
     @cached_property
     def prepared(self) -> list[Architecture]:
-        return [model if self.prepare is None else self.prepare(sharing_copy(model)) for model in self.models]
+        return self.recorded(
+            [model if self.prepare is None else self.prepare(sharing_copy(model)) for model in self.models]
+        )
+
+    def recorded(self, models: list[Architecture]) -> list[Architecture]:
+        """Returns `models`, and records their modules and weights for `are_changed`."""
+        self.__dict__["fingerprint"] = fingerprint(models)
+        return models
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether `torch_models` have hooks, new code, new modules or new weights since they were loaded."""
+        models = self.__dict__.get("prepared", [])
+        modules = [module for model in (*self.models, *models) for module in model.modules()]
+        changed = bool(models) and fingerprint(models) != self.__dict__["fingerprint"]
+        return changed or not all(is_unmodified(module, type(module)) for module in modules)
 
     def prepare_in_place(self) -> None:
         """Converts the models themselves, which saves memory. They then lack the weights of their checkpoints."""
         if self.prepare is not None:
-            self.__dict__["prepared"] = [self.prepare(model) for model in self.models]
+            self.__dict__["prepared"] = self.recorded([self.prepare(model) for model in self.models])
 
     @cached_property
     def shortlist(self) -> Shortlist | None:
@@ -96,6 +111,16 @@ class LoadedModels:
         if self.precision == "bf16":
             raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, give --engine torch")
         return self.precision
+
+
+def fingerprint(models: Sequence[Architecture]) -> list[tuple[int, int]]:
+    """Returns the identities of all modules and parameters, and the versions of the parameters.
+
+    A version counts the changes of a parameter in place, apart from changes of its attribute `data`.
+    """
+    modules = [(id(module), 0) for model in models for module in model.modules()]
+    parameters = [parameter for model in models for parameter in model.parameters() if not parameter.is_inference()]
+    return [*modules, *((id(parameter), parameter._version) for parameter in parameters)]
 
 
 def sharing_copy(model: Architecture) -> Architecture:
@@ -262,6 +287,8 @@ class Decoder:
                 raise
             self.give_up(str(error))
         self.automatic = self.automatic and self.engine is not self.torch
+        if loaded.prepare is None:
+            _ = loaded.torch_models  # records the modules and weights that the engine has read
 
     @staticmethod
     def prepared(loaded: LoadedModels, name: str = AUTO, told: set[str] | None = None) -> "Decoder":
@@ -336,24 +363,14 @@ class Decoder:
         reason = self.engine.refusal(options)
         if reason is not None and not self.engine.falls_back and alone:
             raise ValueError(reason)
-        reason = reason or self.modification()
+        if reason is None and self.engine is not self.torch and self.torch.loaded.are_changed:
+            # other engines have copies of the weights or recorded graphs, without hooks and new code
+            reason = "modules that were changed after loading"
         if reason is not None:
             return self.torch, f"{self.name} does not support {reason}"
         if self.automatic and self.decided is self.torch:
             return self.torch, NOT_COMPILED
         return self.engine, None
-
-    def modification(self) -> str | None:
-        """Returns the reason why the engine and the modules of the models would give different results now, or None.
-
-        An engine other than PyTorch has copies of the weights or recorded graphs, without hooks and new code.
-        """
-        loaded = self.torch.loaded
-        models = [*loaded.models, *loaded.__dict__.get("prepared", [])]
-        modules = [module for model in models for module in model.modules()]
-        if self.engine is self.torch or all(is_unmodified(module, type(module)) for module in modules):
-            return None
-        return "modules with hooks or a replaced forward"
 
     def decoder(self, options: SearchOptions, alone: bool = True, polled: bool = False) -> BatchDecoder:
         """Returns a decoder of batches with these options. Raises the same errors as `engine_for`."""

@@ -27,7 +27,7 @@ def silent(path: Path) -> list[str]:
     return model.translate(LINES, **SHORT)
 
 
-@pytest.fixture(params=ENGINES.names())
+@pytest.fixture(params=["auto", *ENGINES.names()])
 def model(request: pytest.FixtureRequest, path: Path) -> nmtkit.Model:
     if request.param in ("numba", "ctranslate2"):
         pytest.importorskip(request.param)
@@ -61,3 +61,20 @@ def test_a_global_hook_sees_every_call_of_a_module(model: nmtkit.Model, path: Pa
         return called
 
     assert {"EncoderLayer", "DecoderLayer", "LayerNorm"} <= set(classes(model))
+
+
+def test_a_changed_weight_has_its_effect(model: nmtkit.Model, path: Path) -> None:
+    plain = model.translate(LINES, **SHORT)
+    expected = nmtkit.load(path, device="cpu", trainable=True)
+    for each in (model, expected):
+        with torch.no_grad():
+            each.architectures[0].decoder[-1].feed_forward_norm.weight.mul_(-1.0)
+    assert model.translate(LINES, **SHORT) == expected.translate(LINES, **SHORT) != plain
+
+
+def test_a_replaced_module_has_its_effect(model: nmtkit.Model, path: Path) -> None:
+    plain = model.translate(LINES, **SHORT)
+    expected = nmtkit.load(path, device="cpu", trainable=True)
+    for each in (model, expected):
+        each.architectures[0].decoder[-1].feed_forward_norm = torch.nn.Tanh()
+    assert model.translate(LINES, **SHORT) == expected.translate(LINES, **SHORT) != plain
