@@ -17,14 +17,26 @@ export const EXAMPLES = {  // sentences to try, by language
 
 const LANGUAGES = ["de", "es", "fr", "it", "ja", "pl", "zh"];
 const ATTRIBUTES = ["aria-label", "placeholder", "title"];
+const languageNames = new Map();  // tag -> name
 let texts = {};
 export let language = "en";
 
 /** Returns a text in the language of the page. `values` replace the names in braces. */
 export const t = (text, values = {}) => (texts[text] ?? text).replace(/\{(\w+)\}/g, (_, name) => values[name]);
 
-/** Returns the name of the language with a BCP 47 tag, or undefined if the browser does not know the tag. */
-export const languageName = tag => (tag ? new Intl.DisplayNames([language], { type: "language", fallback: "none" }).of(tag) : undefined);
+/**
+ * Returns the name of a language in the language of the page, without a script that is usual for the language. `name` is
+ * the English name. It is also the result if the browser does not know the BCP 47 tag of the language.
+ */
+export function languageName(tag, name) {
+  if (language === "en" || !tag) return name;
+  if (!languageNames.has(tag)) {
+    const locale = new Intl.Locale(tag), isUsual = locale.minimize().toString() === locale.language && !locale.region;
+    const names = new Intl.DisplayNames([language], { type: "language", fallback: "none" });
+    languageNames.set(tag, names.of(isUsual ? locale.language : tag));
+  }
+  return languageNames.get(tag) ?? name;
+}
 
 export const formatted = number => number.toLocaleString(language);
 

@@ -29,7 +29,7 @@ const state = {
   from: "", to: "",
   isAuto: false,  // whether the server detects the language of the text
   looked: "",  // beginning of the text whose language was detected last
-  detected: "",  // language of this beginning
+  detected: "", confidence: 0,  // language of this beginning, and how sure the server is, in percent
   items: [],  // sentences of the page in order: {before, text, mirror, output, shown, words}
   after: "",  // white space after the last sentence
   isOver: false,  // whether the text is longer than the server accepts
@@ -85,8 +85,8 @@ function post(path, fields, options) {
 // --- languages --------------------------------------------------------------------------------------------------------
 
 const targetsOf = code => state.languages.find(language => language.code === code)?.targets ?? [];
-const nameOf = code => languageName(tagOf(code)) ?? state.languages.find(language => language.code === code)?.name ?? code;
-
+const nameOf = code => languageName(tagOf(code), state.languages.find(language => language.code === code)?.name ?? code);
+const chosenFrom = () => (state.isAuto ? AUTO : state.from);
 const capitalized = name => name.slice(0, 1).toLocaleUpperCase(language) + name.slice(1);
 
 function fill(select, codes, chosen, first = []) {
@@ -113,7 +113,7 @@ function choose(from, to) {
   state.from = sources.includes(from) ? from : sources[0] ?? "";
   const targets = targetsOf(state.from);
   state.to = targets.includes(to) ? to : targets.find(code => code !== state.from) ?? targets[0] ?? "";
-  fill($("from"), sources, state.isAuto ? AUTO : state.from, state.settings.detection ? [new Option("", AUTO)] : []);
+  fill($("from"), sources, chosenFrom(), state.settings.detection ? [new Option("", AUTO)] : []);
   nameDetected();
   fill($("to"), targets, state.to);
   for (const [node, code] of [[source, state.from], [mirror, state.from], [output, state.to], [menu, state.to]]) {
@@ -123,17 +123,19 @@ function choose(from, to) {
   $("swap").setAttribute("aria-disabled", String(whyNotSwap() !== ""));
   $("swap").title = whyNotSwap() || t("Swap languages");
   document.title = `${nameOf(state.from)} – ${nameOf(state.to)} · nmtkit`;
-  history.replaceState(null, "", `#${encodeURIComponent(state.isAuto ? AUTO : state.from)}/${encodeURIComponent(state.to)}`);
+  history.replaceState(null, "", `#${encodeURIComponent(chosenFrom())}/${encodeURIComponent(state.to)}`);
   const pair = `${state.from} ${state.to}`, from_ = state.from, to_ = state.to;
   state.translations?.want([]);
   if (!pairs.has(pair)) {
     const request = (texts, signal) => translationsOf(texts, from_, to_, signal);
-    pairs.set(pair, new Translations({ request, arrived, failed, idle: finished }));
+    pairs.set(pair, Object.assign(new Translations({ request, arrived: render, failed, idle: finished }), { chosen: new Map() }));
   }
   state.translations = pairs.get(pair);
-  state.chosen.clear();
+  state.chosen = state.translations.chosen;
   draw([]);
   read();
+  keepText();
+  offerDetected();
   translate();
 }
 
@@ -155,10 +157,7 @@ function swap() {
 
 const begin = text => text.trim().slice(0, DETECTED);
 
-/**
- * Detects the language of the text. With AUTO, translates from this language. Otherwise, a notice says that the text is in
- * another language, and offers to translate from it.
- */
+/** Detects the language of the text. With AUTO, translates from this language. */
 async function detect() {
   const q = begin(source.value);
   if (!state.settings.detection || q === state.looked) return;
@@ -166,15 +165,20 @@ async function detect() {
   let found = null;
   if (q) try { [found] = await post("detect", { q }); } catch { return void (state.looked = ""); }
   if (q !== state.looked) return;
-  state.detected = found?.confidence ? found.language : "";
-  forget("language");
-  const code = state.detected, isOther = code !== "" && code !== state.from;
-  if (state.isAuto && isOther && targetsOf(code).length) return choose(AUTO, code === state.to ? state.from : state.to);
+  Object.assign(state, { detected: found?.confidence ? found.language : "", confidence: found?.confidence ?? 0 });
+  if (state.isAuto && state.detected && state.detected !== state.from && targetsOf(state.detected).length) return chooseDetected(AUTO);
   nameDetected();
-  if (!isOther || found.confidence < SURE) return;
-  const name = nameOf(code), from = () => { forget("language"); choose(code, code === state.to ? state.from : state.to); };
-  const offer = targetsOf(code).length ? [button(t("Translate from {language}", { language: name }), from, "filled")] : [];
-  notice("language", t("The text seems to be in {language}.", { language: name }), false, ...offer);
+  offerDetected();
+}
+
+const chooseDetected = from => choose(from, state.detected === state.to ? state.from : state.to);
+
+/** Says that the text is in another language than the chosen one, and offers to translate from it. */
+function offerDetected() {
+  const code = state.detected, language = nameOf(code);
+  if (!code || code === state.from || state.confidence < SURE) return forget("language");
+  const offer = targetsOf(code).length ? [button(t("Translate from {language}", { language }), () => chooseDetected(code), "filled")] : [];
+  notice("language", t("The text seems to be in {language}.", { language }), false, ...offer);
 }
 
 // --- from the text to sentences on the page ---------------------------------------------------------------------------
@@ -316,8 +320,6 @@ function translate() {
   render();
 }
 
-function arrived() { render(); }
-
 function finished() {
   buttons();
   const text = translation().trim();
@@ -327,8 +329,8 @@ function finished() {
 
 /** Keeps the text and the chosen translations for this tab. */
 function keepText() {
-  const { from, to, detected, chosen } = state;
-  keep(source.value ? { text: source.value, pair: `${from} ${to}`, detected, chosen: [...chosen] } : null);
+  const { from, to, detected, confidence, chosen } = state;
+  keep(source.value ? { text: source.value, pair: `${from} ${to}`, detected, confidence, chosen: [...chosen] } : null);
 }
 
 /** Detects the language and translates. With AUTO, the translation waits for the language. */
@@ -395,14 +397,7 @@ function replaceText(text) {
 
 const exampleLanguage = () => (state.isAuto && !EXAMPLES[state.from] ? "en" : state.from).split(/[-_]/)[0];
 
-const open = file => openFile(file, { now: () => ({ ...state, from: state.isAuto ? AUTO : state.from }), show: replaceText, post, failed });
-
-function clear() {
-  source.value = "";
-  notice("");
-  typed();
-  source.focus();
-}
+const open = file => openFile(file, { now: () => ({ ...state, from: chosenFrom() }), show: replaceText, post, failed });
 
 takeDrops(open);
 followWords({ source, mirror, output, items: () => state.items, itemOf, choose: panel.open });
@@ -410,9 +405,9 @@ source.addEventListener("input", typed);
 source.addEventListener("compositionstart", () => { composing = true; clearTimeout(typing); });
 source.addEventListener("compositionend", () => { composing = false; typed(); });
 $("from").addEventListener("change", () => choose($("from").value, state.to));
-$("to").addEventListener("change", () => choose(state.from, $("to").value));
+$("to").addEventListener("change", () => choose(chosenFrom(), $("to").value));
 $("swap").addEventListener("click", swap);
-$("clear").addEventListener("click", clear);
+$("clear").addEventListener("click", () => { source.value = ""; notice(""); typed(); source.focus(); });
 $("example").addEventListener("click", () => { replaceText(EXAMPLES[exampleLanguage()]); source.focus(); });
 $("copy").addEventListener("click", copy);
 $("download").addEventListener("click", () => save(new Blob([translation()], { type: "text/plain" }), `translation.${state.to}.txt`));
@@ -437,9 +432,9 @@ async function start() {
   const { from, to, text } = readHash(location.hash), last = kept();
   source.value ||= text || last?.text || "";
   $("privacy").textContent = t("Your text is sent only to {host}, which does not store it. This tab keeps the text until you clear it or close the tab.", { host: location.host });
-  if (from === AUTO && last?.text === source.value) Object.assign(state, { detected: last.detected, looked: begin(source.value) });
+  if (from === AUTO && last?.text === source.value) Object.assign(state, { detected: last.detected, confidence: last.confidence, looked: begin(source.value) });
   choose(from || settings.language?.source?.code, to || settings.language?.target?.code);
-  if (last?.text === source.value && last.pair === `${state.from} ${state.to}`) state.chosen = new Map(last.chosen);
+  if (last?.text === source.value && last.pair === `${state.from} ${state.to}`) for (const [text, one] of last.chosen) state.chosen.set(text, one);
   render();
   keepText();
   detectAndTranslate();

@@ -419,7 +419,7 @@ class Service:
 
     async def settings(self, request: Request) -> Response:
         """Answers with the settings that the translator page needs, under LibreTranslate's names."""
-        source, target = next(iter(self.pool.pairs), ("", ""))
+        pair = zip(("source", "target"), next(iter(self.pool.pairs), ("", "")), strict=True)
         return JSONResponse(
             {
                 "apiKeys": bool(self.keys),
@@ -429,10 +429,7 @@ class Service:
                 "detection": self.detector is not None,
                 "supportedFilesFormat": list(reading.EXTENSIONS),
                 "suggestions": False,
-                "language": {
-                    "source": {"code": source, "name": name_of(source)},
-                    "target": {"code": target, "name": name_of(target)},
-                },
+                "language": {side: {"code": code, "name": name_of(code)} for side, code in pair},
             }
         )
 

@@ -145,6 +145,16 @@ class ModelFacts:
     engines: Mapping[str, str]  # the engine of each pair, such as "en-de", with the reason if PyTorch replaces it
     waits: bool  # whether PyTorch translates until the search is compiled
 
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest line of a small request. The line takes about as long as a full batch of sentences."""
+        return max(self.max_tokens, CPU_MAX_TOKENS) / 8
+
+    @property
+    def small_request(self) -> float:
+        """Tokens of the largest small request."""
+        return max(self.max_tokens, CPU_MAX_TOKENS) / 2
+
 
 def read_api_keys(path: Path) -> list[bytes]:
     """Returns the keys of a file. Lines that begin with # are comments. Raises ValueError if there is no key."""

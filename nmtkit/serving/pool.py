@@ -36,9 +36,6 @@ RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
 FEW_LINES = 8  # fewer lines are not divided among workers: the fixed cost of a search step equals about 8 lines
-# A request is large if a line, or all its lines together, have more than these shares of `max_tokens`.
-# A step of a search costs as much as eight lines more, so a line of 1 / 8 takes about as long as a full batch.
-LARGE_LINE, LARGE_REQUEST = 1 / 8, 1 / 2
 LOW_PRIORITY = 10  # niceness of workers for large requests: beside a small request, they get a tenth of a core
 IDLE_SECONDS = 60.0  # time without a batch after which a worker for large requests ends
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
@@ -233,8 +230,8 @@ class Pool:
         """Returns whether a request is large. Without forked workers, no request is large."""
         if self.models is None or not self.models.facts.forks:
             return False
-        max_tokens = self.models.facts.max_tokens
-        return request.costs[-1] > LARGE_LINE * max_tokens or sum(request.costs) > LARGE_REQUEST * max_tokens
+        facts = self.models.facts
+        return request.costs[-1] > facts.longest or sum(request.costs) > facts.small_request
 
     def _plan_dispatch(self) -> None:
         """Schedules the next dispatch. If few lines wait and a worker is busy, waits a short time for more lines.
@@ -284,7 +281,7 @@ class Pool:
         key, texts = lines[0].request.key, [line.text for line in lines]
         if worker.is_large or not worker.parent.facts.forks:
             return lines, LineBatch(key, texts)
-        return lines, LineBatch(key, texts, LARGE_LINE * max_tokens / key.weight, max_tokens / key.weight)
+        return lines, LineBatch(key, texts, worker.parent.facts.longest / key.weight, max_tokens / key.weight)
 
     def _send_rest(self, worker: PoolWorker) -> None:
         """Sends the rest of the messages to a worker whenever its socket takes more bytes."""
@@ -336,7 +333,7 @@ class Pool:
                 else:
                     for line, result in zip(batch, answer, strict=True):
                         if isinstance(result, int):
-                            self._put_back(line, result * line.request.key.weight, worker.parent.facts.max_tokens)
+                            self._put_back(line, result * line.request.key.weight, worker.parent.facts.longest)
                         else:
                             line.request.finish(line.index, result)
         except EOFError:
@@ -351,10 +348,10 @@ class Pool:
             self._end_abandoned_later()
         self._plan_dispatch()
 
-    def _put_back(self, line: QueuedLine, cost: int, max_tokens: int) -> None:
+    def _put_back(self, line: QueuedLine, cost: int, longest: float) -> None:
         """Queues a line again with its real cost: as a large request if the line is long."""
         whole = line.request
-        if cost <= LARGE_LINE * max_tokens or whole.done.done():
+        if cost <= longest or whole.done.done():
             return self.queues[False].put_back(line, cost)
         part = QueuedRequest(whole.key, [line.text], asyncio.get_running_loop().create_future())
         part.costs = [cost]

@@ -4,6 +4,7 @@ import { pathToFileURL } from "node:url";
 
 const folder = pathToFileURL(process.argv[2] + "/");
 const text = await import(new URL("text.js", folder)), client = await import(new URL("client.js", folder));
+const messages = await import(new URL("messages.js", folder));
 
 const tests = {
   "sentences and the white space between them are the text"() {
@@ -60,6 +61,13 @@ const tests = {
       ["#en/de/%c3%a4/%F0%9F%98%80", "en", "de", "ä/😀"],
       ["#en", "en", "", ""], ["", "", "", ""],
     ]) assert.deepEqual(text.readHash(hash), { from, to, text: shown });
+  },
+  "the page takes the first language of the browser that it has"() {
+    for (const [tags, language] of [
+      [["de-AT", "en"], "de"], [["nl", "fr-CA", "en"], "fr"], [["en-GB", "de"], "en"], [["zh-Hant-TW"], "zh"], [["nl"], "en"], [[], "en"],
+    ]) assert.equal(messages.chosen(tags), language, String(tags));
+    assert.equal(messages.t("{done} of {total} sentences", { done: 2, total: "3" }), "2 of 3 sentences");
+    assert.equal(messages.languageName("de", "German"), "German");
   },
   "errors of the server become sentences for people"() {
     assert.equal(client.explained(400, "Invalid request: it has no subtitle: no line has times"), "It has no subtitle: no line has times.");

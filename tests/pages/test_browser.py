@@ -152,7 +152,9 @@ def test_a_notice_offers_to_translate_from_the_language_of_the_text(address: str
         type("Ein Hund rennt."); await pause(1000);
         const offered = noticed();
         press(get("notice").querySelector("button")); await pause(1000);
-        tell({ before, offered, after: noticed(), names: chosenNames(), last: asked.at(-1), shown: shown() });
+        const after = noticed(), names = chosenNames(), last = asked.at(-1), translation = shown();
+        get("from").value = "en"; get("from").dispatchEvent(new Event("change")); await pause(500);
+        tell({ before, offered, after, names, last, translation, again: noticed() });
     """
     assert told(address, tmp_path, script) == {
         "before": "",
@@ -160,7 +162,8 @@ def test_a_notice_offers_to_translate_from_the_language_of_the_text(address: str
         "after": "",
         "names": ["German", "English"],
         "last": ["de en", ["Ein Hund rennt."]],
-        "shown": "EIN HUND RENNT.",
+        "translation": "EIN HUND RENNT.",
+        "again": "The text seems to be in German.Translate from German",
     }
 
 
@@ -174,6 +177,9 @@ def test_detect_language_is_first_in_the_list_and_follows_the_text(address: str,
         seen.push(...chosenNames(), asked.at(-1)[0]);
         type("A dog runs."); await pause(1000);
         seen.push(...chosenNames(), asked.at(-1)[0]);
+        get("to").value = "it"; get("to").dispatchEvent(new Event("change")); await pause(500);
+        seen.push(...chosenNames());
+        get("to").value = "de"; get("to").dispatchEvent(new Event("change")); await pause(500);
         press(get("swap")); await pause(500);
         tell({ seen, names: chosenNames(), text: get("source").value });
     """
@@ -182,6 +188,7 @@ def test_detect_language_is_first_in_the_list_and_follows_the_text(address: str,
             *("auto", "Detect language", "German"),
             *("Detected: German", "English", "de en"),
             *("Detected: English", "German", "en de"),
+            *("Detected: English", "Italian"),
         ],
         "names": ["German", "English"],
         "text": "A DOG RUNS.",
@@ -231,6 +238,8 @@ def test_a_sentence_is_edited_or_replaced_and_the_copy_is_what_is_shown(address:
         enter(get("alternatives").querySelector("textarea"), " Zwei\\nMänner. ");
         get("alternatives").querySelector("form").requestSubmit(); await pause(200);
         press(get("copy")); await pause(200);
+        const choose = code => { get("to").value = code; get("to").dispatchEvent(new Event("change")); };
+        choose("it"); await pause(500); choose("de"); await pause(500);
         type("A dog runs.\\nTwo men. Three."); await pause(1000);
         tell({ rows, copied, hidden: get("alternatives").hidden, later: shown() });
     """
