@@ -20,7 +20,7 @@ from nmtkit.models.building import language_model_error, reads_source, tokenizer
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run import train_job
 from nmtkit.translation.languages import Codes, codes_for
-from nmtkit.translation.likelihood import likelihoods
+from nmtkit.translation.likelihood import likelihoods, readable_rows
 from nmtkit.translation.translator import Translator
 
 COMPONENTS = {"architecture": "transformer_tiny", "lr-scheduler": "polynomial"}
@@ -85,12 +85,16 @@ def cross_entropies(
 ) -> npt.NDArray[np.float64]:
     """Returns the mean negative log probability of the pieces and eos of each target, in nats.
 
-    `codes` are the languages of both sides, for a model of several languages. Values above 30 become 30.
+    `codes` are the languages of both sides, for a model of several languages. Values above 30 become 30, and a pair
+    that is too long for the positions of the model gets 30.
     """
     if codes[0] and codes[1]:
         model.notice_untrained([(codes[0], codes[1])])
-    scored = likelihoods(model, sources, targets, languages=codes)
-    return np.minimum([-each.log_probability / each.pieces for each in scored], 30)
+    rows = readable_rows(model, sources, targets, languages=codes)
+    values = np.full(len(sources), 30.0)
+    scored = likelihoods(model, [sources[row] for row in rows], [targets[row] for row in rows], languages=codes)
+    values[rows] = np.minimum([-each.log_probability / each.pieces for each in scored], 30)
+    return values
 
 
 def loaded(path: Path) -> Translator:

@@ -1,5 +1,6 @@
 """Computes the log probabilities that a translation model or a language model assigns to given texts."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -73,6 +74,22 @@ def likelihoods(
     for translation in translator.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline):
         (hypothesis,) = translation.hypotheses
         yield Likelihood(hypothesis.log_probability, len(hypothesis.tokens) + 1)
+
+
+def readable_rows(
+    translator: Translator, sources: Sequence[str], targets: Sequence[str], *, languages: Codes
+) -> list[int]:
+    """Returns the indices of the pairs for which the models have enough positions."""
+    models = translator.originals
+    if all(model.max_source_positions is None and model.max_target_positions is None for model in models):
+        return list(range(len(sources)))
+    search = SearchOptions(score_reference=True, source_lang=languages[0], target_lang=languages[1])
+    pipeline, rows = translator.pipeline(search), []
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        with contextlib.suppress(ValueError):
+            pipeline.check([Request(source, reference=target)])
+            rows.append(row)
+    return rows
 
 
 def text_likelihoods(

@@ -35,11 +35,27 @@ def test_the_score_is_the_formula_of_the_paper(tmp_path: Path) -> None:
     np.testing.assert_allclose(scorer.score(SOURCES, TARGETS), expected, rtol=1e-4)
 
 
+def test_a_pair_that_is_too_long_for_a_model_has_the_worst_score(tmp_path: Path) -> None:
+    """With 12 positions, a model reads 11 pieces and eos."""
+    paths = [
+        save_tiny_transformer(
+            tmp_path / f"{seed}.pt", tiny_tokenizer(), seed=seed, positions="learned", max_positions=12
+        )
+        for seed in (1, 2)
+    ]
+    scorer, long = DualCrossEntropy(paths[0], paths[1], ("en", "de")), "the dog runs in the park . " * 4
+    scorer.fit(SOURCES, TARGETS)
+    found = scorer.score(["a cat", long, "a dog", "two men"], ["a dog", "a cat", long, "women"])
+    assert found[0] > 1e-9 < found[3] and max(found[1:3]) < 1e-12
+    np.testing.assert_allclose(found[[0, 3]], scorer.score(["a cat", "two men"], ["a dog", "women"]), rtol=1e-5)
+
+
 def test_directions_without_training_data_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed: list[tuple[str, str]] = []
 
     class Multilingual:
         notice_untrained = noticed.extend
+        originals: tuple[object, ...] = ()
 
     monkeypatch.setattr(dual_cross_entropy, "likelihoods", lambda *arguments, **languages: [])
     for codes in (("it", "de"), (None, "de"), (None, None)):
