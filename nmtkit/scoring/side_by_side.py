@@ -194,7 +194,7 @@ def _by_length(
             score([system[row] for row in chosen], references, metrics[:1], settings)[0].value
             for system in texts.systems.values()
         ]
-        lengths = f"{compared[chosen[0]].length} to {compared[chosen[-1]].length}"
+        lengths = f"{compared[chosen[0]].length}\u00a0to\u00a0{compared[chosen[-1]].length}"
         rows.append([lengths, f"{len(chosen):,}", *(f"{x:.1f}" for x in values), f"{values[1] - values[0]:+.1f}"])
     return rows
 

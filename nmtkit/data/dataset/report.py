@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpora.dropping import ReasonCounts
+from nmtkit.data.corpora.dropping import ReasonCounts, shortened
 from nmtkit.data.dataset.dataset_files import SIDES
 from nmtkit.data.dataset.drop_reasons import EQUAL, REASONS, in_order
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
@@ -22,6 +22,7 @@ from nmtkit.pages.document import Html, render, visible
 
 LONGEST_BAR = 256  # maximum length in tokens in a histogram; the last bar also counts longer sentences
 TOP_PIECES = 40
+CUT = 300  # maximum number of characters of a sampled sentence
 
 # A value beyond one of these limits causes a warning.
 UNKNOWN_SHARE = 0.02  # largest share of unknown pieces without a warning
@@ -344,7 +345,7 @@ def page(report: DatasetReport) -> str:
         languages=[report.source_lang, report.target_lang],
         lead=_lead(report),
         samples=[
-            (name, [(number, visible(source), visible(target)) for number, source, target in rows])
+            (name, [(number, *(visible(shortened(text, CUT)) for text in texts)) for number, *texts in rows])
             for name, rows in report.samples
         ],
         subsets=[
