@@ -20,7 +20,7 @@ from nmtkit.models.building import language_model_error, reads_source, tokenizer
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run import train_job
 from nmtkit.translation.languages import Codes, codes_for
-from nmtkit.translation.likelihood import likelihoods, readable_rows
+from nmtkit.translation.likelihood import likelihoods_of_readable
 from nmtkit.translation.translator import Translator
 
 COMPONENTS = {"architecture": "transformer_tiny", "lr-scheduler": "polynomial"}
@@ -90,11 +90,8 @@ def cross_entropies(
     """
     if codes[0] and codes[1]:
         model.notice_untrained([(codes[0], codes[1])])
-    rows = readable_rows(model, sources, targets, languages=codes)
-    values = np.full(len(sources), 30.0)
-    scored = likelihoods(model, [sources[row] for row in rows], [targets[row] for row in rows], languages=codes)
-    values[rows] = np.minimum([-each.log_probability / each.pieces for each in scored], 30)
-    return values
+    scored = likelihoods_of_readable(model, sources, targets, languages=codes)
+    return np.minimum([30 if each is None else -each.log_probability / each.pieces for each in scored], 30)
 
 
 def loaded(path: Path) -> Translator:

@@ -76,20 +76,23 @@ def likelihoods(
         yield Likelihood(hypothesis.log_probability, len(hypothesis.tokens) + 1)
 
 
-def readable_rows(
-    translator: Translator, sources: Sequence[str], targets: Sequence[str], *, languages: Codes
-) -> list[int]:
-    """Returns the indices of the pairs for which the models have enough positions."""
+def likelihoods_of_readable(
+    translator: Translator, sources: Sequence[str] | None, targets: Sequence[str], *, languages: Codes
+) -> list[Likelihood | None]:
+    """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model."""
     models = translator.originals
     if all(model.max_source_positions is None and model.max_target_positions is None for model in models):
-        return list(range(len(sources)))
+        return list(likelihoods(translator, sources, targets, languages=languages))
+    sources = [""] * len(targets) if sources is None else sources
     search = SearchOptions(score_reference=True, source_lang=languages[0], target_lang=languages[1])
     pipeline, rows = translator.pipeline(search), []
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         with contextlib.suppress(ValueError):
             pipeline.check([Request(source, reference=target)])
             rows.append(row)
-    return rows
+    pairs = [sources[row] for row in rows], [targets[row] for row in rows]
+    found = dict(zip(rows, likelihoods(translator, *pairs, languages=languages), strict=True))
+    return [found.get(row) for row in range(len(targets))]
 
 
 def text_likelihoods(

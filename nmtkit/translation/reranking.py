@@ -9,8 +9,9 @@ Machine Translation".
 """
 
 import json
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.building import check_language_model, languages_of
 from nmtkit.text.languages import subtags
 from nmtkit.translation.languages import Codes, codes_for
-from nmtkit.translation.likelihood import is_language_model, likelihoods
+from nmtkit.translation.likelihood import Likelihood, is_language_model, likelihoods_of_readable
 from nmtkit.translation.options import DeviceOptions
 from nmtkit.translation.search.rules import length_penalty
 from nmtkit.translation.translator import Translator
@@ -30,6 +31,8 @@ from nmtkit.translation.translator import Translator
 BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis
 FIELDS = {"backward": BACKWARD, "lm": LM}  # the name of a model -> the field with its log probability
 LARGEST = 2.0  # weights and length penalties are drawn from 0 to this number
+
+log = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
@@ -175,17 +178,18 @@ class ChannelModels:
         if self.backward is not None:
             sources = [source for source, _ in pairs]
             progress.begin("Backward model", "hypotheses", len(texts))
-            backward = likelihoods(self.backward, texts, sources, languages=self.languages)
-            _add(pairs, BACKWARD, (each.log_probability for each in backward))
+            _add(pairs, BACKWARD, likelihoods_of_readable(self.backward, texts, sources, languages=self.languages))
         if self.lm is not None:
             progress.begin("Language model", "hypotheses", len(texts))
-            scored = likelihoods(self.lm, None, texts, languages=(None, self.lm_language))
-            _add(pairs, LM, (each.log_probability for each in scored))
+            _add(pairs, LM, likelihoods_of_readable(self.lm, None, texts, languages=(None, self.lm_language)))
 
 
-def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, values: Iterator[float]) -> None:
-    for (_, hypothesis), value in zip(pairs, values, strict=True):
-        hypothesis[field] = value if math.isfinite(value) else None
+def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, scored: Sequence[Likelihood | None]) -> None:
+    """Adds log probabilities to hypotheses: None for -inf, and for a hypothesis that is too long for the model."""
+    for (_, hypothesis), each in zip(pairs, scored, strict=True):
+        hypothesis[field] = None if each is None or not math.isfinite(each.log_probability) else each.log_probability
+    if too_long := scored.count(None):
+        log.warning("%s: %d hypotheses are too long for the model, so they come last", field, too_long)
 
 
 def language_for_lm(path: Path, model: Translator, target_lang: str | None) -> str | None:

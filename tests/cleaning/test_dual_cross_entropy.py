@@ -55,9 +55,8 @@ def test_directions_without_training_data_are_noticed(monkeypatch: pytest.Monkey
 
     class Multilingual:
         notice_untrained = noticed.extend
-        originals: tuple[object, ...] = ()
 
-    monkeypatch.setattr(dual_cross_entropy, "likelihoods", lambda *arguments, **languages: [])
+    monkeypatch.setattr(dual_cross_entropy, "likelihoods_of_readable", lambda *arguments, **languages: [])
     for codes in (("it", "de"), (None, "de"), (None, None)):
         dual_cross_entropy.cross_entropies(Multilingual, [], [], codes=codes)  # type: ignore[arg-type]
     assert noticed == [("it", "de")]

@@ -68,6 +68,24 @@ def test_scores_are_sums_of_the_models_that_are_asked_one_text_at_a_time(folder:
     assert chosen != before
 
 
+def test_a_hypothesis_that_is_too_long_for_a_model_comes_last(folder: Path) -> None:
+    """With 4 positions, the language model reads 3 pieces and eos."""
+    _, tokenizer = from_checkpoint(folder / "model.pt")
+    short = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, seed=3, positions="learned", max_positions=4)
+    checkpoint_file.save(folder / "short.pt", to_checkpoint(short, "transformer_tiny", short.config, tokenizer, [], 1))
+    result = rerank(folder, "--lm", "{folder}/short.pt", "--format", "jsonl")
+    assert result.exit_code == 0, result.output
+    lengths = []
+    for line in result.stdout.splitlines():
+        pieces = [(each["lm_log_probability"] is None, len(each["pieces"])) for each in json.loads(line)["hypotheses"]]
+        assert all(none == (length > 3) for none, length in pieces) and pieces == sorted(
+            pieces, key=lambda pair: pair[0]
+        )
+        lengths += [length for _, length in pieces]
+    too_long = sum(length > 3 for length in lengths)
+    assert 0 < too_long < len(lengths) and f"{too_long} hypotheses are too long" in " ".join(result.stderr.split())
+
+
 def test_the_source_of_a_translation_through_a_third_language_is_the_text_in_that_language(folder: Path) -> None:
     records = [json.loads(line) for line in (folder / "nbest.jsonl").read_text().splitlines()]
     pivoted = [record | {"source": "alle Menschen", "pivot": record["source"]} for record in records]
