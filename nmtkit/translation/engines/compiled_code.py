@@ -7,7 +7,6 @@ that reaches it.
 
 import contextlib
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -87,32 +86,36 @@ class Kernels:
     """A collection of kernels, which are compiled together by `build`."""
 
     def __init__(self, name: str) -> None:
-        self.module = ir.Module(name)
-        self.symbols: dict[str, str] = {}  # symbol for the linker -> name in the module
+        self.name = name
+        self.written: dict[str, tuple[Callable[..., Any], ir.FunctionType]] = {}  # name -> writer of the code, type
         self.engine: Any = None
 
     def kernel(self, *kinds: Any, result: Any = NOTHING) -> Callable[[Callable[..., Any]], Any]:
         """Adds a function that writes vector code. `kinds` are the kinds of its arguments after the `Vectors`.
 
-        Returns the kernel, which compiled code can call.
+        Returns the kernel, which compiled code can call. The vector code is not written if its machine code is kept.
         """
 
         def decorate(write: Callable[..., Any]) -> Any:
-            function = ir.Function(
-                self.module, ir.FunctionType(KINDS[result], [KINDS[kind] for kind in kinds]), write.__name__
-            )
-            builder = ir.IRBuilder(function.append_basic_block())
-            value = write(Vectors(builder), *function.args)
-            builder.ret_void() if result is NOTHING else builder.ret(value)
-            symbol = f"{self.module.name}_{write.__name__}"
-            self.symbols[symbol] = write.__name__
-            return types.ExternalFunction(symbol, result(*kinds))
+            self.written[write.__name__] = write, ir.FunctionType(KINDS[result], [KINDS[kind] for kind in kinds])
+            return types.ExternalFunction(f"{self.name}_{write.__name__}", result(*kinds))
 
         return decorate
 
     def function(self, name: str) -> ir.Function:
         """Returns a kernel in the language of LLVM, so that another kernel can call it."""
         return self.module.get_global(name)
+
+    @functools.cached_property
+    def module(self) -> ir.Module:
+        """The kernels in the language of LLVM."""
+        self.module = module = ir.Module(self.name)  # for `function`
+        for name, (write, kind) in self.written.items():
+            function = ir.Function(module, kind, name)
+            builder = ir.IRBuilder(function.append_basic_block())
+            value = write(Vectors(builder), *function.args)
+            builder.ret_void() if value is None else builder.ret(value)
+        return module
 
     def text(self, machine: Any, triple: str) -> str:
         """Returns the kernels in the language of LLVM, for a machine."""
@@ -136,13 +139,10 @@ class Kernels:
     def build(self) -> None:
         """Compiles the kernels, or reads their machine code from a file. Must precede calls of compiled functions."""
         name, features = machine_code.processor()
-        triple = llvm.get_default_triple()
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=name, features=features, opt=3, reloc="default", codemodel="jitdefault", jit=True
         )
-        text = self.text(machine, triple)
-        facts = f"{llvm.llvm_version_info} {name} {features} {text}"
-        path = machine_code.folder() / f"kernels-{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.o"
+        path = machine_code.folder() / "kernels.o"
 
         def write(_: Any, code: bytes) -> None:
             if not machine_code.is_closed():
@@ -151,12 +151,13 @@ class Kernels:
                     with atomic_write(path) as file:
                         file.write(code)
 
-        def read(_: Any) -> bytes | None:
-            return path.read_bytes() if path.exists() else None
-
-        module = llvm.parse_assembly(text) if path.exists() else self.optimized(text, machine)
-        self.engine = llvm.create_mcjit_compiler(module, machine)
-        self.engine.set_object_cache(write, read)
+        if path.exists():
+            self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+            self.engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
+        else:
+            module = self.optimized(self.text(machine, llvm.get_default_triple()), machine)
+            self.engine = llvm.create_mcjit_compiler(module, machine)
+            self.engine.set_object_cache(write)
         self.engine.finalize_object()
-        for symbol, function in self.symbols.items():
-            llvm.add_symbol(symbol, self.engine.get_function_address(function))
+        for function in self.written:
+            llvm.add_symbol(f"{self.name}_{function}", self.engine.get_function_address(function))
