@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import save_tiny_transformer, tiny_tokenizer
+from builders import save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -247,6 +247,14 @@ def test_generate_counts_lines_also_with_split_sentences_and_empty_lines(
     assert counted(stages) == {"lines": (9, 9)}
     (tmp_path / "text").write_text("\n\n", encoding="utf-8")
     assert counted(stages_of(monkeypatch, *words)) == {"lines": (2, 2)}
+
+
+def test_a_translation_through_a_pivot_counts_each_line_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = save_transformer(tmp_path / "many.pt", languages=("it", "en", "de"))
+    (tmp_path / "text").write_text("a b\n" * 5, encoding="utf-8")
+    words = ["generate", "--path", str(path), "--input", str(tmp_path / "text"), "--output", str(tmp_path / "out")]
+    words += ["--source-lang", "it", "--target-lang", "de", "--pivot", "en", "--max-len-b", "3"]
+    assert counted(stages_of(monkeypatch, *words)) == {"lines": (5, 5)}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
