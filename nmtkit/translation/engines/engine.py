@@ -21,7 +21,7 @@ from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.layers import is_unmodified
+from nmtkit.models.layers import ModuleWatch
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import free_search
@@ -75,16 +75,18 @@ class LoadedModels:
 
     def recorded(self, models: list[Architecture]) -> list[Architecture]:
         """Returns `models`, and records their modules and weights for `are_changed`."""
-        self.__dict__["fingerprint"] = fingerprint(models)
+        self.__dict__["watch"] = ModuleWatch(models)
         return models
+
+    @cached_property
+    def watch_of_originals(self) -> ModuleWatch:
+        return ModuleWatch(self.models)
 
     @property
     def are_changed(self) -> bool:
         """Whether `torch_models` have hooks, new code, new modules or new weights since they were loaded."""
-        models = self.__dict__.get("prepared", [])
-        modules = [module for model in (*self.models, *models) for module in model.modules()]
-        changed = bool(models) and fingerprint(models) != self.__dict__["fingerprint"]
-        return changed or not all(is_unmodified(module, type(module)) for module in modules)
+        watch: ModuleWatch | None = self.__dict__.get("watch")
+        return self.watch_of_originals.have_hooks() or (watch is not None and watch.are_changed())
 
     def prepare_in_place(self) -> None:
         """Converts the models themselves, which saves memory. They then lack the weights of their checkpoints."""
@@ -111,16 +113,6 @@ class LoadedModels:
         if self.precision == "bf16":
             raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, give --engine torch")
         return self.precision
-
-
-def fingerprint(models: Sequence[Architecture]) -> list[tuple[int, int]]:
-    """Returns the identities of all modules and parameters, and the versions of the parameters.
-
-    A version counts the changes of a parameter in place, apart from changes of its attribute `data`.
-    """
-    modules = [(id(module), 0) for model in models for module in model.modules()]
-    parameters = [parameter for model in models for parameter in model.parameters() if not parameter.is_inference()]
-    return [*modules, *((id(parameter), parameter._version) for parameter in parameters)]
 
 
 def sharing_copy(model: Architecture) -> Architecture:

@@ -136,20 +136,22 @@ class LockstepSearch:
     ) -> MemorySizes:
         """Returns the sizes of memory for a thread that searches about `number` of the sentences."""
         starts = sentences.sources.starts
-        longest, tokens = int(np.diff(starts).max()), int(np.diff(starts[groups]).max())
+        first = starts[groups]
+        longest, tokens = int((starts[1:] - starts[:-1]).max()), int((first[1:] - first[:-1]).max())
         slots = max(1, min(MOST_SENTENCES, MOST_ROWS // settings.beam, number))
         recorded = rounded(longest) if records else 0
         if records:
             slots = max(1, min(slots, RECORDED // (longest * longest * settings.beam)))
-        lists = np.diff(sentences.columns.starts)
-        vocabulary = rounded(int(lists.max())) if lists.any() else int(self.models["vocabulary"][0])
+        shortlists, vocabulary = len(sentences.columns.values) > 0, len(self.transformers[0].output_projection.weight)
+        if shortlists:
+            vocabulary = rounded(int(np.diff(sentences.columns.starts).max()))
         return MemorySizes(
             slots=slots,
             beam=settings.beam,
             rows=rounded(max(tokens, slots * settings.beam)),
             positions=rounded(max(longest, int(sentences.max_lengths.max()) + 1)),
             vocabulary=vocabulary,
-            shortlists=bool(lists.any()),
+            shortlists=shortlists,
             recorded=recorded,
         )
 

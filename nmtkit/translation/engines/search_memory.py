@@ -37,14 +37,21 @@ from nmtkit.translation.search.decoding import needs_attention
 from nmtkit.translation.search.options import SearchOptions
 
 STEPS = 32  # positions of the cache at first
-ROUNDED = 64  # memory has a multiple of this number of rows, positions and columns, so that further calls can use it
+ROUNDED = 128  # memory has a multiple of this number of rows, positions and columns, so that further calls can use it
 
 
 def ragged(lists: Sequence[Any], dtype: Any = np.int64) -> Ragged:
+    parts = [np.asarray(each, dtype) for each in lists if len(each)]
+    if not parts:
+        return empty_lists(len(lists), dtype)
     starts = np.zeros(len(lists) + 1, np.int64)
     np.cumsum([len(each) for each in lists], out=starts[1:])
-    parts = [np.asarray(each, dtype) for each in lists if len(each)]
-    return Ragged(np.concatenate(parts) if parts else np.zeros(0, dtype), starts)
+    return Ragged(np.concatenate(parts), starts)
+
+
+@functools.lru_cache(maxsize=256)
+def empty_lists(number: int, dtype: Any) -> Ragged:
+    return Ragged(np.zeros(0, dtype), np.zeros(number + 1, np.int64))
 
 
 # --- avoided texts ----------------------------------------------------------------------------------------------------
@@ -243,7 +250,7 @@ def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> 
         scores=np.full((number, nbest), -np.inf),
         log_probabilities=np.full((number, nbest), -np.inf),
         lengths=integers(number, nbest),
-        order=np.tile(np.arange(nbest), (number, 1)),
+        order=np.tile(np.arange(nbest), (number, 1)) if nbest > 1 else integers(number, 1),
         tokens=np.zeros((number, nbest, longest), np.int32),
         gains=np.zeros((number if options.quality else 0, nbest, longest)),
         attention=Ragged(np.empty(int(starts[-1]), np.float32), starts),
@@ -257,6 +264,8 @@ def encoding_groups(starts: Array, threads: int) -> Array:
     """
     size = min(compiled.ENCODED, -(-int(starts[-1]) // threads))
     groups, number = [0], len(starts) - 1
+    if starts[-1] <= size:
+        return np.array([0, number])
     while groups[-1] < number:
         end = int(np.searchsorted(starts, starts[groups[-1]] + size))
         groups.append(min(max(end, groups[-1] + 1), number))
