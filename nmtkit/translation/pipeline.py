@@ -82,7 +82,7 @@ class Pipeline:
         steps: list[Step | None] = [
             Normalization(),
             Markup() if text.markup else None,
-            WhiteSpace(tokenizer),
+            WhiteSpace(tokenizer) if text.rewriting else None,
             QualityEstimation() if search.quality else None,
             Sentences(text.split_sentences) if text.split_sentences is not None else None,
             InvisibleCharacters(tokenizer),
