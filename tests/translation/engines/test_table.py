@@ -25,7 +25,8 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK
 from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
-from nmtkit.translation.engines import ENGINES
+from nmtkit.translation.engines import AUTO, ENGINES
+from nmtkit.translation.engines.engine import NOT_COMPILED
 from nmtkit.translation.lines import as_object
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
@@ -113,6 +114,7 @@ OTHER_SEARCHES = {"nbest", "lenpen", "lenpen below 0", "min_len", "no_repeat_ngr
 OTHER_SEARCHES |= {"diversity", "sampling", "temperature", "top_k", "top_p", "seed", "shortlist", "logits_processors"}
 OTHER_SEARCHES |= {"mbr", "mbr of samples"}
 ERRORS = {
+    AUTO: set(),
     "torch": set(),
     "slots": set(),
     "numba": set(),
@@ -121,7 +123,7 @@ ERRORS = {
 
 
 def test_every_engine_has_a_column_and_every_option_a_row() -> None:
-    assert set(ERRORS) == set(ENGINES.names())
+    assert set(ERRORS) == {AUTO, *ENGINES.names()}
     configs: tuple[Any, ...] = (SearchOptions, TextOptions, TranslatorOptions, DeviceOptions, Request)
     options = {field.name for config in configs for field in dataclasses.fields(config)}
     assert options == options & {*ROWS, *ELSEWHERE}, "add a row for the new option"
@@ -146,7 +148,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=ENGINES.names())
+@pytest.fixture(params=[AUTO, *ENGINES.names()])
 def engine(request: pytest.FixtureRequest) -> str:
     if request.param in ("numba", "ctranslate2"):
         pytest.importorskip(request.param)
@@ -236,8 +238,8 @@ def test_a_cell_is_the_result_of_pytorch_or_an_error(
     with caplog.at_level("INFO", "nmtkit"):
         found = translated(model, folder, row)
     assert_equal(found, expected(folder, row), TOLERANCE.get(engine, 2e-3))
-    told = [record.getMessage() for record in caplog.records if "PyTorch searches" in record.getMessage()]
-    assert all(any(name in message for name in names_of(row)) for message in told)
+    told = [record.getMessage() for record in caplog.records if "torch, because" in record.getMessage()]
+    assert all(any(name in message for name in (*names_of(row), NOT_COMPILED)) for message in told)
 
 
 def names_of(row: str) -> list[str]:
