@@ -320,7 +320,8 @@ class Catalogue(Document):
             before = _previous_comments(self.text, line_start)
             return [(before, before, f"#, fuzzy{self.newline}")]
         start, end = entry.flags[0]
-        after_sign, comma = start + len("#,"), "," if self.text[start + len("#,") : end].strip() else ""
+        after_sign = self.text.index("#,", start) + len("#,")
+        comma = "," if self.text[after_sign:end].strip() else ""
         return [] if self.is_fuzzy(entry) else [(after_sign, after_sign, f" fuzzy{comma}")]
 
     def encoded(self, text: str) -> bytes:

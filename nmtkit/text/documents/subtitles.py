@@ -42,6 +42,8 @@ _LIKE_TIMES = re.compile(
 )
 _ARROW = re.compile(r"[-–—=]{1,5}[ \t]?(?:>|&gt;)|→|[->–—]")
 _CLOCKS = re.compile(r"[ \t]*+[-−+]?(?:\d[\d \t:.,;'’：，．hms]*+)")  # clocks in any notation, such as 0h00m03s
+_CLOCK_WITH_ARROW = re.compile(r"\d:\d{1,2}[,.:]\d{1,9}+[ \t]*+--(?:>|&gt;)|--(?:>|&gt;)[ \t]*+\d{1,9}+:\d{1,2}[,.:]\d")
+_TAG = re.compile(r"<[^<>]*+>|\{[^{}]*+\}")
 _GROUP = re.compile(r"\d+")
 _NUMBER = re.compile(r"[ \t]*+\d++[ \t]*+")
 _DASH = re.compile(r"\s*+[-–—‐][ \u00a0]?(?=\S)")
@@ -101,7 +103,13 @@ def timing(text: str, start: int, end: int, *, expected: bool = False) -> tuple[
 
 
 def are_clocks(line: str, *, expected: bool) -> bool:
-    """Returns whether a line is a clock, an arrow or a dash, and a second clock, in a notation that no player reads."""
+    """Returns whether a line is a clock, an arrow or a dash, and a second clock, in a notation that no player reads.
+
+    A line with --> beside a clock is such a line, and any line with --> where times are `expected`.
+    """
+    line = _TAG.sub("", line)
+    if (expected and "-->" in line) or _CLOCK_WITH_ARROW.search(line):
+        return True
     arrow = _ARROW.search(line, len(line) - len(line.lstrip(" \t-−")))
     if arrow is None or _CLOCKS.fullmatch(line, 0, arrow.start()) is None:
         return False
@@ -309,4 +317,4 @@ def _without_dash(pieces: list[Piece]) -> list[Piece]:
 
 
 def _columns(line: str) -> int:
-    return Word(text=re.sub(r"<[^<>]*>|\{[^{}]*\}", "", line)).width
+    return Word(text=_TAG.sub("", line)).width

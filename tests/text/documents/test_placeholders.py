@@ -123,6 +123,11 @@ def test_a_template_gets_a_valid_header():
     assert "nplurals=4" in found or "nplurals=3" in found
 
 
+def test_an_indented_line_of_flags_gets_a_flag():
+    document = read_document(b'  #, c-format\n  msgid "a"\n  msgstr ""\n', "po", "x.po", ReadOptions("de"))
+    assert document.render(["b"]) == '  #, fuzzy, c-format\n  msgid "a"\n  msgstr "b"\n'
+
+
 def test_an_empty_line_of_flags_gets_one_flag():
     document = read_document(b'#,\nmsgid "a"\nmsgstr ""\n', "po", "x.po", ReadOptions("de"))
     assert document.render(["b"]).startswith("#, fuzzy\n")

@@ -196,7 +196,7 @@ def test_any_film_keeps_its_times_and_codes_and_every_word_comes_once(texts, new
 
 
 @pytest.mark.parametrize(
-    "attack", [" " * 50_000, "-->" * 20_000, "00:00:01,000 --> " * 5_000, "<i>" * 20_000 + "x", "a\n" * 20_000,
+    "attack", [" " * 50_000, "-->" * 20_000, "00:00:01,000 -> " * 5_000, "<i>" * 20_000 + "x", "a\n" * 20_000,
                "{\\" * 20_000]
 )  # fmt: skip
 def test_hostile_subtitles_come_back_unchanged_in_linear_time(attack):
@@ -249,6 +249,16 @@ def test_no_notation_of_times_becomes_text_of_the_cue_before(clock, format):
                 assert f"line {text.count(chr(10)) - 1}" in str(error)
             else:
                 assert document.segments == ["One.", "Two."], (first, arrow, second)
+
+
+@pytest.mark.parametrize(
+    "times",
+    ["00:0<b>0:03,000 --> 00:00:05,000", "é 00:00:03,000 --> 00:00:05,000", "<i>00:00:03,000 --> 00:00:05", "{ --> 5",
+     "00:00:03,000%d --> 00:00:05,000", "x 00:00:03.000 --&gt; 1", "one --> 00:05.000", "0:03.000 -<b>-> 0:05.000"],
+)  # fmt: skip
+def test_damaged_times_do_not_become_text_of_the_cue_before(times):
+    with pytest.raises(ValueError, match="line 6"):
+        read_document(f"1\n00:00:01,000 --> 00:00:02,000\nHi\n\n2\n{times}\nHo\n".encode(), "srt", "x.srt")
 
 
 @pytest.mark.parametrize(
