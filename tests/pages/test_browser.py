@@ -297,17 +297,20 @@ def test_languages_errors_and_tools_stay_in_view_and_nothing_is_cut(address: str
         scrollTo(0, ends[1]); await pause(100);
         look("middle", ["from", "to", "swap", "notice", "copy", "download"]);
         scrollTo(0, ends[0]); await pause(100);
-        look("top", ["from", "to", "swap", "notice", "open-file", "clear", "count"]);
+        look("top", ["from", "to", "swap", "notice", "open-file", "clear", "count", "copy"]);
         seen.wide = document.documentElement.scrollWidth > innerWidth;
         seen.cut = [...document.querySelectorAll("button, select, .notice, .hint, h1, nav a")]
             .filter(node => node.offsetWidth && node.scrollWidth > node.clientWidth + 1)
             .map(node => node.id || node.className);
         seen.notice = noticed();
+        seen.behind = get("mirror").clientHeight === get("source").clientHeight
+            && get("source").scrollHeight <= get("source").clientHeight + 30;
         top.done(seen);
     """.replace("WIDTH", str(width))
     seen = told(address, tmp_path, script, "--window-size=1400,900")
     assert seen["notice"].startswith("A part of the text could not be translated. No.")
     assert (seen["middle"], seen["top"], seen["wide"], seen["cut"]) == (True, True, False, [])
+    assert seen["behind"]  # the marked words are behind the words of the field, of which no line is hidden
 
 
 @pytest.mark.slow
