@@ -96,7 +96,7 @@ def cross_entropies(
 
 def loaded(path: Path) -> Translator:
     """Loads a model for the device that `nmtkit generate` chooses by default."""
-    return Translator.load(path, rank_device("auto", workers=1))
+    return Translator.load(path, rank_device("auto", workers=1), engine="torch")  # scores, without a search
 
 
 class SelfTrained(DualCrossEntropy):

@@ -109,7 +109,7 @@ def text_likelihoods(
     are the columns of a corpus `source`. `languages` are the source and target language. Raises ValueError if the
     source is missing or superfluous, or if line counts differ.
     """
-    translator = Translator.load(path)
+    translator = Translator.load(path, engine="torch")
     if is_language_model(translator) and source is not None:
         raise ValueError(f"{path} is a language model, which reads no source; leave out --src")
     if not is_language_model(translator) and source is None:

@@ -152,7 +152,9 @@ class ChannelModels:
         Raises ValueError if a model is of the wrong kind or of another direction, or if it needs a language.
         """
         device = rank_device(DeviceOptions().named_device, 1)
-        self.backward, self.lm = (None if file is None else Translator.load(file, device) for file in (backward, lm))
+        self.backward, self.lm = (
+            None if file is None else Translator.load(file, device, engine="torch") for file in (backward, lm)
+        )
         self.languages: Codes = target_lang, source_lang  # of the backward model, which reads y
         self.lm_language: str | None = None
         if lm is not None and self.lm is not None:

@@ -17,13 +17,14 @@ from nmtkit.config.plugins import load_plugins, source_digests
 from nmtkit.data.corpora.compression import is_compressed
 from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder
-from nmtkit.jobs import distributed
+from nmtkit.jobs import distributed, machine_code
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Shard, check_regular, divide, open_plan
 from nmtkit.jobs.shard_processes import Factory, ShardResults, shard_processes
 from nmtkit.jobs.workers import Shared
 from nmtkit.models.building import check_translation_models
 from nmtkit.text.sentences import has_several
+from nmtkit.translation.engines import AUTO
 from nmtkit.translation.lines import field_value, output_line, text_requests
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
@@ -84,7 +85,7 @@ class TranslationSettings:
         return settings | {
             "command": "generate", "version of nmtkit": nmtkit.__version__, "--format": self.format,
             "--source-tag": self.source_tag, "device": self.device.partition(":")[0],
-            "--precision": self.devices.precision, "--engine": self.devices.engine,
+            "--precision": self.devices.precision, "--engine": engine_of(self.devices),
             "plug-ins": source_digests(self.plugins), "logits processors": processors,
         }  # fmt: skip
 
@@ -92,6 +93,17 @@ class TranslationSettings:
         """Returns the files that the logits processors read, such as a language model, by their flags."""
         fields = [pair for config in self.search.processors.values() for pair in fields_of(config)]
         return {flag_of(field): path for field, path in fields if isinstance(path, Path) and not path.is_dir()}
+
+
+def engine_of(devices: DeviceOptions) -> str:
+    """Returns the name of the engine, as far as the name tells which translations are made.
+
+    In int8, the translations of the compiled search and of PyTorch differ, so machines with and without Numba do not
+    share a job with --engine auto.
+    """
+    if devices.engine != AUTO or devices.precision != "int8":
+        return devices.engine
+    return f"{AUTO}, {'with' if machine_code.installed() else 'without'} numba"
 
 
 class ShardTranslator:
@@ -104,6 +116,7 @@ class ShardTranslator:
         self.settings, self.translator = settings, translator
         # here, so that errors come before the plan
         self.pipeline = translator.pipeline(settings.search, settings.text, settings.source_tag)
+        translator.batch_decoder(settings.search)  # prepares the engine, whose memory forked processes share
 
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the output line of each line of a shard, with its \\n.

@@ -20,8 +20,10 @@ from nmtkit.config.registry import RegistryEntry
 from nmtkit.contracts import engine as contract
 from nmtkit.jobs import machine_code
 from nmtkit.translation.engines import ENGINES, Decoder, Engine, EngineConfig, LoadedModels, engine
+from nmtkit.translation.options import DeviceOptions
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Request, SegmentBatch
+from nmtkit.translation.shards import engine_of
 from nmtkit.translation.translator import Translator
 
 LINES = fragments()[:3]
@@ -115,6 +117,16 @@ def test_a_refused_option_is_named_once_and_nothing_is_compiled_for_it(
     assert "torch" in message and "--sampling" in message
     assert translator.decoder.engine.prepared == 0  # type: ignore[attr-defined]
     assert translator.decoder.choice(SearchOptions(sampling=True)).startswith("torch (")
+
+
+def test_a_job_in_8_bits_belongs_to_machines_with_the_same_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {}
+    for installed in (False, True):
+        monkeypatch.setattr(machine_code, "installed", lambda installed=installed: installed)
+        for precision in ("fp32", "int8"):
+            names[precision, installed] = engine_of(DeviceOptions(precision=precision))
+    assert names["fp32", False] == names["fp32", True]
+    assert names["int8", False] != names["int8", True]
 
 
 @pytest.mark.usefixtures("compiled")
