@@ -1,6 +1,7 @@
 """Runs the compiled search on batches of segments: arrays in, hypotheses out, with any number of threads."""
 
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,8 @@ class LockstepSearch:
         self.linears = [np.array(tables.linears, np.int64) for tables in self.tables]
         self.positions: dict[tuple[int, str], Array] = {}  # tables of positions, by the model and the side
         self.extending = threading.Lock()
+        self.process: int | None = None  # the process whose threads `executor` has
+        self.executor: ThreadPoolExecutor
         self.free: list[SearchMemory] = []  # memory of earlier searches, for the next searches
 
     def search(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
@@ -194,10 +197,15 @@ class LockstepSearch:
     def threads(self) -> int:
         return torch.get_num_threads()
 
-    @cached_property
+    @property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads that search at the same time. Compiled functions release the lock of Python."""
-        return ThreadPoolExecutor(self.threads, "numba")
+        """Threads that search at the same time. Compiled functions release the lock of Python.
+
+        A forked process makes new threads, because it has none of the threads of its parent.
+        """
+        if self.process != os.getpid():
+            self.process, self.executor = os.getpid(), ThreadPoolExecutor(self.threads, "numba")
+        return self.executor
 
 
 def settings_of(options: SearchOptions) -> Settings:

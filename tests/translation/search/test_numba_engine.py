@@ -1,5 +1,6 @@
 """The compiled search: the same hypotheses and scores as PyTorch's search, for every setting that it supports."""
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -179,6 +180,16 @@ def test_prefixes_give_the_hypotheses_of_pytorch(search: str, shortlist: bool, l
     compare(found, expected, 1e-4)
     for prefix, hypotheses in zip(prefixes, found, strict=True):
         assert all(tuple(hypothesis.tokens[: len(prefix)]) == prefix for hypothesis in hypotheses)
+
+
+def test_a_forked_process_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, options = engine_of(ending(), "fp32"), SearchOptions(beam=1)
+    monkeypatch.setattr(LockstepSearch, "threads", property(lambda self: 2))
+    expected = engine.search(segments(SOURCES), options)
+    fork = multiprocessing.get_context("fork").Process
+    process = fork(target=lambda: sys.exit(engine.search(segments(SOURCES), options) != expected))
+    process.start(), process.join(60), process.kill()
+    assert process.exitcode == 0
 
 
 AVOIDED = [[(4, 9), (7,)], [], [(19,), (27, 27)], [(3, EOS)], [(29, 29, 29), (8,)], [(5, EOS)]]
