@@ -21,7 +21,7 @@ from nmtkit.models.layers import attention as attentions
 from nmtkit.models.layers.attention_reference import AttentionSpec, reference_attention
 from nmtkit.models.layers.dropout import add_and_norm, dropout
 from nmtkit.models.layers.logsumexp_gpu import logsumexp
-from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
+from nmtkit.models.layers.losses import cross_entropy, output_cross_entropy, output_two_pass_loss
 from nmtkit.translation.engines.continuous_batching import ContinuousBatching
 from nmtkit.translation.engines.graph_search import Eager
 from nmtkit.translation.search.decoding import beam_search
@@ -132,8 +132,8 @@ def losses(device: torch.device, scale: Scale) -> Iterator[Row]:
             exact.zero_grad()
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 if name == "R-Drop":
-                    expected = output_r_drop_loss(nn.Sequential(exact), *passes, target, 0.1, 5.0)
-                    got = output_r_drop_loss(own, *given, target.to(device), 0.1, 5.0)
+                    expected = output_two_pass_loss(nn.Sequential(exact), *passes, target, 0.1, share=0.5, alpha=2.5)
+                    got = output_two_pass_loss(own, *given, target.to(device), 0.1, share=0.5, alpha=2.5)
                 else:
                     expected = cross_entropy(exact(passes[0]), target, 0.1)
                     got = output_cross_entropy(own, given[0], target.to(device), 0.1)
