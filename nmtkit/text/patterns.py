@@ -23,7 +23,9 @@ _NUMBER = (
     rf"(?:\d{{1,3}}(?:[{_SPACES}{_SEPARATORS}]\d{{3}}){{1,10}}+(?!\d)|\d{{1,3}}(?:,\d\d){{1,8}},\d{{3}}(?!\d)|\d{{1,30}}+)"
     r"(?:[.,]\d{1,30}+)?+"
 )
-_LINK_END = r"(?<![.,;:!?)\]}'’…])"
+# the characters of a link; braces only in pairs, as in a link with a placeholder
+_LINK = r"(?:[^\s<>\"“”«»{}]|\{[^\s<>{}]{0,100}\})"
+_LINK_END = r"(?<![.,;:!?)\]'’…])"
 
 # printf: flags, width, precision and length before the conversion. The space flag is left out, and the minus needs a
 # width, because "50 % discount" and "50 %-ig" are not conversions.
@@ -65,10 +67,10 @@ MEASURES = (
     rf"[€$£¥][{_SPACES}]?{_NUMBER}(?!\w)",
 )
 PATTERNS = (
-    r"(?:https?|ftps?|file)://[^\s<>\"“”«»]+" + _LINK_END,
-    r"\bwww\.[^\s<>\"“”«»]+" + _LINK_END,
+    rf"(?:https?|ftps?|file)://{_LINK}+{_LINK_END}",
+    rf"\bwww\.{_LINK}+{_LINK_END}",
     r"\b(?:mailto:)?[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]+)+",
-    r"\b(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,63}/[^\s<>\"“”«»]*" + _LINK_END,
+    rf"\b(?:[a-z0-9-]{{1,63}}\.){{1,8}}[a-z]{{2,63}}/{_LINK}*{_LINK_END}",
     r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",  # IP addresses
     r"(?<![\w.@])@\w+",
     r"\$?\{\{[^{}\n]*+\}\}|\{%[^{}\n]*%\}|"

@@ -32,6 +32,7 @@ def restored(source, target, patterns=BUILT_IN, links=None, known=True):
     ("text", "expected"),
     [
         ("See https://x.org/a?b=1, or (http://y.de/z_(1)).", ["https://x.org/a?b=1", "http://y.de/z_(1"]),
+        ("Open http://a.b/{c}/d and http://a.b/c{name} now", ["http://a.b/{c}/d", "http://a.b/c{name}"]),
         ("Ask joe.doe+x@mail.example.com or @joe.", ["joe.doe+x@mail.example.com", "@joe"]),
         ("Go to example.org/path now, not to e.g. this.", ["example.org/path"]),
         ("Hello {name}, {{count}} new, ${total}, {0:>10.2f}", ["{name}", "{{count}}", "${total}", "{0:>10.2f}"]),

@@ -125,7 +125,7 @@ def test_failures_that_may_pass_are_tried_again_after_growing_waits(faulty: Faul
 
 def test_the_last_failure_is_told(faulty: Faulty) -> None:
     faulty.faults = [TRANSIENT[0]] * 3
-    with pytest.raises(OSError, match="3 attempts failed, the last with status 500: oops"):
+    with pytest.raises(OSError, match=r"3 attempts .*500: oops"):
         server(faulty, attempts=3).candidates("a")
 
 

@@ -327,13 +327,17 @@ class Decoder:
             return self.torch
         if self.automatic and (alone or self.decided is None) and self.engine.refusal(options) is None:
             self.decide()
-        engine, reason = self.chosen(options, alone)
+        engine, _ = self.chosen(options, alone)
+        engine.prepare()
+        return engine
+
+    def tell(self, options: SearchOptions) -> None:
+        """Logs the name of the engine for these options, once. Errors of the input come before the first batch."""
+        _, reason = self.chosen(options, alone=False)
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:
             self.told.add(name)
             logger.info("engine: %s", name)
-        engine.prepare()
-        return engine
 
     def decide(self) -> None:
         """Chooses between the compiled search and PyTorch, if the machine code was missing until now."""
@@ -382,6 +386,8 @@ class Decoder:
 
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
+            if batch and not options.score_reference:
+                self.tell(options)
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
             if self.automatic and engine is self.torch is self.decided:
                 self.engine.is_awaited()
