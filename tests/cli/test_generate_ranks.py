@@ -70,7 +70,7 @@ def test_a_process_that_dies_ends_all_with_an_error(trained: Path, tmp_path: Pat
         "    return encode(self, source)\n"
         "Transformer.encode = dying\n"
     )
-    done = two_processes("--path", str(trained), "--plugin", str(plugin), text=TEXT)
+    done = two_processes("--path", str(trained), "--plugin", str(plugin), "--engine", "torch", text=TEXT)
     assert done.returncode != 0
     assert done.stdout.count(b"\n") < 48
 

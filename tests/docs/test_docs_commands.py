@@ -109,7 +109,7 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
 @pytest.mark.slow
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
-    imports, languages, huggingface, m2m, marian, browsers = blocks("models.md")
+    imports, languages, huggingface, m2m, marian, argos, browsers = blocks("models.md")
     if multilingual:
         typed("nmtkit import nllb-200-distilled-600M nllb.pt", True)
         for line in languages:
@@ -145,6 +145,10 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
     typed(export, False)
+    plain = f"train student-bin --arch transformer_tiny --save-dir plain {SHORT} {sizes}"
+    assert CliRunner().invoke(main, shlex.split(plain)).exit_code == 0
+    typed(argos[0].replace("averaged.pt", "plain"), False)  # the tokenizer of averaged.pt has two SentencePiece models
+    assert Path("en_de.argosmodel").is_file()
     assert {"vocab.spm", "lex.s2t.bin", "config.yml"} <= {path.name for path in Path("en-de-bergamot").iterdir()}
     shutil.copy("en-de.pt", "averaged.pt")  # transformers has the positions of this model
     for line in huggingface:

@@ -91,6 +91,22 @@ def test_schedule_free_adamw_is_algorithm_1() -> None:
     assert torch.equal(weight.detach(), before)
 
 
+@pytest.mark.parametrize("name", ["lion", "schedule_free_adamw"])
+def test_a_step_with_an_infinite_gradient_changes_nothing(name: str) -> None:
+    weights = [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
+    optimizers: list[Any] = [OPTIMIZERS[name].factory(OPTIMIZERS[name].preset, group_of(weight)) for weight in weights]
+    for step, gradient in enumerate((0.5, torch.inf, -0.25)):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            if optimizer is optimizers[1] and gradient == torch.inf:
+                continue  # the second optimizer never sees the step
+            weight.grad = torch.full((2, 2), gradient)
+            optimizer.param_groups[0]["lr"] = 0.1
+            optimizer.found_inf = torch.tensor(float(step == 1))
+            optimizer.step()
+        torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    torch.testing.assert_close(optimizers[0].state[weights[0]], optimizers[1].state[weights[1]], rtol=0, atol=0)
+
+
 def test_sgd_has_nesterov_momentum() -> None:
     # v1 = 2, step 2 + 0.5 x 2; v2 = 0.5 x 2 + 1 = 2, step 1 + 0.5 x 2
     assert stepped("sgd", [2.0, 1.0], momentum=0.5) == pytest.approx(1 - 0.1 * 3 - 0.1 * 2, abs=1e-6)

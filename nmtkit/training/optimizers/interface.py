@@ -15,6 +15,7 @@ group if present.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -50,6 +51,18 @@ class OptimizerRegistry(Registry[Optimizer]):
 
 
 OPTIMIZERS = OptimizerRegistry()
+
+
+def unless_skipped(gradient: Tensor, found_inf: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the gradient, and the number 1, if the step is made; else zeros, and the number 0.
+
+    The numbers stay on the device, so that no step waits for the device. NaN times 0 is NaN, hence the zeros.
+    """
+    applied = torch.ones((), device=gradient.device, dtype=gradient.dtype)
+    if found_inf is None:
+        return gradient, applied
+    skipped = found_inf > 0
+    return gradient.masked_fill(skipped, 0.0), applied.masked_fill(skipped, 0.0)
 
 
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:

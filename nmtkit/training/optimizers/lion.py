@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from nmtkit.config import Config, option
-from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
+from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups, unless_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,13 @@ class LionConfig(Config):
 
 @OPTIMIZERS.register("lion", LionConfig(), works_on_shards=True)
 class Lion(Optimizer):
-    """All values of an update have the size of the learning rate, so use a third to a tenth of the rate of Adam."""
+    """All values of an update have the size of the learning rate, so use a third to a tenth of the rate of Adam.
+
+    If `found_inf`, a number on the device, is above 0, a step changes neither parameters nor state.
+    """
+
+    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
+    found_inf: Tensor | None = None
 
     def __init__(self, config: LionConfig, groups: ParameterGroups) -> None:
         super().__init__(groups, {"lr": 0.0, "betas": config.lion_betas, "weight_decay": config.weight_decay})
@@ -41,6 +48,7 @@ class Lion(Optimizer):
                 state = self.state[parameter]
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
-                direction = torch.lerp(parameter.grad, state["momentum"], share).sign_()
-                parameter.mul_(1 - lr * group["weight_decay"]).sub_(direction, alpha=lr)
-                state["momentum"].lerp_(parameter.grad, 1 - decay)
+                gradient, applied = unless_skipped(parameter.grad, self.found_inf)
+                direction = torch.lerp(gradient, state["momentum"], share).sign_()
+                parameter.mul_(1 - applied * (lr * group["weight_decay"])).sub_(direction.mul_(applied * lr))
+                state["momentum"].lerp_(gradient, applied * (1 - decay))

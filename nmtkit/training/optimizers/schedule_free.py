@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from nmtkit.config import option
 from nmtkit.training.optimizers.elementwise import AdamWConfig
-from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
+from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups, unless_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,11 @@ class ScheduleFreeAdamW(Optimizer):
 
     z are the weights of AdamW without momentum, and x their average, weighted by the squared learning rates. Gradients
     are computed at y = (1 - beta_1) z + beta_1 x, so the parameters of the model are y. The weights for validation and
-    checkpoints are x.
+    checkpoints are x. If `found_inf`, a number on the device, is above 0, a step changes neither parameters nor state.
     """
+
+    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
+    found_inf: Tensor | None = None
 
     def __init__(self, config: ScheduleFreeConfig, groups: ParameterGroups) -> None:
         defaults = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps, "weight_decay": config.weight_decay}
@@ -48,8 +51,9 @@ class ScheduleFreeAdamW(Optimizer):
             state |= {"z": y.clone(), "average": y.clone(), "variance": torch.zeros_like(y)}
             state |= {name: torch.zeros((), device=y.device) for name in ("steps", "weight_sum")}
         z, x, variance = state["z"], state["average"], state["variance"]
-        variance.lerp_(gradient.square(), 1 - decay)
-        rate = group["lr"] * (1 - decay ** state["steps"].add_(1)).sqrt()
+        gradient, applied = unless_skipped(gradient, self.found_inf)
+        variance.lerp_(gradient.square(), applied * (1 - decay))
+        rate = applied * group["lr"] * (1 - decay ** state["steps"].add_(applied)).sqrt()
         z.sub_(rate * (gradient / (variance.sqrt().add_(group["eps"])) + group["weight_decay"] * y))
         share_of_z = rate.square() / state["weight_sum"].add_(rate.square()).clamp(min=torch.finfo(torch.float32).tiny)
         x.lerp_(z, share_of_z)
