@@ -124,7 +124,10 @@ class CommandProgress:
 
 
 def fields(stage: WorkStage) -> list[str]:
-    """Returns the title, the count, the rate and the time left. Without counts, the title and the time so far."""
+    """Returns the texts of a progress bar: title, count, rate and time left.
+
+    Work without counts has the title and the elapsed time.
+    """
     if not stage.unit:
         return [stage.title, duration(stage.seconds)]
     count = quantity(stage.done, stage.unit)

@@ -30,7 +30,11 @@ Mark = tuple[str, str]  # a part of a text, and its class: "" for common words, 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSentence:
-    """One sentence of both systems. Differences are the second system minus the first; more is better."""
+    """A source sentence with the translations of two systems, and their scores.
+
+    A difference is the score of the second system minus the score of the first system. With a positive difference, the
+    second system is better, for every metric.
+    """
 
     number: int
     source: str | None

@@ -303,7 +303,7 @@ def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
 
 
 def hidden_pieces(bias: Tensor) -> list[int]:
-    """Returns the ids of the pieces that an imported model cannot produce: their output bias is -10,000 or less."""
+    """Returns the ids of the pieces that an import has hidden with an output bias of -10,000: no search finds them."""
     ids: list[int] = (bias <= HIDDEN / 2).nonzero().flatten().tolist()
     return ids
 

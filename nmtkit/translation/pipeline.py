@@ -340,7 +340,10 @@ class ModelInput(Step):
             self.check_output("the reference", len(reference))
 
     def check_output(self, title: str, tokens: int) -> None:
-        """Raises ValueError if a model has too few positions for an output of `tokens` tokens and eos."""
+        """Raises ValueError if one of the models has too few target positions for `tokens` tokens and eos.
+
+        `title` names the output in the message, such as "the reference".
+        """
         for model in self.models:
             model.check_length(title, tokens + 1, "target")
 

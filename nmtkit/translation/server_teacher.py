@@ -123,8 +123,11 @@ class TranslationServer:
 # --- the choice of a candidate ----------------------------------------------------------------------------------------
 
 
-def best(candidates: Sequence[str], choose: str, reference: str | None = None) -> str:
-    """Returns the chosen candidate. Similarity is chrF of sentences (Popović 2015). Among equal ones, the first."""
+def best(candidates: Sequence[str], *, choose: str, reference: str | None = None) -> str:
+    """Returns the chosen candidate. Similarity is chrF of sentences (Popović 2015).
+
+    Of equally similar candidates, the first is returned.
+    """
     if choose == "first" or len(candidates) == 1:
         return candidates[0]
     from sacrebleu import CHRF
@@ -166,7 +169,10 @@ class ServerWorker:
                         if not usable:
                             counts["lines without a translation"] += 1
                             continue
-                        pair = {source: line, target: best(usable, config.choose, *references)}
+                        pair = {
+                            source: line,
+                            target: best(usable, choose=config.choose, reference=next(iter(references), None)),
+                        }
                         more = {"candidates": usable} if len(usable) > 1 else {}
                         yield json.dumps(pair | more, ensure_ascii=False).encode() + b"\n"
             finally:

@@ -97,9 +97,9 @@ class Transformer(Architecture):
         """Sets the weights of the residual connections, for --residual deepnorm or admin."""
         config, stacks = self.config, (self.encoder, self.decoder)
         if config.residual == "deepnorm":
-            factors = deepnorm(config.encoder_layers, config.decoder_layers)
+            factors = deepnorm(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
             for layers, (alpha, beta) in zip(stacks, factors, strict=True):
-                use_deepnorm(layers, alpha, beta)
+                use_deepnorm(layers, alpha=alpha, beta=beta)
         elif config.residual == "admin":
             self.eval()
             for layers in stacks:

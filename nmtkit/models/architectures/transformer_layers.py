@@ -153,7 +153,9 @@ class SelfAttention(nn.Module):
         if config.positions == "alibi":
             self.position_terms = Alibi(config.heads)
         elif config.positions == "relative":
-            self.position_terms = RelativePositions(config.max_distance, config.key_width, config.value_width)
+            self.position_terms = RelativePositions(
+                config.max_distance, key_width=config.key_width, value_width=config.value_width
+            )
         self.spec = AttentionSpec(causal, config.window, position_terms=self.position_terms)
         self.training_spec = replace(self.spec, dropout=config.attention_dropout)
         # queries T H K, keys T H K, values T H Kv; with --kv-heads, fewer heads of keys and values
@@ -167,11 +169,14 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         spec, qkv = self.training_spec if self.training else self.spec, self.qkv_proj(x)
         if self.rotary is not None or self.query_norm is not None:
-            qkv = self.changed(qkv, context.positions)
+            qkv = self.with_norms_and_positions(qkv, context.positions)
         return self.out_proj(context.self_attention(qkv, self.split_heads, spec))
 
-    def changed(self, qkv: Tensor, positions: Tensor | int) -> Tensor:
-        """Returns the projection with normalised and turned queries and keys: T H*(2K+Kv)."""
+    def with_norms_and_positions(self, qkv: Tensor, positions: Tensor | int) -> Tensor:
+        """Applies `qk_norm` and rotary positions to the queries and keys of a stacked projection.
+
+        The input and the result hold queries, keys and values side by side, T H*(2K+Kv).
+        """
         query, key, value = self.split_heads(qkv)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)

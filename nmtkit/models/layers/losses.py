@@ -244,9 +244,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _LinearTwoPassLoss(torch.autograd.Function):
-    """The fused loss of two passes. Gradients with respect to the logits of p, for each row:
+    """The loss of `output_two_pass_loss`, fused with the output projection.
 
-    divergence: (p (log p - log q - KL(p || q)) + p - q) / 2; cross-entropy: p - eps / V - (1 - eps) [k = target].
+    The gradients of a token with respect to the logits of pass p are
+
+        divergence:     (p (log p - log q - KL(p || q)) + p - q) / 2
+        cross-entropy:  p - eps / V - (1 - eps) [k = target]
     """
 
     @staticmethod

@@ -71,7 +71,7 @@ class RelativePositions(PositionTerms):
     heads of a layer share the vectors.
     """
 
-    def __init__(self, limit: int, key_width: int, value_width: int) -> None:
+    def __init__(self, limit: int, *, key_width: int, value_width: int) -> None:
         super().__init__()
         self.limit = limit
         self.key_positions = nn.Embedding(2 * limit + 1, key_width)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")  # in the order of their computation
 
 
-def deepnorm(encoder_layers: int, decoder_layers: int) -> tuple[tuple[float, float], tuple[float, float]]:
+def deepnorm(*, encoder_layers: int, decoder_layers: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """Returns alpha and beta of the encoder, and alpha and beta of the decoder (Wang et al. 2022, figure 2).
 
     Alpha is the scale of x, and beta the factor of the initial weights.
@@ -24,7 +24,7 @@ def deepnorm(encoder_layers: int, decoder_layers: int) -> tuple[tuple[float, flo
     return (0.81 * power ** (1 / 16), 0.87 * power ** (-1 / 16)), ((3 * m) ** 0.25, (12 * m) ** -0.25)
 
 
-def use_deepnorm(layers: Iterable[nn.Module], alpha: float, beta: float) -> None:
+def use_deepnorm(layers: Iterable[nn.Module], *, alpha: float, beta: float) -> None:
     """Sets the scales of layers to `alpha`, and multiplies the initial weights of their products by `beta`.
 
     The weights of queries and keys stay as they are.

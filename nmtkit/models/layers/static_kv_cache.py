@@ -169,7 +169,11 @@ class StaticMemoryContext:
         return self._attend(query, keys, values, cache.memory_mask[..., :end])
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Returns attended values: N HG K, B H E K, B H E Kv -> N H*G*Kv. `mask` is B 1 R E or B HG R E."""
+        """Computes attention from the rows of each slot to cached keys and values, for all heads of queries.
+
+        The shapes are query N HG K, keys B H E K, values B H E Kv, and the result N H*G*Kv. `mask` is added to the
+        scores. It has the shape B 1 R E, or B HG R E if it differs between heads.
+        """
         groups = query.shape[1] // keys.shape[1]
         rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B HG R K
         if groups > 1:  # the rows of the heads that share keys are rows of one head

@@ -73,7 +73,9 @@ class RDrop(CrossEntropy):
         if not self.training:
             return super().compute_loss(model, batch)
         first, second = model(batch.source, batch.target_input), model(batch.source, batch.target_input)
-        return two_pass_loss(model, batch, first, second, self.label_smoothing, share=0.5, alpha=self.alpha / 2)
+        return two_pass_loss(
+            model, batch, self.label_smoothing, first=first, second=second, share=0.5, alpha=self.alpha / 2
+        )
 
 
 @CRITERIONS.register("simcut", SimCutConfig())
@@ -96,11 +98,13 @@ class SimCut(CrossEntropy):
         first = model(batch.source, batch.target_input)
         with token_cutoff(model.token_embeddings(), self.rate):
             second = model(batch.source, batch.target_input)
-        return two_pass_loss(model, batch, first, second, self.label_smoothing, share=0.0, alpha=2 * self.alpha)
+        return two_pass_loss(
+            model, batch, self.label_smoothing, first=first, second=second, share=0.0, alpha=2 * self.alpha
+        )
 
 
 def two_pass_loss(
-    model: Architecture, batch: Batch, first: Tensor, second: Tensor, smoothing: float, *, share: float, alpha: float
+    model: Architecture, batch: Batch, smoothing: float, *, first: Tensor, second: Tensor, share: float, alpha: float
 ) -> Loss:
     """Returns the loss of two passes with the features `first` and `second` [T, D], with the counts for the log."""
     output = model.output_projection

@@ -5,7 +5,6 @@ waits about 400 times per update. torch.optim.Adafactor also does not support `f
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nmtkit.config import Config, option
-from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
+from nmtkit.training.optimizers.interface import OPTIMIZERS, DeviceSkippingOptimizer, ParameterGroups, unless_skipped
 
 MIN_WEIGHT_RMS = 1e-3  # minimum of the RMS that scales an update; otherwise weights of zero would never change
 
@@ -43,30 +42,18 @@ def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
     )
 
 
-class Adafactor(Optimizer):
+class Adafactor(DeviceSkippingOptimizer):
     """Adafactor with second moments by row and column of the last two dimensions. Vectors have a moment for each value.
 
     The RMS (root mean square) of an update is clipped to `update_clip`. Then the update is scaled by the RMS of the
-    parameter and by min(lr, 1 / sqrt(step)). The attribute `found_inf`, a number on the device, may be set before a
-    step. If `found_inf` is above 0, the step changes neither parameters nor state.
+    parameter and by min(lr, 1 / sqrt(step)).
     """
-
-    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
-    found_inf: Tensor | None = None
 
     def __init__(self, params: Any, *, lr: float, beta2_decay: float, update_clip: float, weight_decay: float) -> None:
         defaults = {"lr": lr, "beta2_decay": beta2_decay, "update_clip": update_clip, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_parameter(parameter, parameter.grad, group)
-
-    def _step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             # The name is not "step", because torch leaves a state of this name on the CPU when it loads a checkpoint.
@@ -76,11 +63,7 @@ class Adafactor(Optimizer):
                 state["col_var"] = torch.zeros_like(parameter[..., :1, :])
             else:
                 state["variance"] = torch.zeros_like(parameter)
-        applied = torch.ones_like(state["steps"])  # becomes 0 if this update is skipped
-        if self.found_inf is not None:
-            skipped = self.found_inf > 0
-            applied = applied.masked_fill_(skipped, 0.0)
-            gradient = gradient.masked_fill(skipped, 0.0)  # set to 0, because NaN times 0 is NaN
+        gradient, applied = unless_skipped(gradient, self.found_inf)
         step = state["steps"].add_(applied).clamp(min=1)
         size = rms(parameter).clamp_(min=MIN_WEIGHT_RMS)
         rate = step.rsqrt().clamp_(max=group["lr"]).mul_(size).mul_(applied)

@@ -12,6 +12,7 @@ Before every step, the trainer sets "lr" of each group to the learning rate of t
 group if present.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,28 @@ class OptimizerRegistry(Registry[Optimizer]):
 
 
 OPTIMIZERS = OptimizerRegistry()
+
+
+class DeviceSkippingOptimizer(Optimizer):
+    """Base class of optimizers that skip a step without waiting for the device.
+
+    If `found_inf`, a number on the device, is above 0, a step changes neither parameters nor state.
+    """
+
+    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.step_parameter(parameter, parameter.grad, group)
+
+    @abstractmethod
+    def step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Changes a parameter and its state. `group` has the settings of the group of the parameter."""
 
 
 def unless_skipped(gradient: Tensor, found_inf: Tensor | None) -> tuple[Tensor, Tensor]:

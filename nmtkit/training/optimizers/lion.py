@@ -1,14 +1,13 @@
 """Lion: steps by the sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from nmtkit.config import Config, option
-from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups, unless_skipped
+from nmtkit.training.optimizers.interface import OPTIMIZERS, DeviceSkippingOptimizer, ParameterGroups, unless_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,30 +24,17 @@ class LionConfig(Config):
 
 
 @OPTIMIZERS.register("lion", LionConfig(), works_on_shards=True)
-class Lion(Optimizer):
-    """All values of an update have the size of the learning rate, so use a third to a tenth of the rate of Adam.
-
-    If `found_inf`, a number on the device, is above 0, a step changes neither parameters nor state.
-    """
-
-    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
-    found_inf: Tensor | None = None
+class Lion(DeviceSkippingOptimizer):
+    """All values of an update have the size of the learning rate, so use a third to a tenth of the rate of Adam."""
 
     def __init__(self, config: LionConfig, groups: ParameterGroups) -> None:
         super().__init__(groups, {"lr": 0.0, "betas": config.lion_betas, "weight_decay": config.weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            (share, decay), lr = group["betas"], group["lr"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                gradient, applied = unless_skipped(parameter.grad, self.found_inf)
-                direction = torch.lerp(gradient, state["momentum"], share).sign_()
-                parameter.mul_(1 - applied * (lr * group["weight_decay"])).sub_(direction.mul_(applied * lr))
-                state["momentum"].lerp_(gradient, applied * (1 - decay))
+    def step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        (share, decay), lr, state = group["betas"], group["lr"], self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        gradient, applied = unless_skipped(gradient, self.found_inf)
+        direction = torch.lerp(gradient, state["momentum"], share).sign_()
+        parameter.mul_(1 - applied * (lr * group["weight_decay"])).sub_(direction.mul_(applied * lr))
+        state["momentum"].lerp_(gradient, applied * (1 - decay))

@@ -1,17 +1,16 @@
 """Schedule-free AdamW: an average of the weights instead of a falling learning rate (Defazio et al. 2024)."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from nmtkit.config import option
 from nmtkit.training.optimizers.elementwise import AdamWConfig
-from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups, unless_skipped
+from nmtkit.training.optimizers.interface import OPTIMIZERS, DeviceSkippingOptimizer, ParameterGroups, unless_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,30 +21,19 @@ class ScheduleFreeConfig(AdamWConfig):
 
 
 @OPTIMIZERS.register("schedule_free_adamw", ScheduleFreeConfig(), works_on_shards=True)
-class ScheduleFreeAdamW(Optimizer):
+class ScheduleFreeAdamW(DeviceSkippingOptimizer):
     """Algorithm 1 of the paper. Use it with a constant learning rate after a warm-up (--lr-scheduler fixed).
 
     z are the weights of AdamW without momentum, and x their average, weighted by the squared learning rates. Gradients
     are computed at y = (1 - beta_1) z + beta_1 x, so the parameters of the model are y. The weights for validation and
-    checkpoints are x. If `found_inf`, a number on the device, is above 0, a step changes neither parameters nor state.
+    checkpoints are x.
     """
-
-    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
-    found_inf: Tensor | None = None
 
     def __init__(self, config: ScheduleFreeConfig, groups: ParameterGroups) -> None:
         defaults = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps, "weight_decay": config.weight_decay}
         super().__init__(groups, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_parameter(parameter, parameter.grad, group)
-
-    def _step_parameter(self, y: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def step_parameter(self, y: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (share, decay) = self.state[y], group["betas"]
         if not state:
             state |= {"z": y.clone(), "average": y.clone(), "variance": torch.zeros_like(y)}

@@ -52,7 +52,10 @@ def write_products(
     last, scales = builder.sub(count, code.size(1)), code.broadcast(scale)
 
     def product(index: Any) -> Any:
-        """Returns the products of the parts of the query and of a key. The last key stands for missing keys."""
+        """Returns the elementwise products of the query and key `index`, summed over their parts of LANES numbers.
+
+        An index beyond the last key reads the last key, so that no load leaves the memory of the keys.
+        """
         index = builder.select(builder.icmp_signed("<", index, last), index, last)
         start = builder.mul(code.load_number(places, index, SIZE), stride)
         total = None

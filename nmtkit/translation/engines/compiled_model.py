@@ -198,7 +198,10 @@ def update_states(model: Any, space: Any, cache: Any, rows: Array, count: int, l
 
 @inner
 def add_averages(model: Any, space: Any, count: int, linears: int, h: int) -> None:
-    """Adds the outputs of average attention to x. The averages are in `space.attended`, the inputs at the address h."""
+    """Adds the output of average attention to the residual stream `space.x`.
+
+    `space.attended` holds the averages of earlier tokens. `h` is the address of the inputs of the layer.
+    """
     width, y = model.width, space.attended
     if model.average_inner:
         hidden(model, space, y, count, model.average_inner, linears + SELF_IN)

@@ -113,9 +113,10 @@ def penalty(length: int, lenpen: float) -> Any:
 
 @compiled
 def encode_sentences(state: SearchState, sources: Ragged, groups: Array) -> None:
-    """Encodes groups of sentences until all groups are taken.
+    """Encodes source sentences. Several threads call this function, and share the groups of sentences.
 
-    `groups` has the first sentence of each group, then the number of sentences.
+    A thread takes the next free group, encodes it, and returns when no group is free. `groups` holds the index of the
+    first sentence of each group, and as its last element the number of all sentences.
     """
     while True:
         group = taken(state.counter.ctypes.data)

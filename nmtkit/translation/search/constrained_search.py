@@ -86,9 +86,11 @@ class RequiredTextSelector(Selector):
         return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.group, width)
 
     def after(self, tokens: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the number of tokens still needed after each of `tokens` [B, R, C], and the bank of the hypothesis.
+        """Returns the effect of each candidate token on the required texts of its hypothesis.
 
-        Both are 0 for tokens that are not `possible`.
+        `tokens` [B, R, C] are the candidates. The first result [B, R, C] is the number of tokens that the hypothesis
+        still needs after the candidate. The second result [B, R, C] is its bank: the progress by which `round_robin`
+        groups hypotheses. Both are 0 for candidates that are not `possible`.
         """
         values = [
             [

@@ -73,7 +73,7 @@ class PieceTexts:
 
     @cached_property
     def equal(self) -> dict[bytes, list[int]]:
-        """The pieces with each text, without special pieces."""
+        """Maps the text of pieces, as bytes, to the ids of all pieces with this text. Special pieces are left out."""
         pieces: dict[bytes, list[int]] = {}
         for piece, text in enumerate(self.texts):
             if text and piece not in SPECIALS:

@@ -85,7 +85,7 @@ def _spaces(data: bytes) -> int:
 
 
 class SpelledText:
-    """A required text with the tokens that can spell its alternatives."""
+    """A text that a translation must contain, in one of several forms, with the tokens that can spell each form."""
 
     def __init__(self, required: RequiredText) -> None:
         self.whole_words = required.whole_words
