@@ -47,6 +47,27 @@ def test_flop_of_a_mixture_are_those_of_the_active_experts() -> None:
     assert expected.flops == transformer_flop(25_000, 64, d, mixture, 6, 37_000)
 
 
+VARIANTS: list[dict[str, Any]] = [
+    *({"positions": name} for name in ("learned", "rotary", "relative", "alibi", "none")),
+    *({"residual": name} for name in ("deepnorm", "admin")),
+    *({"encoder_self_attention": name, "decoder_self_attention": name} for name in ("lightconv", "dynamicconv")),
+    {"decoder_self_attention": "average"},
+    {"decoder_self_attention": "ssru"},
+    {"norm": "rms", "qk_norm": True, "kv_heads": 1, "activation": "swiglu", "pre_norm": True},
+    {"encoder_tied_layers": (1, 1, 2, 2), "base_width": 64},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=lambda settings: ",".join(map(str, settings.values())))
+def test_every_variant_of_the_transformer_has_an_estimate(settings: dict[str, Any]) -> None:
+    small = Vocabulary(source=90, target=90, joint=True)
+    architecture = plan("transformer_tiny", **settings).job.components["architecture"]
+    model = ARCHITECTURES["transformer_tiny"].factory(architecture.config, small)
+    expected = estimate.estimate(plan("transformer_tiny", **settings), small)
+    assert sum(expected.parameters.values()) == sum(parameter.numel() for parameter in model.parameters())
+    assert expected.flops > 0
+
+
 @pytest.mark.slow
 def test_a_model_of_billions_of_parameters_is_not_allocated() -> None:
     expected = estimate.estimate(plan("moe"), PIECES)

@@ -52,7 +52,8 @@ def use_admin(layers: Sequence[nn.Module], width: int, run: Callable[[], object]
         names = [name for name in SUBLAYERS if getattr(layer, name, None) is not None]
         layer.scales = nn.ParameterDict({name: torch.ones(width) for name in names})
         by_sublayer |= {getattr(layer, name): layer.scales[name] for name in names}
-    if next(layers[0].parameters()).is_meta:  # only the names and shapes of the parameters are needed
+    first = next(layers[0].parameters())
+    if first.is_meta or type(first.data) is not Tensor:  # a meta or fake tensor has a shape and no values
         return
     inputs: list[Tensor] = []
     outputs: list[tuple[nn.Module, float]] = []
