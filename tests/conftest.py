@@ -7,11 +7,13 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import builders
 import pytest
 from builders import write_corpus
+from hub_server import HubServer, running_hub
 
 from nmtkit.cli import main
 from nmtkit.translation.engines import engine
@@ -51,3 +53,11 @@ def mirror_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         flags += [f"--{name}pref", str(folder / name)]
     main(["preprocess", *flags], standalone_mode=False)
     return folder / "data-bin"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Returns a Hugging Face Hub on this machine, which the client asks instead of the real Hub, with empty caches."""
+    monkeypatch.setenv("NMTKIT_CACHE", str(tmp_path / "nmtkit-cache"))
+    with running_hub(tmp_path / "hub-cache", monkeypatch) as server:
+        yield server

@@ -141,14 +141,14 @@ def new_folder(destination: Path) -> Iterator[Path]:
         yield fresh
         fresh.replace(destination)
     except Exception as error:
-        if reason := _disk_full(error):
+        if reason := disk_full(error):
             raise OSError(f"cannot write {destination}: {reason}") from error
         raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _disk_full(error: Exception) -> str | None:
+def disk_full(error: BaseException) -> str | None:
     """Returns the reason if `error` reports a full disk, or None. Rust libraries report it only in the error text."""
     numbers = (number for number in DISK_FULL if f"(os error {number})" in str(error))
     number = error.errno if isinstance(error, OSError) and error.errno in DISK_FULL else next(numbers, None)

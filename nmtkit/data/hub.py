@@ -1,0 +1,298 @@
+"""Repositories of the Hugging Face Hub: the only module that calls the client `huggingface_hub` (nmtkit[hub]).
+
+Files go to the cache that all programs of this user share (`HF_HUB_CACHE`), and the settings of the client hold:
+`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`. The client compares only the size of a download, so this module compares
+the hash of each file with the Hub's list.
+"""
+
+import fnmatch
+import hashlib
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nmtkit.config.files import disk_full
+
+Kind = Literal["model", "dataset"]
+
+REPOSITORY = re.compile(r"(?=.{1,96}$)(\w[\w.-]*/)?\w[\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+TIMEOUT_SECONDS = 30.0  # without an answer of the Hub to a question about a repository
+HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
+UNAVAILABLE = (408, 429)  # HTTP codes, besides 5xx, after which the same request may succeed later
+
+log = logging.getLogger("nmtkit")
+
+
+class HubUnreachableError(OSError):
+    """The Hub does not answer, is overloaded, or must not be asked (`HF_HUB_OFFLINE`). A cached copy is still valid."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a repository in one commit: for each name, the SHA-256 of the file or the SHA-1 of its git blob."""
+
+    commit: str
+    hashes: Mapping[str, str]
+    license: str | None
+
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        return [name for name in self.hashes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A folder with files of one commit of a repository. Other programs share the files, so nobody may change them."""
+
+    folder: Path
+    commit: str
+
+
+def listing(repository: str, *, kind: Kind, revision: str | None = None) -> Listing:
+    """Returns the files of a repository at a branch, a tag or a commit; None is the main branch.
+
+    Raises HubUnreachableError, ValueError for a name, a revision or rights, and ImportError without nmtkit[hub].
+    """
+    client = _client()
+    with _explaining(repository, kind, revision):
+        if client.constants.HF_HUB_OFFLINE:
+            raise client.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+        info = _api(client).repo_info(
+            repository, repo_type=kind, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
+        )
+    hashes = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in info.siblings or ()}
+    license_name = (info.card_data or {}).get("license")
+    return Listing(info.sha, hashes, license_name if isinstance(license_name, str) else None)
+
+
+def download(repository: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ("*",)) -> Download:
+    """Returns a folder with the files of a repository whose names match one of `patterns` (`*` also matches `/`).
+
+    Cached files are not downloaded again. Each file has the hash that the Hub lists, or is removed. If the Hub cannot
+    be reached, a complete cached copy is used with a notice. Raises the errors of `listing`, ValueError if no file
+    matches, and OSError for a broken download and for a full disk.
+    """
+    client = _client()
+    try:
+        files = listing(repository, kind=kind, revision=revision)
+    except HubUnreachableError as error:
+        return _cached(client, repository, kind, revision, patterns, error)
+    names = files.matching(patterns)
+    if not names:
+        present = ", ".join(sorted(files.hashes)[:8]) or "no files"
+        raise ValueError(
+            f"{_title(repository, kind, revision)} has no file {' or '.join(patterns)}; the repository holds {present}"
+        )
+    fetched = _snapshot(client, repository, kind, revision, patterns)
+    if fetched.commit != files.commit:  # the branch has moved since the first question
+        files = listing(repository, kind=kind, revision=fetched.commit)
+    for name in files.matching(patterns):
+        _check(fetched.folder / name, files.hashes[name], _title(repository, kind, revision))
+    return fetched
+
+
+def upload(repository: str, files: Mapping[str, Path | bytes], *, private: bool, message: str) -> str:
+    """Uploads files, by their names in the repository, in one commit, and returns the address of the commit.
+
+    Makes the model repository if it is missing, and removes a new repository if the upload fails. Raises the errors of
+    `listing`, and ValueError if `private` is set for a repository that is public.
+    """
+    client = _client()
+    api = _api(client)
+    with _explaining(repository, "model", None, writes=True), _progress_bars(client):
+        if client.constants.HF_HUB_OFFLINE:
+            raise client.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+        if client.get_token() is None:
+            raise ValueError(
+                f"hf:{repository}: an upload needs a token with the right to write: set HF_TOKEN, or log in once "
+                "with: hf auth login"
+            )
+        try:
+            public = not api.repo_info(repository, repo_type="model", timeout=TIMEOUT_SECONDS).private
+        except client.errors.RepositoryNotFoundError:
+            api.create_repo(repository, repo_type="model", private=private)
+            new = True
+        else:
+            new = False
+            if private and public:
+                raise ValueError(
+                    f"hf:{repository} exists and is public, so a private upload is not possible; give another name, or "
+                    "make the repository private in its settings"
+                )
+        operations = [
+            client.CommitOperationAdd(
+                path_in_repo=name, path_or_fileobj=content if isinstance(content, bytes) else str(content)
+            )
+            for name, content in files.items()
+        ]
+        try:
+            return str(api.create_commit(repository, operations, commit_message=message, repo_type="model").commit_url)
+        except BaseException:
+            if new:
+                api.delete_repo(repository, repo_type="model", missing_ok=True)
+            raise
+
+
+def check_name(repository: str) -> None:
+    """Raises ValueError unless `repository` can be the name of a repository, such as ORG/NAME."""
+    if not REPOSITORY.fullmatch(repository) or "--" in repository or ".." in repository or repository.endswith(".git"):
+        raise ValueError(f"{repository!r} is not the name of a repository of the Hugging Face Hub; give ORG/NAME")
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+def _client() -> Any:
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants, errors  # noqa: F401  # submodules that the functions above use
+    except ImportError as error:
+        raise ImportError("names of the Hugging Face Hub need pip install 'nmtkit[hub]'") from error
+    return huggingface_hub
+
+
+def _api(client: Any) -> Any:
+    from nmtkit import __version__
+
+    return client.HfApi(library_name="nmtkit", library_version=__version__)
+
+
+@contextmanager
+def _progress_bars(client: Any) -> Iterator[None]:
+    """Shows the progress of the client only in a terminal."""
+    unchanged = client.utils.are_progress_bars_disabled() or (sys.stderr is not None and sys.stderr.isatty())
+    if not unchanged:
+        client.utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not unchanged:
+            client.utils.enable_progress_bars()
+
+
+def _snapshot(
+    client: Any, repository: str, kind: Kind, revision: str | None, patterns: Sequence[str], **options: Any
+) -> Download:
+    with _explaining(repository, kind, revision), _progress_bars(client):
+        folder = Path(
+            client.snapshot_download(
+                repository, repo_type=kind, revision=revision, allow_patterns=list(patterns), **options
+            )
+        )
+    return Download(folder, folder.name)
+
+
+def _cached(
+    client: Any,
+    repository: str,
+    kind: Kind,
+    revision: str | None,
+    patterns: Sequence[str],
+    reason: HubUnreachableError,
+) -> Download:
+    """Returns the cached copy of a repository with a notice. Raises `reason` if the cache has no complete copy."""
+    try:
+        cached = _snapshot(client, repository, kind, revision, patterns, local_files_only=True)
+    except OSError:
+        raise reason from None
+    names = [path.relative_to(cached.folder).as_posix() for path in cached.folder.rglob("*") if path.is_file()]
+    if not any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns):
+        raise reason
+    log.warning("%s; the cached commit %s is used", reason, cached.commit[:12])
+    return cached
+
+
+def _check(path: Path, expected: str, title: str) -> None:
+    """Removes a file whose hash is not `expected`, and raises OSError."""
+    digest = hashlib.sha256() if len(expected) == 64 else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() == expected:
+        return
+    path.resolve().unlink()  # the contents, to which `path` is a link
+    path.unlink(missing_ok=True)
+    raise OSError(
+        f"{title}: {path.name} was downloaded with the hash {digest.hexdigest()[:12]}…, but the Hub lists "
+        f"{expected[:12]}…; the file was removed, so try again"
+    )
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _title(repository: str, kind: Kind, revision: str | None) -> str:
+    return f"{'' if kind == 'model' else 'dataset '}hf:{repository}" + ("" if revision is None else f"@{revision}")
+
+
+@contextmanager
+def _explaining(repository: str, kind: Kind, revision: str | None, *, writes: bool = False) -> Iterator[None]:
+    """Turns each error of the client into an error with one line: ValueError for a mistake of the user, or OSError."""
+    check_name(repository)
+    title = _title(repository, kind, revision)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings of the client are about its cache
+            yield
+    except (ValueError, HubUnreachableError) as error:
+        if isinstance(error, ValueError) and title not in str(error) and f"hf:{repository}" not in str(error):
+            raise ValueError(f"{title}: {_line(error)}") from error
+        raise
+    except Exception as error:
+        raise _explained(error, title, repository, kind, revision, writes) from error
+
+
+def _explained(
+    error: Exception, title: str, repository: str, kind: Kind, revision: str | None, writes: bool
+) -> Exception:
+    client = _client()
+    errors, endpoint = client.errors, client.constants.ENDPOINT
+    page = f"{endpoint}/{'' if kind == 'model' else 'datasets/'}{repository}"
+    token = "set HF_TOKEN, or log in once with: hf auth login"
+    cause: BaseException | None = error
+    status = None
+    while cause is not None:  # the client wraps the first error, for example in LocalEntryNotFoundError
+        if isinstance(cause, errors.GatedRepoError):
+            return ValueError(f"{title} is gated: accept its conditions at {page} with your account; then {token}")
+        if isinstance(cause, errors.RevisionNotFoundError):
+            return ValueError(f"{title}: the repository has no revision {revision}; give a branch, a tag or a commit")
+        if isinstance(cause, errors.RepositoryNotFoundError):
+            status = status or 404
+            break
+        if isinstance(cause, errors.EntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
+            return ValueError(f"{title}: a file that the Hub lists is missing there: {_line(cause)}")
+        if isinstance(cause, errors.OfflineModeIsEnabled):
+            return HubUnreachableError(f"{title} is not cached, and HF_HUB_OFFLINE forbids to ask {endpoint}")
+        if reason := disk_full(cause):
+            return OSError(f"{title}: cannot write to the cache {client.constants.HF_HUB_CACHE}: {reason}")
+        if "onsistency check" in str(cause):  # the size of the download is wrong
+            return OSError(f"{title}: the download ended before the end of the file; try again")
+        if isinstance(cause, errors.HfHubHTTPError):
+            status = cause.response.status_code
+            break
+        if type(cause).__module__.split(".")[0] in HTTP_LIBRARIES:
+            return HubUnreachableError(f"{title}: {endpoint} does not answer ({type(cause).__name__}: {_line(cause)})")
+        cause = cause.__cause__ or cause.__context__
+    if status == 401 and "Invalid credentials" in str(cause):
+        return ValueError(f"{title}: {endpoint} does not accept this token; {token}")
+    if status == 404 or (status == 401 and not writes):  # without a token, the Hub answers 401 for a missing repository
+        return ValueError(
+            f"{title}: no such {kind} repository at {endpoint}; check the name. If it is private, {token}"
+        )
+    if status in (401, 403):
+        right = "write to" if writes else "read"
+        return ValueError(f"{title}: this account has no right to {right} the repository ({status}); {token}")
+    if status is not None and (status in UNAVAILABLE or status >= 500):
+        return HubUnreachableError(f"{title}: {endpoint} answers with error {status} now; try again later")
+    return OSError(f"{title}: {_line(cause or error)}")
+
+
+def _line(error: BaseException) -> str:
+    """Returns the text of an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
