@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 
 import pytest
 import sentencepiece
@@ -112,3 +113,13 @@ def test_each_known_piece_has_its_text_at_its_span():
         ):
             letters = re.fullmatch("▁?([a-z]+)", piece)
             assert letters is None or line[start:end].strip() == letters[1], (piece, start, end)
+
+
+def test_spans_need_no_package_for_protocol_buffers(monkeypatch):
+    """SentencePiece does not install protobuf; on a fresh installation, documents were not translated."""
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    monkeypatch.setattr(sentencepiece, "_protobuf_loaded", False)
+    monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_pb2", raising=False)
+    monkeypatch.delattr(sentencepiece, "sentencepiece_pb2", raising=False)
+    assert source_spans(BPE.source, BPE.encode_source("the dog").ids[:-1], "the dog")[-1][1] == len("the dog")
+    assert decoded_pieces(BPE.target, ["▁dog", "…"]) == ("dog…", [(0, 3), (3, 4)])

@@ -7,9 +7,8 @@ as … to three dots.
 import re
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
-from nmtkit.data.tokenizers.spm_model import FOREIGN
+from nmtkit.data.tokenizers.spm_model import FOREIGN, PieceSpan, text_and_pieces
 from nmtkit.data.tokenizers.tokenizer import ESCAPE, SPACE_SYMBOL, SubwordModel
 from nmtkit.text.alignment import Span
 
@@ -23,10 +22,11 @@ def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Spa
     Pieces that stand for one character, such as the bytes of the character, share the span of the character. `ids` of a
     dataset may differ from the ids of the line; their spans are the spans of the text that they spell.
     """
-    encoded = model.processor.encode(model.prepared_line(line), return_type="proto")
-    if len(encoded.pieces) != len(ids):
-        encoded = model.processor.decode([int(token) for token in ids], return_type="proto")
-    _, spans = _in_characters(encoded)
+    text, pieces = text_and_pieces(model.processor.encode(model.prepared_line(line), return_type="serialized_proto"))
+    if len(pieces) != len(ids):
+        decoded = model.processor.decode([int(token) for token in ids], return_type="serialized_proto")
+        text, pieces = text_and_pieces(decoded)
+    _, spans = _in_characters(text, pieces)
     return [(min(start, len(line)), min(end, len(line))) for start, end in spans]
 
 
@@ -35,7 +35,7 @@ def decoded_pieces(model: SubwordModel, pieces: Sequence[str]) -> tuple[str, lis
 
     Spaces of such a piece are written as space symbols, as in `copied_piece`.
     """
-    return _in_characters(model.processor.decode(list(pieces), return_type="proto"))
+    return _in_characters(*text_and_pieces(model.processor.decode(list(pieces), return_type="serialized_proto")))
 
 
 def copied_piece(text: str, after_space: bool) -> str:
@@ -47,9 +47,8 @@ def copied_piece(text: str, after_space: bool) -> str:
     return (words.lstrip() if after_space else words).replace(" ", SPACE_SYMBOL)
 
 
-def _in_characters(encoded: Any) -> tuple[str, list[Span]]:
-    """Returns the text of the message `encoded` without escapes, and the span of each piece in this text."""
-    text: str = encoded.text
+def _in_characters(text: str, pieces: Sequence[PieceSpan]) -> tuple[str, list[Span]]:
+    """Returns a text of SentencePiece without escapes, and the span of each of its pieces in this text."""
     kept = [1] * len(text)  # 1 for each character of `text` that is in the result
     parts, cursor = [], 0
     for match in _ENCODED.finditer(text):
@@ -61,9 +60,9 @@ def _in_characters(encoded: Any) -> tuple[str, list[Span]]:
     index = [0, *accumulate(kept)]
     bytes_before = [0, *accumulate(len(char.encode()) for char in text)]
     characters = dict(zip(bytes_before, index, strict=True))  # position in bytes -> position in the result
-    spans = [(characters[piece.begin], characters[piece.end]) for piece in encoded.pieces]
+    spans = [(characters[piece.begin], characters[piece.end]) for piece in pieces]
     for number in range(len(spans) - 2, -1, -1):
         start, end = spans[number]
-        if start == end == spans[number + 1][0] and encoded.pieces[number].piece != SPACE_SYMBOL:
+        if start == end == spans[number + 1][0] and pieces[number].piece != SPACE_SYMBOL:
             spans[number] = spans[number + 1]
     return "".join([*parts, text[cursor:]]), spans

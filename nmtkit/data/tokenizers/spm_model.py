@@ -1,20 +1,24 @@
 """SentencePiece model files: reads the fields that nmtkit needs, and writes models with given pieces or ids.
 
-A model is a protocol buffer (sentencepiece_model.proto). This module reads a few of its fields without the protobuf
-package: a message is a sequence of (field number, wire type, value), and the wire types are variable-length integers,
-fixed 4 or 8 bytes, and byte strings.
+A model is a protocol buffer (sentencepiece_model.proto), and so is a text with its pieces (sentencepiece.proto). This
+module reads a few of their fields without the protobuf package, which SentencePiece does not install: a message is a
+sequence of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8 bytes, and
+byte strings.
 """
 
 import re
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 PIECE, SCORE, TYPE = 1, 2, 3  # fields of ModelProto.SentencePiece
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces
+TEXT, TEXT_PIECES = 1, 2  # fields of SentencePieceText
+BEGIN, END = 4, 5  # fields of SentencePieceText.SentencePiece; PIECE has the same number there
 UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # fields of TrainerSpec
 FOREIGN = "\ufdd1"  # a noncharacter, so that a piece that begins with FOREIGN never matches text
 # further fields of TrainerSpec, then fields of NormalizerSpec
@@ -90,6 +94,26 @@ def with_preparation(model: bytes) -> bytes:
     if preparation_of(model) == NEWEST_PREPARATION:
         return model
     return model + _bytes_field(PREPARATION, PREPARATION_MARK + b"%d" % NEWEST_PREPARATION)
+
+
+class PieceSpan(NamedTuple):
+    """A piece of a text, and the bytes of the text that the piece stands for."""
+
+    piece: str
+    begin: int
+    end: int
+
+
+def text_and_pieces(message: bytes) -> tuple[str, list[PieceSpan]]:
+    """Returns the text and the pieces of a serialized SentencePieceText, the result of encoding or decoding."""
+    text, pieces = "", []
+    for field, value in _fields(message):
+        if field == TEXT:
+            text = _message(value).decode()
+        elif field == TEXT_PIECES:
+            piece = dict(_fields(_message(value)))
+            pieces.append(PieceSpan(_message(piece[PIECE]).decode(), int(piece.get(BEGIN, 0)), int(piece.get(END, 0))))
+    return text, pieces
 
 
 def user_defined_symbols(model: bytes) -> list[str]:
