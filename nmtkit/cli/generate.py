@@ -19,7 +19,13 @@ from nmtkit.cli.generate_config import (
     facts_of,
     is_typed,
 )
-from nmtkit.cli.generate_run import check_lines, generate, open_document, warn_of_several_sentences
+from nmtkit.cli.generate_run import (
+    check_lines,
+    generate,
+    open_document,
+    source_files,
+    warn_of_several_sentences,
+)
 from nmtkit.config import COMMAND_LINE, check_no_collisions, derive, split_settings
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
@@ -77,6 +83,7 @@ def chosen_processors(names: Sequence[str], typed: dict[str, Any]) -> dict[str, 
 COMMON = {
     "--path RUN|FILE": "checkpoint, or the folder of a run",
     "--input FILE": "text or document, instead of standard input or DATA",
+    "--test-set NAME,…": "published test sets, such as wmt14/full",
     "--output FILE": "file to write (default: standard output)",
     "--beam N": "width of the search; 1 is greedy (default: 4)",
     "--lenpen X": "length penalty; higher: longer outputs (default: 0.6)",
@@ -122,6 +129,8 @@ def command(
     \b
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     nmtkit generate --path averaged.pt < raw.en > translated.de
+    nmtkit generate --path averaged.pt --test-set wmt14/full |
+    nmtkit score --test-set wmt14/full -l en-de
     nmtkit generate --path averaged.pt --input page.html --output page.de.html
     torchrun --nproc-per-node 8 -m nmtkit generate --path averaged.pt < in > out
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards
@@ -160,9 +169,11 @@ def parsed_job(
     text: TextOptions = derived(TextOptions, typed)
     format = document_format(config, files)
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}
-    if search.alignment == "hard" and is_typed(config, bool(data or files or format)):
+    if search.alignment == "hard" and is_typed(config, bool(data or files or format or config.test_set)):
         facts.add("hard links at a prompt")
     check_combination(config, search, devices, facts, data is not None)
+    if config.test_set:
+        files = source_files(config, search, paths[0])
     check_reports(config, files, [*paths, config.pivot_path, *map(Path, plugins), text.glossary])
     configs = chosen_processors(search.logits_processors, typed)
     quality = search.quality or config.quality_report is not None

@@ -24,6 +24,17 @@ class GenerateConfig(Config):
     """Settings of `nmtkit generate`, except the settings of the search, the model and the text."""
 
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
+    test_set: tuple[str, ...] = option(
+        (),
+        "translate the source of published test sets of sacreBLEU, such as wmt14/full, instead of --input",
+        metavar="NAME,…",
+    )
+    language_pair: str | None = option(
+        None,
+        "languages of --test-set, such as en-de; none: the languages of the checkpoint",
+        flag="-l/--language-pair",
+        metavar="PAIR",
+    )
     prefix: Path | None = option(None, "file with the beginning of the translation of each input line")
     constraints: Path | None = option(
         None, "file with a line for each input line: tab-separated texts that the translation must contain"

@@ -64,6 +64,22 @@ def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | N
     return search.source_lang or source, search.target_lang or target
 
 
+def source_files(config: GenerateConfig, search: SearchOptions, checkpoint: Path) -> list[Path]:
+    """Returns the files with the source lines of --test-set. The checkpoint may choose the languages."""
+    from nmtkit.data.fetch import sacrebleu_sets
+
+    pair = config.language_pair
+    if pair is None:
+        with imports():
+            source, _ = languages_of_input(search, config.pivot_path or checkpoint)
+            _, target = languages_of_input(search, checkpoint)
+        if source and target:
+            pair = sacrebleu_sets.pair_of_languages(config.test_set, source, target)
+    sacrebleu_sets.check_sets(config.test_set, pair, "--language-pair")
+    assert pair is not None
+    return sacrebleu_sets.source_files(config.test_set, pair)
+
+
 def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
     """Raises ValueError for a file that is not text, and if --columns does nothing.
 

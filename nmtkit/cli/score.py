@@ -19,15 +19,22 @@ from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_n
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import MetricSettings, Score
     from nmtkit.scoring.report import ScoreReport
-    from nmtkit.scoring.texts import ScoredTexts
+    from nmtkit.scoring.texts import PublishedSelection, ScoredTexts
 
 SCORE_RULES = (
     FlagRule("--data", excludes=("--ref",), reason="both provide references"),
+    FlagRule(
+        "--test-set",
+        excludes=("--ref", "--data", "--src", "--target-lang"),
+        reason="a published test set has references, sources and languages",
+    ),
+    *(FlagRule(flag, needs=("--test-set",)) for flag in ("--language-pair", "--origlang", "--subset")),
     FlagRule(
         "--path",
         excludes=(
             "--ref",
             "--data",
+            "--test-set",
             "--metric",
             "--tokenize",
             "--lowercase",
@@ -69,6 +76,24 @@ class ScoreConfig(Config):
 
     data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
+    test_set: tuple[str, ...] = option(
+        (),
+        "published test sets of sacreBLEU with the references, such as wmt14/full, instead of --ref",
+        metavar="NAME,…",
+    )
+    language_pair: str | None = option(
+        None, "languages of --test-set, such as en-de", flag="-l/--language-pair", metavar="PAIR"
+    )
+    origlang: str | None = option(
+        None,
+        "score only the lines of --test-set whose original language is CODE, or is a different language for non-CODE",
+        metavar="CODE",
+    )
+    subset: str | None = option(
+        None,
+        "score only the lines of --test-set from documents whose domain or country matches this regular expression",
+        metavar="REGEX",
+    )
     src: Path | None = option(
         None, "source text for comet and for --path, or a corpus such as a .tsv; --data contains the source text"
     )
@@ -136,6 +161,8 @@ COMMON = {
     "--sys FILE": "translations; repeat it to compare systems",
     "--ref FILE": "references; repeatable",
     "--data FOLDER": "dataset with the references, instead of --ref",
+    "--test-set NAME,…": "published test sets, such as wmt14/full",
+    "-l, --language-pair PAIR": "languages of --test-set, such as en-de",
     "--metric NAME,…": "bleu, chrf, chrf++, ter, comet, … (default: bleu,chrf,ter)",
     "--src PATH": "source text, for comet and --path",
     "-t, --target-lang CODE": "language, for the tokenizer of BLEU",
@@ -173,6 +200,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     \b
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     nmtkit score --sys output.de --ref reference-1.de --ref reference-2.de
+    nmtkit score --sys output.de --test-set wmt14/full -l en-de
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
     nmtkit score --path lm.pt --sys text.de
     """
@@ -204,7 +232,7 @@ def read(
     stream = None if systems else standard_input()
     texts = read_texts(
         references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang,
-        as_columns(config.columns),
+        as_columns(config.columns), published_selection(config),
     )  # fmt: skip
     settings = metrics.MetricSettings(
         tokenize=config.tokenize,
@@ -215,6 +243,20 @@ def read(
         comet_model=config.comet_model,
     )
     return texts, settings
+
+
+def published_selection(config: ScoreConfig) -> "PublishedSelection | None":
+    """Returns the lines of --test-set to score. Raises ValueError for an unknown set or pair."""
+    if not config.test_set:
+        return None
+    from nmtkit.data.fetch.sacrebleu_sets import check_sets
+    from nmtkit.scoring.texts import PublishedSelection
+
+    check_sets(config.test_set, config.language_pair, "--language-pair")
+    assert config.language_pair is not None
+    return PublishedSelection(
+        names=config.test_set, pair=config.language_pair, origlang=config.origlang, subset=config.subset
+    )
 
 
 def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig) -> None:
@@ -229,18 +271,18 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         show(report.directions_report(results, texts.untrained, config.width), config)
     elif config.sentence_level:
         table = metrics.sentence_scores(hypotheses, texts.references, config.metric, settings)
-        show(report.sentences_report(table, config.width), config)
+        show(report.sentences_report(table, config.width), config, texts.published)
     elif len(texts.systems) > 1:
         samples = config.samples or significance.SAMPLES[config.test]
         comparison = significance.compare(
             texts.systems, texts.references, config.metric, settings,
             test=config.test, samples=samples, confidence=config.confidence,
         )  # fmt: skip
-        show(report.comparison_report(comparison, config.test, samples, config.width), config)
+        show(report.comparison_report(comparison, config.test, samples, config.width), config, texts.published)
         warn_of_languages(texts, [(each.system, each.score) for each in comparison])
     else:
         scores = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
-        show(report.scores_report(scores, config.width), config)
+        show(report.scores_report(scores, config.width), config, texts.published)
         warn_of_languages(texts, [(next(iter(texts.systems)), each) for each in scores])
 
 
@@ -278,6 +320,10 @@ def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig
         show(likelihood.perplexity_report(results, config.width), config)
 
 
-def show(report: "ScoreReport", config: ScoreConfig) -> None:
+def show(report: "ScoreReport", config: ScoreConfig, published: "PublishedSelection | None" = None) -> None:
+    if published is not None:
+        from nmtkit.scoring.report import with_test_set
+
+        report = with_test_set(report, published.title, in_lines=not config.sentence_level)
     as_json = config.format == "json"
     echo(json.dumps(report.value, indent=2, ensure_ascii=False) if as_json else "\n".join(report.lines))

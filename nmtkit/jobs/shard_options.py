@@ -15,7 +15,7 @@ SHARD_RULES = (
     FlagRule("--executor ray", excludes=("--shard",), reason="Ray distributes the shards over the cluster"),
 )
 TRANSLATION_RULES = (
-    FlagRule("--output-dir", needs=("--input",)),
+    FlagRule("--output-dir", needs=("--input", "--test-set")),
     FlagRule("--output-dir", excludes=("DATA", "a document"), reason="give the lines of a text file with --input"),
     FlagRule(
         "--output-dir",

@@ -58,6 +58,13 @@ def comparison_report(results: Sequence[Comparison], test: Test, samples: int, w
     return ScoreReport({"baseline": baseline, "test": test, "samples": samples, "scores": rows}, lines)
 
 
+def with_test_set(report: ScoreReport, title: str, *, in_lines: bool) -> ScoreReport:
+    """Returns a report that names the published test set of the references, in JSON and perhaps as a last line."""
+    value = report.value
+    named = [{**row, "test_set": title} for row in value] if isinstance(value, list) else {**value, "test_set": title}
+    return ScoreReport(named, [*report.lines, *([f"references  {title}"] if in_lines else [])])
+
+
 DirectionScores = Mapping[Direction, tuple[int, list[Score]]]  # number of sentences and scores of each direction
 
 

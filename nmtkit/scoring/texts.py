@@ -13,6 +13,7 @@ from nmtkit.data.corpora.lines import LineDecoder
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.directions import Direction
+from nmtkit.data.fetch.sacrebleu_sets import read_sets, select
 
 logger = logging.getLogger("nmtkit")
 
@@ -95,6 +96,27 @@ def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedSelection:
+    """Published test sets of a pair of languages, such as wmt14/full of en-de, and the lines to score."""
+
+    names: tuple[str, ...]
+    pair: str
+    origlang: str | None = None
+    subset: str | None = None
+
+    def select(self, texts: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Returns the chosen lines of each text, which has all lines of the sets."""
+        selected = select(list(texts.values()), self.names, self.pair, origlang=self.origlang, subset=self.subset)
+        return dict(zip(texts, selected, strict=True))
+
+    @property
+    def title(self) -> str:
+        """The names, the pair and the chosen lines, such as "wmt19 en-de, origlang en"."""
+        chosen = [f"{name} {value}" for name in ("origlang", "subset") if (value := getattr(self, name)) is not None]
+        return ", ".join([f"{','.join(self.names)} {self.pair}", *chosen])
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoredTexts:
     """Texts to score, all with the same number of lines. `systems` holds translations by file name."""
 
@@ -104,6 +126,7 @@ class ScoredTexts:
     target_lang: str | None
     directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)  # direction of a dataset -> its rows
     untrained: frozenset[Direction] = frozenset()  # directions without training pairs in the dataset
+    published: PublishedSelection | None = None  # origin of the references
 
     def of(self, direction: Direction) -> "ScoredTexts":
         """Returns the texts of one direction."""
@@ -128,16 +151,17 @@ def read_texts(
     stream: BinaryIO | None,
     target_lang: str | None = None,
     columns: ColumnNames | None = None,
+    published: PublishedSelection | None = None,
 ) -> ScoredTexts:
-    """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
+    """Reads references from files, a dataset subset or a published test set, translations from files or `stream`.
 
-    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. A file of references or sources may be a
-    corpus, such as a .tsv. References are the target side of the corpus, and sources are the source side. `target_lang`
-    is the target language of the corpus, and `columns` are its source and target column. Raises ValueError or OSError
-    with the name of the file.
+    Sources are read if they are available. Translations may be the JSON Lines of `nmtkit generate --format jsonl`. A
+    file of references or sources may be a corpus, such as a .tsv. References are the target side of the corpus, and
+    sources are the source side. `target_lang` is the target language of the corpus, and `columns` are its source and
+    target column. Raises ValueError or OSError with the name of the file.
     """
-    if bool(reference_paths) == (data is not None):
-        raise ValueError("give references either as --ref FILE or as --data FOLDER")
+    if bool(reference_paths) + (data is not None) + (published is not None) != 1:
+        raise ValueError("give references either as --ref FILE, as --data FOLDER, or as --test-set NAME")
     systems: dict[str, list[str]] = {}
     for path in system_paths:
         if str(path) in systems:
@@ -159,10 +183,17 @@ def read_texts(
         if dataset.directions and "train" in dataset.splits:
             counts = dict(zip(dataset.directions, dataset["train"].direction_counts(), strict=True))
             untrained = frozenset(direction for direction, count in counts.items() if not count)
+    if published is not None:
+        texts = read_sets(published.names, published.pair)
+        target_lang = texts.target_lang
+        references = {f"{published.title}, reference {n}": text for n, text in enumerate(texts.references, 1)}
+        sources = {f"{published.title}, source": texts.sources}
     if stream is not None:
         name = Path("standard input")
         systems[str(name)] = translations_of(lines_of(stream.read(), name), name)
     check_equal_counts({**systems, **references, **sources})
+    if published is not None:
+        systems, references, sources = (published.select(each) for each in (systems, references, sources))
     return ScoredTexts(
         references=list(references.values()),
         systems=systems,
@@ -170,4 +201,5 @@ def read_texts(
         target_lang=target_lang,
         directions=directions,
         untrained=untrained,
+        published=published,
     )

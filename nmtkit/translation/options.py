@@ -29,6 +29,12 @@ GENERATE_RULES = (
     *SEARCH_RULES,
     FlagRule("--gen-subset", needs=("DATA",)),
     FlagRule("DATA", excludes=("--input",), reason="give either a dataset or text"),
+    FlagRule(
+        "--test-set",
+        excludes=("DATA", "--input", "--input-format"),
+        reason="the text is the source of a published test set",
+    ),
+    FlagRule("--language-pair", needs=("--test-set",)),
     FlagRule("DATA", excludes=("--source-tag",), reason="the sentences of a dataset already have tags"),
     FlagRule("--columns", needs=("--input",), excludes=("--input-format", "a document")),
     FlagRule("--reference", needs=("--score-reference",)),

@@ -194,7 +194,7 @@ def test_the_references_kept_in_a_dataset_are_used(tmp_path):
             "ref:2: byte 1",
         ),
         ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file"),
-        ({"sys": b"a\n"}, ["--sys", "sys"], "--ref FILE or as --data FOLDER"),
+        ({"sys": b"a\n"}, ["--sys", "sys"], "--ref FILE, as --data FOLDER"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys"),
         (

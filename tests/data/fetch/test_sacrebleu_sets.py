@@ -1,0 +1,285 @@
+"""Published test sets: downloads from a local server, and the same lines and scores as the command of sacreBLEU."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+from click.testing import CliRunner, Result
+from file_server import FileServer, body, cut, file_server, status
+from sacrebleu import utils
+from sacrebleu.dataset import DATASETS
+
+from nmtkit.cli import main
+from nmtkit.data.fetch.downloads import HttpClient, HttpConfig
+from nmtkit.data.fetch.sacrebleu_sets import pair_of_languages, read_sets
+
+SOURCES = ["A dog .", "Two  cats sit .", "Rain &amp; snow .", "The end ."]
+REFERENCES = ["Ein Hund .", "Zwei Katzen sitzen .", "Regen &amp; Schnee .", "Das Ende ."]
+OTHERS = ["Ein Hund !", "Da sitzen zwei Katzen .", "Es regnet .", "Schluss ."]
+ORIGINS = ["en", "en", "de", "de"]  # original language of each document, which has one line
+
+
+def sgm(lines: list[str]) -> bytes:
+    documents = "".join(
+        f'<doc sysid="ref" docid="d{number}" genre="news" origlang="{origin}">\n<p>\n'
+        f'<seg id="{number}">{line}</seg>\n</p>\n</doc>\n'
+        for number, (origin, line) in enumerate(zip(ORIGINS, lines, strict=True))
+    )
+    return f'<srcset setid="x" srclang="any">\n{documents}</srcset>\n'.encode()
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return file.getvalue()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """Serves the sets wmt14/full (one reference) and wmt20/tworefs, and makes an empty folder of sacreBLEU."""
+    home = tmp_path / "sacrebleu"
+    monkeypatch.setattr(utils, "SACREBLEU_DIR", str(home))
+    monkeypatch.setenv("SACREBLEU", str(home))
+    with file_server() as state:
+        for name, second in (("wmt14/full", None), ("wmt20/tworefs", sgm(OTHERS))):
+            dataset = DATASETS[name]
+            files = dict(zip(dataset.langpairs["en-de"], [sgm(SOURCES), sgm(REFERENCES), second], strict=False))
+            archive = tar({path: data for path, data in files.items() if data is not None})
+            path = f"/{name.replace('/', '-')}.tgz"
+            state.files[path] = archive
+            monkeypatch.setattr(dataset, "data", [state.url + path])
+            monkeypatch.setattr(dataset, "md5", [hashlib.md5(archive).hexdigest()])
+            monkeypatch.setattr(dataset, "_outdir", str(home / name))
+            monkeypatch.setattr(dataset, "_rawdir", str(home / name / "raw"))
+        yield state
+
+
+def call(command: str, *arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, [command, *map(str, arguments)], input=stdin)
+
+
+def sacrebleu_command(home: Path, *arguments: str, stdin: str) -> str:
+    """Returns the output of the command of sacreBLEU, whose cache has the sets already."""
+    environment = {**os.environ, "SACREBLEU": str(home), "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "sacrebleu", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, check=True, text=True, env=environment).stdout
+
+
+HYPOTHESES = "Ein Hund .\nZwei Katzen stehen .\nEs regnet .\nEnde .\n"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (["wmt14/full"], ["-t", "wmt14/full"]),
+        (["wmt20/tworefs"], ["-t", "wmt20/tworefs"]),
+        (["wmt14/full", "--origlang", "de"], ["-t", "wmt14/full", "--origlang", "de"]),
+        (["wmt14/full", "--origlang", "non-de"], ["-t", "wmt14/full", "--origlang", "non-de"]),
+        (["wmt14/full", "--confidence"], ["-t", "wmt14/full", "--confidence"]),
+    ],
+)
+def test_scores_and_signatures_are_those_of_the_command_sacrebleu(
+    server: FileServer, tmp_path: Path, ours: list[str], theirs: list[str]
+) -> None:
+    result = call("score", "--test-set", *ours, "-l", "en-de", "--format", "json", stdin=HYPOTHESES)
+    assert result.exit_code == 0, result.output
+    expected = json.loads(
+        sacrebleu_command(
+            tmp_path / "sacrebleu", *theirs, "-l", "en-de", "-m", "bleu", "chrf", "ter", "-w", "4", stdin=HYPOTHESES
+        )
+    )
+    scores = json.loads(result.stdout)
+    assert [(each["name"], round(each["score"], 4), each["signature"]) for each in scores] == [
+        (each["name"], each["score"], each["signature"]) for each in expected
+    ]
+    assert all(each["test_set"].startswith(f"{ours[0]} en-de") for each in scores)
+
+
+def test_the_texts_are_cleaned_like_those_of_sacrebleu(server: FileServer, tmp_path: Path) -> None:
+    texts = read_sets(["wmt20/tworefs"], "en-de")
+    echo = sacrebleu_command(tmp_path / "sacrebleu", "-t", "wmt20/tworefs", "-l", "en-de", "--echo", "src", stdin="")
+    assert texts.sources == echo.splitlines() and texts.sources[1] == "Two cats sit ."
+    assert texts.references == [REFERENCES, OTHERS]
+
+
+def test_a_set_is_downloaded_once(server: FileServer) -> None:
+    for _ in range(2):
+        assert call("score", "--test-set", "wmt14/full", "-l", "en-de", stdin=HYPOTHESES).exit_code == 0
+    assert [path for path, _ in server.requests] == ["/wmt14-full.tgz"]
+
+
+def test_several_sets_are_scored_as_one_text(server: FileServer, tmp_path: Path) -> None:
+    dataset = DATASETS["wmt14/full"]
+    twice = read_sets(["wmt14/full"], "en-de")
+    assert twice.downloads == tuple(dataset.data)
+    result = call("score", "--test-set", "wmt14/full,wmt20/tworefs", "-l", "en-de", stdin=HYPOTHESES * 2)
+    assert result.exit_code == 2 and "1 references, but wmt20/tworefs has 2" in result.stderr
+
+
+def test_the_text_of_score_names_the_set(server: FileServer) -> None:
+    result = call("score", "--test-set", "wmt14/full", "-l", "en-de", "--origlang", "en", stdin=HYPOTHESES)
+    assert result.stdout.splitlines()[-1].split(maxsplit=1) == ["references", "wmt14/full en-de, origlang en"]
+
+
+def test_several_systems_are_compared_on_a_set(server: FileServer, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(HYPOTHESES, encoding="utf-8")
+    systems = ["--sys", tmp_path / "a", "--sys", tmp_path / "b"]
+    result = call("score", *systems, "--test-set", "wmt14/full", "-l", "en-de", "--format", "json")
+    assert json.loads(result.stdout)["test_set"] == "wmt14/full en-de"
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (["--test-set", "wmt14/ful", "-l", "en-de"], ["'wmt14/ful'", "wmt14/full"]),
+        (["--test-set", "wmt14/full", "-l", "en-dee"], ["'en-dee'", "en-de"]),
+        (["--test-set", "wmt14/full"], ["--language-pair", "cs-en, en-cs"]),
+        (["--test-set", "wmt14/full,wmt14/full", "-l", "en-de"], ["once"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--ref", "x.de"], ["--test-set", "--ref"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--data", "x"], ["--test-set", "--data"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--src", "x"], ["--test-set", "--src"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "-t", "de"], ["--test-set", "--target-lang"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--path", "x.pt"], ["--path", "--test-set"]),
+        (["--ref", "x.de", "-l", "en-de"], ["--language-pair", "--test-set"]),
+        (["--ref", "x.de", "--origlang", "en"], ["--origlang", "--test-set"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--origlang", "fi"], ["--origlang fi"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--subset", "news"], ["--subset news"]),
+        ([], ["--ref", "--data", "--test-set"]),
+    ],
+)
+def test_wrong_names_and_flags_in_conflict(server: FileServer, flags: list[str], facts: list[str]) -> None:
+    result = call("score", *flags, stdin=HYPOTHESES)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert all(fact in result.stderr for fact in facts), result.stderr
+
+
+def test_too_few_translations_are_an_error_also_for_a_part_of_the_set(server: FileServer) -> None:
+    result = call("score", "--test-set", "wmt14/full", "-l", "en-de", "--origlang", "en", stdin="a\nb\n")
+    assert result.exit_code == 2 and "2" in result.stderr and "4" in result.stderr
+
+
+FAULTS = {
+    "404": ([status(404)], "404"),
+    "500": ([status(500)] * 9, "500"),
+    "other file": ([body(b"maintenance")], "MD5"),
+    "cut": ([cut(30)] + [cut(0)] * 9, "ended"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_download_is_one_line_and_the_next_command_succeeds(
+    server: FileServer, tmp_path: Path, fault: str
+) -> None:
+    faults, fact = FAULTS[fault]
+    server.faults["/wmt14-full.tgz"] = list(faults)
+    client = HttpClient(HttpConfig(attempts=3), lambda _: None)
+    with pytest.raises((OSError, ValueError), match=fact) as error:
+        read_sets(["wmt14/full"], "en-de", client)
+    assert "\n" not in str(error.value)
+    kept = [path for path in (tmp_path / "sacrebleu").rglob("*") if path.is_file() and path.name != ".nmtkit.lock"]
+    assert bool(kept) == (fault == "cut")  # the received part, to resume
+    server.faults.clear()
+    assert read_sets(["wmt14/full"], "en-de", client).references == [REFERENCES]
+
+
+@pytest.mark.parametrize("content", ["a page", "a tar without the files", "a truncated tar"])
+def test_an_archive_with_wrong_contents_is_named(server: FileServer, content: str, monkeypatch, tmp_path: Path) -> None:
+    archive = server.files["/wmt14-full.tgz"]
+    data = {
+        "a page": b"<html>",
+        "a tar without the files": tar({"../../escaped": b"x"}),
+        "a truncated tar": archive[:-99],
+    }
+    server.files["/wmt14-full.tgz"] = data[content]
+    monkeypatch.setattr(DATASETS["wmt14/full"], "md5", [hashlib.md5(data[content]).hexdigest()])
+    with pytest.raises((ValueError, OSError)):
+        read_sets(["wmt14/full"], "en-de")
+    assert not list(tmp_path.parent.rglob("escaped")) and not list((tmp_path / "sacrebleu").rglob("*.tgz"))
+
+
+def test_a_damaged_archive_that_sacrebleu_left_is_replaced(server: FileServer, tmp_path: Path) -> None:
+    raw = tmp_path / "sacrebleu" / "wmt14" / "full" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "wmt14_full.wmt14-full.tgz").write_bytes(b"half")
+    assert read_sets(["wmt14/full"], "en-de").references == [REFERENCES]
+
+
+def test_a_zip_of_a_set_does_not_write_outside_its_folder(server: FileServer, tmp_path: Path, monkeypatch) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("../../../escaped", "x")
+    server.files["/x.zip"] = file.getvalue()
+    dataset = DATASETS["wmt14/full"]
+    monkeypatch.setattr(dataset, "data", [f"{server.url}/x.zip"])
+    monkeypatch.setattr(dataset, "md5", [hashlib.md5(file.getvalue()).hexdigest()])
+    with pytest.raises((ValueError, OSError)):
+        read_sets(["wmt14/full"], "en-de")
+    assert not [
+        path
+        for path in tmp_path.rglob("escaped")
+        if tmp_path / "sacrebleu" / "wmt14" / "full" / "raw" not in path.parents
+    ]
+
+
+@pytest.mark.parametrize(
+    ("languages", "pair"), [(("en", "de"), "en-de"), (("eng_Latn", "deu_Latn"), "en-de"), (("xx", "de"), "xx-de")]
+)
+def test_the_languages_of_a_model_are_a_pair_of_the_set(languages: tuple[str, str], pair: str) -> None:
+    assert pair_of_languages(["wmt14/full"], *languages) == pair
+
+
+# --- generate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_transformer(tmp_path_factory.mktemp("model") / "tiny.pt", tiny_tokenizer())
+
+
+def test_generate_translates_the_source_of_a_set(server: FileServer, model: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.en"
+    lines.write_text("".join(line + "\n" for line in read_sets(["wmt14/full"], "en-de").sources), encoding="utf-8")
+    flags = ["--path", model, "--max-len-b", "4", "--engine", "torch"]
+    by_name = call("generate", *flags, "--test-set", "wmt14/full", "-l", "en-de")
+    by_file = call("generate", *flags, "--input", lines)
+    assert by_name.exit_code == by_file.exit_code == 0, by_name.stderr
+    assert by_name.stdout == by_file.stdout and len(by_name.stdout.splitlines()) == 4
+    several = call("generate", *flags, "--test-set", "wmt14/full,wmt20/tworefs", "-l", "en-de")
+    assert several.stdout == by_file.stdout * 2
+    sharded = [*flags, "--test-set", "wmt14/full", "-l", "en-de", "--output-dir", tmp_path / "shards"]
+    assert call("generate", *sharded).exit_code == 0
+    merged = call("merge", tmp_path / "shards", "--output", tmp_path / "merged.de")
+    assert merged.exit_code == 0 and (tmp_path / "merged.de").read_text(encoding="utf-8") == by_file.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (["--test-set", "wmt14/ful", "-l", "en-de"], ["wmt14/full"]),
+        (["--test-set", "wmt14/full"], ["--language-pair"]),  # the model does not know its languages
+        (["--test-set", "wmt14/full", "--source-lang", "en", "--target-lang", "dee"], ["en-dee", "en-de"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--input", "x"], ["--test-set", "--input"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--input-format", "html"], ["--test-set", "--input-format"]),
+        (["data-bin", "--test-set", "wmt14/full", "-l", "en-de"], ["--test-set", "DATA"]),
+        (["-l", "en-de"], ["--language-pair", "--test-set"]),
+    ],
+)
+def test_wrong_names_and_flags_of_generate(server: FileServer, model: Path, flags: list[str], facts: list[str]) -> None:
+    result = call("generate", "--path", model, *flags, stdin="")
+    assert result.exit_code == 2 and not re.search(r"Traceback", result.stderr)
+    assert all(fact in result.stderr for fact in facts), result.stderr
