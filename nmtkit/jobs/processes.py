@@ -8,6 +8,7 @@ weights and plug-ins. A spawned worker imports its modules again (0.3 s of a cor
 its own copy of a model. So fork is the faster choice, but nothing needs fork.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -142,6 +143,7 @@ def _run(connection: socket.socket, factory: Callable[[], Any], copies: Sequence
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent
     for copy in copies:
         copy.close()
+    gc.freeze()  # a collection would write to all shared objects, and so copy their memory
     execute_tasks(SocketChannel(connection, buffers=False), factory())
 
 

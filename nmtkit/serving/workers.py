@@ -14,6 +14,7 @@ search at the same time.
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import queue
@@ -96,6 +97,7 @@ def main(control: socket.socket) -> None:
         if pid == 0:
             control.close()
             os.nice(niceness)
+            gc.freeze()  # a collection would write to all shared objects, and so copy their memory
             _run_and_exit(run)
         connection.close()
         channel.send(pid)

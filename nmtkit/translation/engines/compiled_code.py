@@ -15,6 +15,7 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import caching
+from numba.core.runtime.nrt import rtsys
 
 from nmtkit.config.files import atomic_write
 from nmtkit.jobs import machine_code
@@ -50,6 +51,12 @@ class CacheOfResults(caching.CompileResultCacheImpl):
 
 class MachineCodeCache(caching.FunctionCache):
     _impl_class = CacheOfResults
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """Returns kept machine code, or None. Numba would first import everything that its compiler can need."""
+        rtsys.initialize(context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, context)
 
     def save_overload(self, signature: Any, data: Any) -> None:
         if not machine_code.is_closed():

@@ -44,6 +44,7 @@ FLAGS |= {"--unkpen", "--replace-unknown", "--no-repeat-ngram", "--ordered-const
 FLAGS |= {"--sampling", "--temperature", "--top-k", "--top-p", "--seed"}
 MODULES = (*ROW_WISE, Transformer, Embedding, nn.Embedding)
 
+SHORTEST = SearchOptions(beam=1, lenpen=0, max_len_a=0, max_len_b=1)  # a search that only loads the machine code
 AWAITED_SECONDS = 2.0  # processor time of a process before it starts a compilation, which short jobs do not need
 
 
@@ -77,7 +78,10 @@ class NumbaEngine(Engine):
             machine_code.background.start()
 
     def prepare(self) -> None:
-        """Packs the weights. First compiles the search if necessary."""
+        """Packs the weights, and loads the machine code. First compiles the search if necessary.
+
+        Forked processes then share this memory, which is 50 MB for the smallest model.
+        """
         self.prepared()
 
     def prepared(self) -> "LockstepSearch":
@@ -87,6 +91,7 @@ class NumbaEngine(Engine):
                 from nmtkit.translation.engines.lockstep import LockstepSearch
 
                 self.lockstep = LockstepSearch(self.transformers, self.precision, self.loaded.shortlist)
+                self.lockstep.search([Segment([EOS])], SHORTEST)
             return self.lockstep
 
     def refusal(self, options: SearchOptions) -> str | None:

@@ -192,6 +192,18 @@ def test_a_forked_process_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.exitcode == 0
 
 
+def test_forked_workers_share_the_machine_code_that_their_parent_has_loaded(trained: Path) -> None:
+    code = f"""
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.translator import Translator
+Translator.load({str(trained)!r}, engine="numba").batch_decoder(SearchOptions(beam=3))
+from nmtkit.translation.engines import compiled_search
+print(len(compiled_search.encode_sentences.overloads), len(compiled_search.search.overloads))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1", "1"]
+
+
 AVOIDED = [[(4, 9), (7,)], [], [(19,), (27, 27)], [(3, EOS)], [(29, 29, 29), (8,)], [(5, EOS)]]
 
 
