@@ -1,7 +1,8 @@
 """`nmtkit compare`: compares runs in a table or on an HTML page, and the sentences of two systems on an HTML page."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,28 +13,40 @@ from nmtkit.cli.score import ScoreConfig
 from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive
 from nmtkit.config.files import atomic_write, check_outputs
 
-FORMATS = ("text", "tsv", "csv", "latex", "json")
+if TYPE_CHECKING:
+    from nmtkit.experiments.comparison import RunSummary
 
+FORMATS = ("text", "tsv", "csv", "latex", "markdown", "json")
 
 # flags of `nmtkit score` that `compare --sys` has too
 SHARED = (
     "--ref", "--data", "--gen-subset", "--src", "--columns", "--target-lang", "--metric", "--tokenize", "--lowercase",
     "--comet-model", "--test", "--samples",
 )  # fmt: skip
+OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--comet-model", "--samples")  # flags of `score` for --base
 PAGE = Path("comparison.html")
+METRICS_OF_ROWS = ("bleu", "chrf")
 METRICS = ("chrf", "bleu")  # the first sorts the sentences; BLEU of single sentences is not reliable
 OF_SCORE = ("--data", "--gen-subset", "--tokenize", "--lowercase", "--comet-model")
 COMPARE_RULES = (
     FlagRule("RUN", excludes=("--sys",), reason="compare either runs or systems"),
-    FlagRule("--sys", excludes=("--mean-over-seeds", "--format", "--curves"), reason="these flags are for runs"),
-    *(FlagRule(flag, needs=("--sys",)) for flag in SHARED),
+    FlagRule(
+        "--sys",
+        excludes=("--mean-over-seeds", "--base", "--plot", "--format", "--curves"),
+        reason="these flags are for runs",
+    ),
+    FlagRule("--base", excludes=("--mean-over-seeds",), reason="--base always shows means over seeds"),
+    FlagRule("--plot", needs=("--base",)),
+    *(FlagRule(flag, needs=("--sys", "--base") if flag in OF_ROWS else ("--sys",)) for flag in SHARED),
     *(rule for rule in score.SCORE_RULES if rule.flag in OF_SCORE),
 )
 
 
 COMMON = {
     "--mean-over-seeds": "one row for runs that differ only in the seed",
-    "--format [text|tsv|csv|latex|json]": "of the table (default: text)",
+    "--base ROW": "differences to this row, with intervals",
+    "--plot FILE": "figure of the differences: .svg, .png or .pdf",
+    "--format [text|tsv|csv|latex|markdown|json]": "(default: text)",
     "--report FILE": "HTML page of the comparison",
     "--curves FILE": "curves of all runs: .csv, .pdf, .svg or .png",
     "--sys FILE": "translations of a system; repeat it",
@@ -46,6 +59,14 @@ COMMON = {
 @click.command(cls=Command, common=COMMON)
 @click.argument("runs", type=PATH, nargs=-1, metavar="[RUN…]")
 @click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
+@click.option(
+    "--base",
+    metavar="ROW",
+    help="Compare the translations of all rows with this row: the name of a folder without its seed.",
+)
+@click.option(
+    "--plot", type=PATH, metavar="FILE", help="Draw the differences to --base with their intervals: .svg, .png or .pdf."
+)
 @click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")
 @click.option(
     "--report",
@@ -59,6 +80,8 @@ COMMON = {
 def command(
     runs: tuple[Path, ...],
     mean_over_seeds: bool,
+    base: str | None,
+    plot: Path | None,
     format: str,
     report: Path | None,
     curves: Path | None,
@@ -71,6 +94,9 @@ def command(
     RUN is the folder of a run, which may still be training, or a folder of runs, such as the folder of a sweep. The
     table has the settings that differ, best scores, speed, time and state.
 
+    With --base, the table has scores of translations over seeds, and their differences to the row --base, with
+    confidence intervals and p-values over sentences and seeds.
+
     With --sys A --sys B, the page shows both translations of each sentence side by side, with the differences marked,
     sorted by the difference of a score, by length, or by names and numbers.
 
@@ -78,11 +104,13 @@ def command(
     nmtkit compare runs/one runs/two
     nmtkit compare runs/lr --mean-over-seeds
     nmtkit compare runs/lr --format tsv --report lr.html
+    nmtkit compare runs/table3 --base base --plot table3.svg
     nmtkit compare runs/lr --mean-over-seeds --format latex --curves lr.pdf
     nmtkit compare --sys baseline.de --sys better.de --ref test.de --src test.en
     """
     given = given_flags() | ({"RUN"} if runs else set())
-    config: ScoreConfig = derive(ScoreConfig, {"metric": METRICS} | on_command_line(settings), COMMAND_LINE)
+    defaults = {"metric": METRICS_OF_ROWS if base else METRICS}
+    config: ScoreConfig = derive(ScoreConfig, defaults | on_command_line(settings), COMMAND_LINE)
     check_flags(COMPARE_RULES, given, given | {f"--metric {name}" for name in config.metric})
     if systems:
         compare_systems(systems, references, config, report)
@@ -95,18 +123,47 @@ def command(
         raise FileNotFoundError(f"--curves {curves}: the folder {curves.parent} does not exist")
     folders = comparison.folders_of(runs)
     inputs = [folder / name for folder in folders for name in ("log.jsonl", "config.toml")]
-    check_outputs({"--report": report, "--curves": curves}, inputs)
+    check_outputs({"--report": report, "--curves": curves, "--plot": plot}, inputs)
     summaries = [comparison.summarize(folder) for folder in folders]
-    rows = comparison.means_over_seeds(summaries) if mean_over_seeds else summaries
-    echo(comparison_output.formatted(rows, format), nl=False)
-    if report:
-        comparison_output.write_page(report, summaries, rows)
+    rows = comparison.means_over_seeds(summaries) if mean_over_seeds or base else summaries
+    if base:
+        show_differences(summaries, rows, base, config, format=format, report=report, plot=plot)
+    else:
+        echo(comparison_output.formatted(rows, format), nl=False)
+        if report:
+            comparison_output.write_page(report, summaries, rows)
     if curves:
         comparison_output.write_curves(curves, summaries)
 
 
 # the same flags with the same help
 command.params += [each for each in score.command.params if {*each.opts} & {"--sys", *SHARED}]
+
+
+def show_differences(
+    runs: "Sequence[RunSummary]",
+    means: "Sequence[RunSummary]",
+    base: str | None,
+    config: ScoreConfig,
+    *,
+    format: str,
+    report: Path | None,
+    plot: Path | None,
+) -> None:
+    """Prints the differences of rows to the row `base`, and writes the page and the figure."""
+    from nmtkit.experiments import comparison_output, differences_output
+    from nmtkit.experiments.differences import compare_rows
+    from nmtkit.scoring.metrics import MetricSettings
+    from nmtkit.scoring.significance import SAMPLES
+
+    settings = MetricSettings(tokenize=config.tokenize, lowercase=config.lowercase, comet_model=config.comet_model)
+    samples = config.samples or SAMPLES["bootstrap"]
+    compared = compare_rows(runs, base, config.metric, settings, samples=samples)
+    echo(differences_output.formatted(compared, format), nl=False)
+    if report:
+        comparison_output.write_page(report, runs, means, differences_output.for_page(compared))
+    if plot:
+        differences_output.write_figure(plot, compared)
 
 
 def compare_systems(

@@ -5,19 +5,26 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from nmtkit.experiments.sweep import Sweep, SweepRun
+
+from nmtkit.cli import generate
 from nmtkit.cli.command import Command, echo, stderr
-from nmtkit.cli.flags import PATH, given_flags
-from nmtkit.config import FlagRule, check_flags
+from nmtkit.cli.compare import FORMATS, METRICS_OF_ROWS, show_differences
+from nmtkit.cli.flags import PATH, given_flags, on_command_line
+from nmtkit.cli.score import ScoreConfig
+from nmtkit.config import FlagRule, check_flags, suggestion
 from nmtkit.config.files import check_outputs
 from nmtkit.jobs import progress
 
 RULES = (
     FlagRule("--optuna", excludes=("--shard",), reason="with --optuna, machines that share the folder share one study"),
     FlagRule("--optuna", excludes=("--only",), reason="Optuna chooses the runs"),
-    FlagRule("--dry-run", excludes=("--report",), reason="nothing is run"),
+    FlagRule("--dry-run", excludes=("--report", "--plot"), reason="nothing is run"),
 )
 
 
@@ -30,10 +37,14 @@ RULES = (
 )
 @click.option("--shard", metavar="I/N", help="Train part I of N of the runs, on one of N machines.")
 @click.option("--optuna", is_flag=True, help="Use Optuna to choose the random settings and to end bad runs early.")
-@click.option(
-    "--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output format.  [default: text]"
-)
+@click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")
 @click.option("--report", type=PATH, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
+@click.option(
+    "--plot",
+    type=PATH,
+    metavar="FILE",
+    help="Draw the differences to the base row with their intervals: .svg, .png or .pdf.",
+)
 def command(
     file: Path,
     train_flags: tuple[str, ...],
@@ -43,11 +54,13 @@ def command(
     optuna: bool,
     format: str,
     report: Path | None,
+    plot: Path | None,
 ) -> None:
     """Train the runs of a sweep file: a config file whose table [sweep] lists the settings that vary.
 
     To continue the sweep, repeat the command: finished runs are kept, interrupted runs are resumed, and failed runs are
     repeated. At the end, the command compares all runs; for several seeds, it shows means and standard deviations.
+    With a base row in [sweep], it shows differences to this row, with confidence intervals and p-values.
 
     \b
     nmtkit sweep lr.toml --dry-run
@@ -60,16 +73,24 @@ def command(
     from nmtkit.experiments.sweep_runner import SweepStoppedError, SweepTrainer, chosen
 
     check_flags(RULES, given_flags(), given_flags())
-    check_outputs({"--report": report}, [file])
+    check_outputs({"--report": report, "--plot": plot}, [file])
     sweep = sweeps.read(file)
+    if plot and not sweep.compares_rows:
+        raise ValueError(f'--plot draws differences to a row: give base = "ROW" in [sweep] of {file}')
     part, parts = shard_of(shard)
     study = OptunaStudy(sweep) if optuna else None
-    runs = chosen(sweep.runs(), only) if study is None else []
+    every = sweep.runs() if study is None else []
+    names = list(dict.fromkeys(comparison.row_name(run.name) for run in every))
+    if sweep.base and every and sweep.base not in names:
+        raise ValueError(f"{file}: base of [sweep] is {sweep.base!r}, which is no row; {suggestion(sweep.base, names)}")
+    runs = chosen(every, only) if study is None else []
     for run in runs:
         sweep.command(run)  # finds mistakes in all runs before the first run starts
+        check_translation(sweep, run)
     of_part = runs[part - 1 :: parts]
     if dry_run:
-        lines = [f"# {run.name}\n{shlex.join(sweep.command(run, train_flags))}" for run in of_part]
+        commands = {run.name: [sweep.command(run, train_flags), *sweep.translation_commands(run)] for run in of_part}
+        lines = [line for name, words in commands.items() for line in (f"# {name}", *map(shlex.join, words))]
         echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []
@@ -81,16 +102,39 @@ def command(
         arguments = shlex.join(["nmtkit", *sys.argv[1:]])
         stderr.print(f"{stopped.received.name}. To continue: {arguments}", markup=False, soft_wrap=True)
         sys.exit(128 + stopped.received)
-    folders = [sweep.folder / run.name for run in (study.runs() if study else runs)]
+    for name, reason in failed.items():
+        stderr.print(f"nmtkit: failed: {name}: {reason}", markup=False, soft_wrap=True)
+    compared = study.runs() if study else every if sweep.compares_rows else runs
+    folders = [sweep.folder / run.name for run in compared]
     begun = [comparison.summarize(folder) for folder in folders if (folder / "log.jsonl").is_file()]
     if begun:
         rows = comparison.means_over_seeds(begun) if len(sweep.seeds) > 1 else begun
-        echo(comparison_output.formatted(rows, format), nl=False)
-        if report:
-            comparison_output.write_page(report, begun, rows)
-    for name, reason in failed.items():
-        stderr.print(f"nmtkit: failed: {name}: {reason}", markup=False, soft_wrap=True)
+        if sweep.compares_rows and any(run.state == "finished" for run in begun):
+            config = ScoreConfig(metric=METRICS_OF_ROWS)
+            show_differences(begun, rows, sweep.base, config, format=format, report=report, plot=plot)
+        else:
+            echo(comparison_output.formatted(rows, format), nl=False)
+            if report:
+                comparison_output.write_page(report, begun, rows)
     sys.exit(1 if failed else 0)
+
+
+def check_translation(sweep: "Sweep", run: "SweepRun") -> None:
+    """Raises ValueError for mistakes in [sweep.generate], before the first run is trained."""
+    from nmtkit.data.dataset.binarized import Dataset
+
+    for command in sweep.translation_commands(run):
+        if command[1] == "generate":
+            try:
+                with generate.command.make_context("generate", command[2:]) as context:
+                    settings = dict(context.params)
+                    data, paths, files, plugins = map(settings.pop, ("data", "paths", "inputs", "plugins"))
+                    job = generate.parsed_job(data, paths, files, plugins, on_command_line(settings))
+                if data.is_dir():  # otherwise, `nmtkit train` explains the error
+                    Dataset.open(data)[job.config.gen_subset]
+            except (click.UsageError, ValueError) as error:
+                reason = error.format_message() if isinstance(error, click.UsageError) else error
+                raise ValueError(f"{sweep.file}: [sweep.generate]: {reason}") from None
 
 
 def shard_of(text: str | None) -> tuple[int, int]:

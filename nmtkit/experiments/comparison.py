@@ -4,6 +4,7 @@ Everything comes from the logs in the folders of the runs, so unfinished runs ca
 """
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from nmtkit.training.report import latest_records, read_lines
 from nmtkit.training.run_log import numbers_of
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
-NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation record that are not scores
+NO_SCORES = ("update", "epoch", "seconds", "time", "cpu_seconds")  # numbers of a validation record that are not scores
 # settings that do not change the trained model
 OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "callbacks", "log_interval")
 
@@ -46,6 +47,9 @@ class RunSummary:
     last: dict[str, ValidationScore]
     tokens_per_second: float | None  # target tokens; median over the log lines
     seconds: float  # duration, without the breaks between a stop and the next resume
+    device_seconds: float | None = None  # seconds of all cores or GPUs; None for logs without this information
+    on_gpu: bool = False
+    parameters: int | None = None  # number of parameters of the model
     runs: int = 1  # number of runs that this summary averages
     records: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
@@ -86,7 +90,10 @@ def summarize(folder: Path) -> RunSummary:
         best=best_scores(valid),
         last=_scores_of(valid[-1]) if valid else {},
         tokens_per_second=statistics.median(speeds) if speeds else None,
-        seconds=seconds_of(records),
+        seconds=elapsed(records, "time"),
+        device_seconds=_device_seconds(records, latest),
+        on_gpu=not _on_cpu(latest),
+        parameters=latest.get("parameters"),
         records=records,
     )
 
@@ -124,14 +131,30 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
     return {name: ValidationScore(value=numbers[name], update=record["update"]) for name in order}
 
 
-def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the seconds of training in the log of a run. The time between a stop and a resume does not count."""
+def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
+    """Returns the seconds of training by a clock in the records: "time" or "cpu_seconds".
+
+    The time between a stop and a resume does not count.
+    """
     total, first, last = 0.0, None, None
     for record in records:
         if record["kind"] in ("start", "resume"):
-            total, first = total + _between(first, last), record.get("time")
-        last = record.get("time", last)
+            total, first = total + _between(first, last), record.get(clock)
+        last = record.get(clock, last)
     return total + _between(first, last)
+
+
+def _on_cpu(facts: Mapping[str, Any]) -> bool:
+    return str(facts.get("device", "cpu")).startswith("cpu")
+
+
+def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> float | None:
+    """Returns the CPU time of all processes of a run, or the duration multiplied by the number of GPUs."""
+    processes = int(facts.get("processes", 1))
+    if not _on_cpu(facts):
+        return processes * elapsed(records, "time")
+    known = all("cpu_seconds" in record for record in records if record["kind"] in ("start", "resume"))
+    return processes * elapsed(records, "cpu_seconds") if known else None
 
 
 def _between(first: float | None, last: float | None) -> float:
@@ -156,13 +179,18 @@ def setting(run: RunSummary, name: str) -> Any:
     return run.settings.get(name, "")
 
 
-def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times."""
+def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
+    """Returns the runs in groups. The runs of a group differ only in the seed."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
         groups.setdefault(repr((sorted(same.items()), run.dataset)), []).append(run)
-    return [_mean(group) if len(group) > 1 else group[0] for group in groups.values()]
+    return list(groups.values())
+
+
+def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times."""
+    return [_mean(group) if len(group) > 1 else group[0] for group in groups_over_seeds(runs)]
 
 
 def _mean(runs: Sequence[RunSummary]) -> RunSummary:
@@ -208,6 +236,11 @@ def common_name(names: Sequence[str]) -> str:
     parts = [name.replace("/", ",/").split(",") for name in names]
     shared = [part for part in parts[0] if all(part in other for other in parts[1:])]
     return ",".join(shared).replace(",/", "/") or names[0]
+
+
+def row_name(name: str) -> str:
+    """Returns the name of the row of a run: the name of the run without its seed."""
+    return re.sub(r"(.),?seed=\d+$", r"\1", name)
 
 
 def as_plain(run: RunSummary, columns: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Writes a comparison of runs: as a table (text, TSV, CSV, LaTeX, JSON), as an HTML page, and as a file of curves."""
+"""Writes a comparison of runs: as a table in several formats, as an HTML page, and as a file of curves."""
 
 import csv
 import io
@@ -6,9 +6,9 @@ import json
 import math
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nmtkit.config import setting_text
 from nmtkit.config.files import atomic_write
@@ -29,7 +29,7 @@ FIGURES = (".pdf", ".svg", ".png")
 
 
 def formatted(runs: Sequence[RunSummary], format: str) -> str:
-    """Returns the comparison as a text table (format "text"), TSV, CSV, a LaTeX table or JSON."""
+    """Returns the comparison as a text table (format "text"), TSV, CSV, a LaTeX or Markdown table, or JSON."""
     if format == "json":
         columns = differing(runs)
         return json.dumps([as_plain(run, columns) for run in runs], ensure_ascii=False, indent=1) + "\n"
@@ -39,7 +39,9 @@ def formatted(runs: Sequence[RunSummary], format: str) -> str:
         csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(unrounded(runs))
         return text.getvalue()
     header, lines = cells(runs)
-    return latex(header, lines) if format == "latex" else table(header, lines, len(differing(runs)))
+    if format == "latex":
+        return latex(header, lines)
+    return markdown(header, lines) if format == "markdown" else table(header, lines, len(differing(runs)))
 
 
 def metrics_of(runs: Sequence[RunSummary]) -> list[str]:
@@ -90,11 +92,26 @@ def latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     def row(cells: Sequence[str]) -> str:
         return " & ".join("".join(LATEX.get(char, char) for char in cell) for cell in cells) + r" \\"
 
-    numeric = [all(line[column][:1].isdigit() for line in lines if line[column]) for column in range(len(header))]
-    alignment = "".join("r" if each else "l" for each in numeric)
+    alignment = "".join("r" if each else "l" for each in _numeric(header, lines))
     top, middle, bottom = r"\toprule", r"\midrule", r"\bottomrule"
     body = [rf"\begin{{tabular}}{{{alignment}}}", top, row(header), middle, *map(row, lines), bottom, r"\end{tabular}"]
     return "\n".join(body) + "\n"
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table. Columns of numbers are aligned to the right."""
+
+    def row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = "|" + "|".join("---:" if each else "---" for each in _numeric(header, lines)) + "|"
+    return "\n".join([row(header), rule, *map(row, lines)]) + "\n"
+
+
+def _numeric(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[bool]:
+    """Returns for each column whether all its texts begin with a number."""
+    columns = ([line[column].lstrip("+-< ") for line in lines if line[column]] for column in range(len(header)))
+    return [all(text[:1].isdigit() for text in column) for column in columns]
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
@@ -196,17 +213,21 @@ def curves_as_csv(runs: Sequence[RunSummary]) -> bytes:
     return text.getvalue().encode()
 
 
-def figure(runs: Sequence[RunSummary], format: str) -> bytes:
-    """Returns a figure with a panel for each curve in `CURVES`. A panel has a line for each run."""
+def load_pyplot() -> Any:
+    """Returns the module matplotlib.pyplot. Raises ImportError with the name of the extra."""
     try:
         import matplotlib
     except ImportError:
-        raise ImportError(
-            "a figure of curves needs matplotlib: pip install 'nmtkit[plots]'; a .csv file does not need it"
-        ) from None
+        raise ImportError("a figure needs matplotlib: pip install 'nmtkit[plots]'") from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def figure(runs: Sequence[RunSummary], format: str) -> bytes:
+    """Returns a figure with a panel for each curve in `CURVES`. A panel has a line for each run."""
+    pyplot = load_pyplot()
     drawn = list(panels(runs))
     if not drawn:
         raise ValueError("the runs have no curves yet; wait for their first log line")
@@ -232,10 +253,13 @@ def figure(runs: Sequence[RunSummary], format: str) -> bytes:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def write_page(path: Path, runs: Sequence[RunSummary], rows: Sequence[RunSummary]) -> None:
+def write_page(
+    path: Path, runs: Sequence[RunSummary], rows: Sequence[RunSummary], differences: Mapping[str, object] | None = None
+) -> None:
     """Writes an HTML page: scores, a curve for each run, and the settings that differ. Raises OSError.
 
-    The tables have `rows`, which may be means of `runs`.
+    The tables have `rows`, which may be means of `runs`. The table of `differences` to a base is the first table; see
+    `differences_output.for_page`.
     """
     header, lines = cells(rows)
     charts = [
@@ -247,6 +271,7 @@ def write_page(path: Path, runs: Sequence[RunSummary], rows: Sequence[RunSummary
     page = render(
         "comparison.html",
         title=f"{len(runs)} runs",
+        differences=differences,
         scores=_columns(header, lines, [0, *range(first_score, len(header))]),
         settings=_settings(header, lines, range(1, first_score)),
         keys=Html(legend([run.name for run in runs])),

@@ -264,11 +264,13 @@ def estimate_on(plan: RunPlan, dataset: Dataset) -> Estimate:
     return estimate(plan, vocabulary, plan.sampler(split).updates_per_epoch, _average_tokens(split))
 
 
-def updates_within(job: JobConfig, flop: float) -> int:
-    """Returns the number of updates of a job that cost `flop` floating-point operations, at least 1."""
-    assert job.data is not None
+def cost_of(job: JobConfig, data: Path | None, vocabulary_size: int | None) -> Estimate:
+    """Returns the cost of a job on the dataset `data`, or else with a joint vocabulary of `vocabulary_size`."""
     plan = resolve(job, expected_world_size(job.run), estimate=True)
-    return max(1, round(flop / estimate_on(plan, Dataset.open(job.data)).flops))
+    if data is not None:
+        return estimate_on(plan, Dataset.open(data))
+    assert vocabulary_size is not None
+    return estimate(plan, Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True))
 
 
 def _average_tokens(split: Split) -> int:

@@ -14,12 +14,15 @@ from typing import Any
 
 from nmtkit.config import field_types, flag_of, split_settings, suggestion
 from nmtkit.experiments import estimate
+from nmtkit.experiments.estimate import Estimate
+from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
 from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig, in_folder
 from nmtkit.training.run_config import RunConfig
 
-SECTIONS = ("save_dir", "flop", "seeds", "runs", "zip", "grid", "random")
+SECTIONS = ("save_dir", "flop", "seeds", "base", "average", "generate", "runs", "zip", "grid", "random")
 LENGTHS = {"max_update", "max_epoch"}
 NOT_VARIED = ("save_dir", "plugin", "config")
+NOT_GENERATED = ("path", "input", "output", "output_dir", "format")  # flags of `nmtkit generate` that a sweep sets
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
@@ -60,6 +63,8 @@ class Sweep:
     """The contents of a sweep file.
 
     With `flop`, each run has as many updates as cost this number of floating-point operations (`estimate`).
+    With `generate`, each finished run translates a subset with these flags of `nmtkit generate`. It translates with the
+    average of its last `average` checkpoints, or with its best checkpoint. All rows are compared with the row `base`.
     `space` holds the settings whose values are drawn at random. `draws` is the number of random combinations, and
     `seed` is the seed of the random generator.
     """
@@ -68,13 +73,21 @@ class Sweep:
     folder: Path
     flop: float | None = None
     seeds: tuple[int, ...] = ()
+    base: str | None = None
+    average: int | None = None
+    generate: VariedSettings | None = None
     named: Mapping[str, VariedSettings] = field(default_factory=lambda: {"": {}})
     zipped: Sequence[VariedSettings] = ({},)
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
     draws: int = 0
     seed: int = 1
-    updates: dict[str, int] = field(default_factory=dict, compare=False)  # settings of a run -> its updates
+    costs: dict[str, Estimate] = field(default_factory=dict, compare=False)  # settings of a run -> its cost
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether all rows are compared with a base row: `base`, or the first row."""
+        return self.base is not None or self.generate is not None
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -105,12 +118,20 @@ class Sweep:
         return run if self.flop is None else replace(run, settings=run.settings | {"max_update": self._updates(run)})
 
     def _updates(self, run: SweepRun) -> int:
-        """Returns the updates of a run that cost `flop`. All seeds of a run have one estimate."""
+        """Returns the updates of a run that cost `flop`."""
         assert self.flop is not None
+        return max(1, round(self.flop / self.cost(run).flops))
+
+    def cost(self, run: SweepRun, vocabulary_size: int | None = None) -> Estimate:
+        """Returns the cost of a run. All seeds of a run have one estimate.
+
+        If a vocabulary size is given, the estimate does not read the dataset. Raises OSError or ValueError.
+        """
         key = repr({name: value for name, value in run.settings.items() if name != "seed"})
-        if key not in self.updates:
-            self.updates[key] = estimate.updates_within(self.job(run), self.flop)
-        return self.updates[key]
+        if key not in self.costs:
+            job = self.job(run)
+            self.costs[key] = estimate.cost_of(job, None if vocabulary_size else job.data, vocabulary_size)
+        return self.costs[key]
 
     def _grid(self) -> Iterator[VariedSettings]:
         for values in itertools.product(*self.grid.values()):
@@ -176,6 +197,29 @@ class Sweep:
         folder = ["--save-dir", str(job.run.save_dir)]
         return ["nmtkit", "train", *data, "--config", str(self.file), *flags, *folder, *extra]
 
+    def translation_commands(self, run: SweepRun) -> list[list[str]]:
+        """Returns the commands that average the checkpoints of a finished run and translate; none without `generate`.
+
+        Raises ValueError if the run keeps fewer checkpoints than the average needs.
+        """
+        if self.generate is None:
+            return []
+        job = self.job(run)
+        folder = job.run.save_dir
+        model, commands = folder, []
+        if self.average is not None:
+            if job.run.keep_last is not None and job.run.keep_last < self.average:
+                raise ValueError(
+                    f"{self.file}, run {run.name}: average = {self.average} of [sweep] needs as many checkpoints, but "
+                    f"the run keeps {job.run.keep_last}; set keep_last = {self.average} in [run]"
+                )
+            model = folder / AVERAGED
+            choice = ["--last", str(self.average), "--output", str(model)]
+            commands.append(["nmtkit", "average-checkpoints", str(folder), *choice])
+        flags = [word for name, value in self.generate.items() for word in _generate_flag(name, value)]
+        output = ["--output", str(folder / TRANSLATIONS)]
+        return [*commands, ["nmtkit", "generate", str(job.data), "--path", str(model), *flags, *output]]
+
 
 def kinds_by_setting() -> dict[str, str]:
     """Maps the names of settings that name components to kinds: "arch" and "architecture" to "architecture"."""
@@ -201,6 +245,14 @@ def _flag(name: str, job: JobConfig) -> list[str]:
     if isinstance(value, tuple):
         return [flag, ",".join("" if item is None else str(item) for item in value)]
     return [flag, str(value)]
+
+
+def _generate_flag(name: str, value: Any) -> list[str]:
+    """Returns the words of a flag of `nmtkit generate`."""
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    return [flag, _listed(value)]
 
 
 def _in_name(value: Any) -> str:
@@ -247,6 +299,9 @@ def _sweep(file: Path, table: Any) -> Sweep:
         folder=file.parent / folder,
         flop=_flop(table["flop"]) if "flop" in table else None,
         seeds=tuple(_seeds(table["seeds"])) if "seeds" in table else (),
+        base=_base(table["base"]) if "base" in table else None,
+        average=_average(table) if "average" in table else None,
+        generate=_generated(table["generate"]) if "generate" in table else None,
         named=_named(table.get("runs", {})),
         zipped=_zipped(table.get("zip", {})),
         grid=_grid(table.get("grid", {})),
@@ -294,6 +349,32 @@ def _flop(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"flop of [sweep] is {value!r}; give a number above 0, such as 1e15")
     return float(value)
+
+
+def _base(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f'base of [sweep] is {value!r}; give the name of a row, such as "base"')
+    return value
+
+
+def _average(table: Mapping[str, Any]) -> int:
+    value = table["average"]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"average of [sweep] is {value!r}; give the number of checkpoints to average")
+    if "generate" not in table:
+        raise ValueError("average of [sweep] needs [sweep.generate], the settings of the translation")
+    return value
+
+
+def _generated(table: Any) -> VariedSettings:
+    """Returns the flags of `nmtkit generate`. By default, the subset is "valid"."""
+    if not isinstance(table, dict):
+        raise ValueError("[sweep.generate] is not a table of settings of nmtkit generate, such as beam = 5")
+    flags = {"gen_subset": "valid"} | {name.replace("-", "_"): value for name, value in table.items()}
+    for name in NOT_GENERATED:
+        if name in flags:
+            raise ValueError(f"[sweep.generate]: leave out {name}; the translations are in the folder of each run")
+    return flags
 
 
 def _named(table: Any) -> dict[str, VariedSettings]:

@@ -16,7 +16,7 @@ from typing import IO
 
 from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
-from nmtkit.experiments import comparison
+from nmtkit.experiments import comparison, run_translations
 from nmtkit.experiments.sweep import Sweep, SweepRun
 from nmtkit.jobs.processes import STOP_SIGNALS
 from nmtkit.training.config import flat_settings
@@ -101,29 +101,65 @@ class SweepTrainer:
             title = f"run {index} of {len(runs)}, {run.name}"
             if not self.flags and is_finished(self.sweep, run):
                 log.info("%s: finished before", title)
-                continue
-            log.info("%s: %s", title, shlex.join(self.sweep.command(run, self.flags)))
-            reason = self.train(run)
+                reason = self.translate(run)
+            else:
+                log.info("%s: %s", title, shlex.join(self.sweep.command(run, self.flags)))
+                reason = self.train(run)
             if reason:
                 failed[run.name] = reason
                 log.warning("%s failed: %s", title, reason)
         return failed
 
     def train(self, run: SweepRun, watch: Callable[[], bool] = lambda: True) -> str | None:
-        """Trains one run, which ends early if `watch` returns False. Returns the reason of a failure, else None.
+        """Trains one run, which ends early if `watch` returns False, and translates with the finished model.
 
-        Also returns None if another machine trains in the same folder. Raises SweepStoppedError after a signal.
+        Returns the reason of a failure, else None. Also returns None if another machine trains in the same folder.
+        Raises SweepStoppedError after a signal.
         """
-        code = self.runner.run(self.sweep.command(run, self.flags), watch)
+        reason = self._run(self.sweep.command(run, self.flags), watch)
+        if reason and "is in use by" in reason:
+            log.info("%s", reason)
+            return None
+        return reason or self.translate(run)
+
+    def translate(self, run: SweepRun) -> str | None:
+        """Makes the translations of [sweep.generate] for a finished run, unless they exist.
+
+        Returns the reason of a failure, else None. Raises SweepStoppedError after a signal.
+        """
+        commands = self.sweep.translation_commands(run)
+        if not commands:
+            return None
+        job = self.sweep.job(run)
+        summary = comparison.summarize(job.run.save_dir)
+        settings = run_translations.settings_of(self.sweep.average, self.sweep.generate or {})
+        if summary.state != "finished" or run_translations.is_current(summary, settings):
+            return None
+        run_translations.discard(job.run.save_dir)
+        for command in commands:
+            log.info("%s", shlex.join(command))
+            if reason := self._run(command):
+                return reason
+        assert job.data is not None
+        run_translations.write_record(summary, job.data, settings, self._flop(run, summary.update))
+        return None
+
+    def _run(self, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> str | None:
+        """Runs a command. Returns the reason of a failure, else None. Raises SweepStoppedError after a signal."""
+        code = self.runner.run(command, watch)
         if self.runner.received:
             raise SweepStoppedError(self.runner.received)
         if code == 0 or self.runner.ended_early:
             return None
-        reason = self.runner.errors[-1] if self.runner.errors else ended_by(code)
-        if "is in use by" in reason:
-            log.info("%s", reason)
+        return self.runner.errors[-1] if self.runner.errors else ended_by(code)
+
+    def _flop(self, run: SweepRun, updates: int) -> float | None:
+        """Returns the estimated cost of a run, or None for an architecture whose cost cannot be estimated."""
+        try:
+            return updates * self.sweep.cost(run).flops
+        except ValueError as error:
+            log.warning("%s", error)
             return None
-        return reason
 
 
 def ended_by(code: int) -> str:

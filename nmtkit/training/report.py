@@ -49,7 +49,7 @@ UNITS = {
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
 # numbers of a record that have no curve
-UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll", "skipped")
+UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "cpu_seconds", "nll", "skipped")
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
@@ -124,9 +124,13 @@ def write(
         file.write(page.encode())
 
 
+def translations_file(folder: Path, update: int) -> Path:
+    return folder / "validation" / f"update_{update:08d}.txt"
+
+
 def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
     """Writes the translations of a validation, in the order of the validation set. Raises OSError."""
-    path = folder / "validation" / f"update_{update:08d}.txt"
+    path = translations_file(folder, update)
     path.parent.mkdir(exist_ok=True)
     with atomic_write(path) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())

@@ -68,7 +68,7 @@ class LiveLine(Lines):
 
 
 class RunLog:
-    """Appends records with their Unix time to `folder/log.jsonl`, and shows them."""
+    """Appends records to `folder/log.jsonl`, with the Unix time and the CPU time of this process, and shows them."""
 
     def __init__(self, folder: Path, display: Lines) -> None:
         self.path = folder / "log.jsonl"
@@ -76,7 +76,7 @@ class RunLog:
         self._warned = False
 
     def write(self, kind: str, **values: Any) -> None:
-        record = {"kind": kind, **values, "time": int(time.time())}
+        record = {"kind": kind, **values, "time": int(time.time()), "cpu_seconds": int(time.process_time())}
         self.display.record(record)
         finite = {name: _plain(value) for name, value in record.items()}
         try:

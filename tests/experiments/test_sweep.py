@@ -1,7 +1,6 @@
 """Sweep files: their runs, the names of the runs, resuming, comparison, and mistakes."""
 
 import contextlib
-import io
 import json
 import math
 import re
@@ -10,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,23 +209,6 @@ def test_a_mistake_in_the_file_is_one_line_before_anything_runs(tmp_path: Path, 
     assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.stderr
     assert said in result.stderr and "mine.sweep.toml" in result.stderr
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.fixture
-def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Makes the runs in this process, without starting Python. Returns their commands."""
-    made: list[list[str]] = []
-
-    def run(self: Runner, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
-        made.append(list(command))
-        result = CliRunner().invoke(main, list(command)[1:])
-        self.errors = []
-        self._copy(io.StringIO(result.stderr))
-        return result.exit_code
-
-    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
-    monkeypatch.setattr(Runner, "run", run)
-    return made
 
 
 @pytest.mark.slow

@@ -1,0 +1,115 @@
+"""The translations of a finished run, which are compared with the translations of other runs.
+
+A sweep with [sweep.generate] writes translations and a record into the folder of each run. For other runs, the
+translations of the last validation are used.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmtkit.config import setting_text
+from nmtkit.config.files import atomic_write
+from nmtkit.experiments.comparison import RunSummary
+from nmtkit.scoring import metrics
+from nmtkit.scoring.report import plain
+from nmtkit.scoring.texts import read_lines, read_texts
+from nmtkit.training.report import latest_records, translations_file
+
+AVERAGED, TRANSLATIONS, RECORD = "averaged.pt", "translations.txt", "translations.json"
+METRICS = ("bleu", "chrf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTranslations:
+    """Translations of a run with their references. `made_by` describes the model and the search."""
+
+    lines: list[str]
+    references: list[str]
+    sources: list[str]
+    target_lang: str | None
+    made_by: str
+    flop: float | None  # estimated cost of the training, if a sweep has recorded it
+
+
+def settings_of(average: int | None, generate: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the translation in plain types, for the record."""
+    return {"average": average, **generate}
+
+
+def is_current(run: RunSummary, settings: Mapping[str, Any]) -> bool:
+    """Returns whether the folder has translations of the finished model with these settings."""
+    record = _record(Path(run.name))
+    return record is not None and record["settings"] == settings and record["trained"] == _trained(run)
+
+
+def discard(folder: Path) -> None:
+    """Removes the record, so that translations that are being replaced are not compared."""
+    (folder / RECORD).unlink(missing_ok=True)
+
+
+def write_record(run: RunSummary, data: Path, settings: Mapping[str, Any], flop: float | None) -> None:
+    """Writes the record of the translations of a run: settings, cost, scores. Raises OSError or ValueError."""
+    record = {"settings": settings, "trained": _trained(run), "data": str(data.absolute()), "flop": flop}
+    texts = _texts(Path(run.name) / TRANSLATIONS, data, settings["gen_subset"], None)
+    chosen = metrics.MetricSettings(target_lang=texts.target_lang)
+    scores = metrics.score(texts.lines, [texts.references], METRICS, chosen)
+    with atomic_write(Path(run.name) / RECORD) as file:
+        file.write(json.dumps(record | {"scores": list(map(plain, scores))}, indent=1, ensure_ascii=False).encode())
+
+
+def read(run: RunSummary) -> RunTranslations | None:
+    """Returns the translations of a finished run, or None if the run has no translations of its last model.
+
+    Raises OSError or ValueError for a dataset that is missing or has several directions.
+    """
+    folder = Path(run.name)
+    record = _record(folder)
+    if record is not None:
+        if record["trained"] != _trained(run):
+            return None
+        settings = {name: value for name, value in record["settings"].items() if value is not None}
+        made_by = ", ".join(f"{name} {setting_text(value)}" for name, value in settings.items())
+        subset = record["settings"]["gen_subset"]
+        return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"])
+    validations = [record for record in latest_records(run.records) if record["kind"] == "valid"]
+    path = translations_file(folder, validations[-1]["update"]) if validations else folder
+    if not path.is_file():
+        return None
+    subset, *_ = run.settings["valid_subset"]
+    made_by = f"gen_subset {subset}, last validation, beam {run.settings['valid_beam']}"
+    return _texts(path, Path(run.settings["data"]), subset, run.settings.get("valid_sentences"), made_by)
+
+
+def _texts(
+    path: Path, data: Path, subset: str, sentences: int | None, made_by: str = "", flop: float | None = None
+) -> RunTranslations:
+    """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references."""
+    texts = read_texts((), data, subset, (), None, None)
+    if texts.directions:
+        raise ValueError(f"{data} has many directions, and scores of runs are compared for one direction")
+    references = texts.references[0][:sentences]
+    lines = read_lines(path)
+    if len(lines) != len(references):
+        raise ValueError(f"{path} has {len(lines)} lines, and {subset} of {data} has {len(references)} references")
+    assert texts.sources is not None
+    return RunTranslations(
+        lines=lines, references=references, sources=texts.sources[:sentences], target_lang=texts.target_lang,
+        made_by=made_by, flop=flop,
+    )  # fmt: skip
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """Returns the record in the folder of a run, or None if the translations are missing or incomplete."""
+    if not (folder / RECORD).is_file() or not (folder / TRANSLATIONS).is_file():
+        return None
+    record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    return record
+
+
+def _trained(run: RunSummary) -> list[int]:
+    """Returns the last update in the log, and the time of its record. A run that is trained further changes both."""
+    last: dict[str, Any] = next((record for record in reversed(run.records) if record["kind"] == "train"), {})
+    return [last.get("update", 0), last.get("time", 0)]
