@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ GROUPS = {
     },
     "Train": {
         "train": "Train a model on a binarized dataset.",
-        "sweep": "Train many runs from one file: grids, random draws, seeds.",
+        "sweep": "Train many runs from one file: grids, draws, seeds.",
         "average-checkpoints": "Average the weights of several checkpoints.",
         "distill": "Store the probabilities of a teacher for a student.",
     },
@@ -109,7 +110,7 @@ class LazyGroup(click.Group):
             sys.exit(error.exit_code)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else "nmtkit"
-            message = (_about_flag(error) or error.format_message()).rstrip(".")
+            message = re.sub(r"\s*\n\s*", " ", _about_flag(error) or error.format_message()).rstrip(".")
             fail(f"{message}{'' if message.endswith(('?', '?)')) else '.'} See {command} --help")
         except click.Abort:
             sys.exit(130)
@@ -151,9 +152,7 @@ def _about_flag(error: click.UsageError) -> str | None:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(nmtkit.__version__, prog_name="nmtkit")
 def main() -> None:
-    """Neural machine translation, from raw parallel text to a score you can believe.
-
-    To see all stages at work, type: nmtkit demo
+    """Neural machine translation, from parallel text to a model and its score.
 
     \b
     nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val \\
@@ -162,11 +161,9 @@ def main() -> None:
     nmtkit average-checkpoints checkpoints --last 5 --output averaged.pt
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
 
-    COMMAND -h shows the flags that people set, COMMAND --help all flags. Completion of commands, flags, names and
-    checkpoints in bash (in zsh: zsh_source):
-
     \b
-    eval "$(_NMTKIT_COMPLETE=bash_source nmtkit)"
+    COMMAND -h shows the flags that people set, COMMAND --help all flags.
+    Completion in bash: eval "$(_NMTKIT_COMPLETE=bash_source nmtkit)"
     """
     # The sizes of batches vary, which fragments memory blocks of fixed size. The CUDA allocator reads this variable
     # once.

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
+from rich.text import Text
 
 from nmtkit.cli.help import OUTPUT_SECTION, by_section, heading, write_sections, write_short_page
 from nmtkit.cli.progress import CommandProgress
@@ -197,10 +198,9 @@ class _Formatter(logging.Formatter):
 
 def fail(message: str, code: int = 2) -> None:
     """Prints `nmtkit: error: …` and exits. `code` 2 means a mistake of the user."""
-    prefix = "[bold red]error:[/] " if stderr.is_terminal else "error: "
+    line = Text("nmtkit: ").append("error:", style="bold red").append(f" {message}")
     with contextlib.suppress(OSError):  # stderr may be closed
-        stderr.print(f"nmtkit: {prefix}", end="")
-        stderr.print(message, markup=False, soft_wrap=not stderr.is_terminal)
+        stderr.print(line, soft_wrap=not stderr.is_terminal)
     with contextlib.suppress(OSError):
         if sys.stdout is not None:
             flush_output()

@@ -21,12 +21,17 @@ CALIBRATION_LINES = 500
     "--format",
     type=click.Choice(["ctranslate2", "huggingface", "marian", "bergamot", "argos", "safetensors", "checkpoint"]),
     required=True,
-    help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers, "
-    "or for M2M100ForConditionalGeneration if the model has several languages; marian: a folder for Marian, or "
-    "pymarian; bergamot: a folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs; argos: a "
-    "file for Argos Translate and LibreTranslate; safetensors: a folder of standard files; checkpoint: a checkpoint "
-    "without training state (SOURCE can also be a safetensors "
-    "folder).",
+    help="\n".join(
+        [
+            "ctranslate2: folder for ctranslate2.Translator",
+            "huggingface: folder for transformers: MarianMTModel, or M2M100ForConditionalGeneration for many languages",
+            "marian: folder for Marian and pymarian",
+            "bergamot: folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs",
+            "argos: file for Argos Translate and LibreTranslate",
+            "safetensors: folder of standard files",
+            "checkpoint: smaller checkpoint, without training state (SOURCE can also be a safetensors folder)",
+        ]
+    ),
 )
 @click.option(
     "--quantization",
@@ -38,7 +43,7 @@ CALIBRATION_LINES = 500
     type=PATH,
     metavar="FILE",
     help="With --format bergamot: text in the source language, one sentence per line. The first 500 lines are "
-    "translated, to learn the ranges of the 8-bit numbers.",
+    "translated to learn the ranges of the 8-bit numbers.",
 )
 @click.option(
     "--pair", metavar="en-de", help="Language pair, with --format argos.  [default: the pair of the training data]"

@@ -30,6 +30,12 @@ class PathType(click.ParamType):  # type: ignore[type-arg]  # type checkers see 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return completed_path(incomplete, self.checkpoint)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str | None:
+        if not self.checkpoint:
+            return None
+        flag = f"{param.opts[0]} " if isinstance(param, click.Option) else ""
+        return f"Name a checkpoint or the folder of a run, such as {flag}averaged.pt"
+
 
 PATH, CHECKPOINT = PathType(), PathType(checkpoint=True)
 

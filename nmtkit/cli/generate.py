@@ -161,6 +161,10 @@ def parsed_job(
 
     Raises ValueError or OSError.
     """
+    if data is not None and data.is_file():
+        raise ValueError(
+            f"{data} is a file, but DATA is the folder of a dataset; to translate the file: --input {data}"
+        )
     paths = [checkpoint_of(path) for path in paths]
     config: GenerateConfig = derived(GenerateConfig, typed)
     search: SearchOptions = derived(SearchOptions, typed)

@@ -211,11 +211,15 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
     """Shows translations and scores of a finished demo. `training` and `total` are in seconds."""
     show_translations(folder, out)
     show_scores(folder, out)
-    by_hand = shlex.join([*program, "generate", "--path", str(folder / "averaged.pt")])
+    generate, serve = (
+        shlex.join([*program, command, "--path", str(folder / "averaged.pt")]) for command in ("generate", "serve")
+    )
     valid = lines_of(folder / "data/valid.en")
     spent = f"Done in {total:.0f} seconds, of which training took {training:.0f}"
     out.print(heading(f"{spent}. All files are in {folder}. Translate a sentence of your own:"))
-    out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {by_hand}", style="green"))
+    out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {generate}", style="green"))
+    out.print("The same as a web page (with nmtkit[serve]):")
+    out.print(Text(f"$ {serve}", style="green"))
 
 
 def show_scores(folder: Path, out: Console) -> None:

@@ -201,7 +201,7 @@ def report(expected: Estimate) -> list[str]:
     lines += [
         f"{'processes':<26}{expected.world_size:>10,}",
         f"{'tokens of an update':<26}{expected.tokens:>10,} of each side",
-        f"{'FLOP of an update':<26}{expected.flops / 1e12:>10,.2f} TFLOP (matrix products, forward and backward)",
+        f"{'FLOP of an update':<26}{expected.flops / 1e12:>10,.2f} TFLOP of products, forward and backward",
         f"{'memory':<26}{memory / 1e9:>10,.2f} GB per process, roughly",
         f"  {'weights and their state':<24}{expected.state_bytes / 1e9:>10,.2f} GB",
         f"  {'activations':<24}{expected.activation_bytes / 1e9:>10,.2f} GB of a micro-batch",
@@ -223,13 +223,14 @@ def times(expected: Estimate, plan: RunPlan) -> list[str]:
         plan.configure_torch()
         ceiling = product_ceiling(plan.device, plan.precision, seconds=0.2)
         name = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else "this CPU"
-        devices.insert(0, (name, ceiling, "; --dry-run-updates 20 measures it"))
+        devices.insert(0, (name, ceiling, "measure this time with --dry-run-updates 20"))
     lines = []
     for name, flops, advice in devices:
         seconds = expected.seconds(flops)
         if seconds is not None:
             share = f"a third of {flops / 1e12:,.3g} TFLOP/s"
-            lines.append(f"{f'time on {name}':<26}{duration(seconds):>10} about, at {share}{advice}")
+            lines.append(f"{f'time on {name}':<26}{duration(seconds):>10} about, at {share}")
+            lines += [f"  {advice}"] * bool(advice)
     return lines
 
 
@@ -304,8 +305,9 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
     ceiling = product_ceiling(device, plan.precision)
     lines = [
         f"{f'timed over {updates} updates':<26}{target / seconds:>10,.0f} target tokens/s of one process",
-        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of {ceiling / 1e12:,.2f} "
-        f"TFLOP/s, the speed of large {plan.precision} products on this device",
+        f"{'speed':<26}{rate / 1e12:>10,.3f} TFLOP/s",
+        f"{'speed of large products':<26}{ceiling / 1e12:>10,.3f} TFLOP/s in {plan.precision}",
+        f"{'share of this speed':<26}{rate / ceiling:>10.0%}",
     ]
     if device.type == "cuda":
         lines.append(f"{'peak memory':<26}{torch.cuda.max_memory_allocated(device) / 1e9:>10,.2f} GB")
@@ -315,8 +317,7 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
         shared = f"; {duration(whole / ranks)} on {ranks} devices, without communication" if ranks > 1 else ""
         lines += [
             f"{'time to finish':<26}{duration(whole):>10} on one device: {whole / 3600:,.1f} device hours{shared}",
-            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP (time x devices x speed of large "
-            "products)",
+            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP: time x speed of products",
         ]
     return lines
 

@@ -20,6 +20,7 @@ from nmtkit.data.dataset.binarized import Dataset, StoredSide
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, read_manifest, shard_folders
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.experiments.comparison import summarize
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import NoInitialisation, reads_source, tokenizer_of, vocabulary_of
@@ -63,12 +64,17 @@ class Description:
 def inspect(path: Path, verify: bool = False) -> Description:
     """Describes a checkpoint or a dataset, and recomputes its checksums if `verify` is true.
 
-    The folder of a run stands for its best checkpoint. Raises OSError. Raises ValueError for damaged or unknown files.
+    The folder of a run stands for its best checkpoint, and its description begins with the state of the run. Raises
+    OSError. Raises ValueError for damaged or unknown files.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    path = checkpoint_of(path)
+    folder, path = path, checkpoint_of(path)
     described = of_dataset(path) if path.is_dir() else of_checkpoint(path)
+    if folder != path and (folder / "log.jsonl").is_file():
+        run = summarize(folder)
+        state = f"{run.state}: {run.reason}" if run.reason else run.state
+        described.summary = {"run": state, **described.summary}
     if verify and path.is_dir():
         described.verified = binarized.verify(path)
     elif verify:

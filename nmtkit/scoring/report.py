@@ -54,7 +54,7 @@ def comparison_report(results: Sequence[Comparison], test: Test, samples: int, w
         lines.append("")
     baseline = results[0].system
     method = {"bootstrap": "paired bootstrap", "randomization": "approximate randomization"}[test]
-    lines.append(f"* differs from {baseline} at p < 0.05 ({method}, {samples} samples, two-sided)")
+    lines.append(f"* differs from {baseline}: p < 0.05, two-sided {method}, {samples} samples")
     return ScoreReport({"baseline": baseline, "test": test, "samples": samples, "scores": rows}, lines)
 
 

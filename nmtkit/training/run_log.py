@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -111,13 +112,14 @@ def numbers_of(record: Mapping[str, Any], left_out: Container[str] = ()) -> dict
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
     """Returns the text lines of a record, or no lines for a record that is only in the file.
 
-    An update has one line of at most `width` columns.
+    Each line of an update or a validation has at most `width` columns, so long translations are cut.
     """
     if record["kind"] == "train":
         return ["  ".join(fields(record, width=width))]
     if record["kind"] == "valid":
         directions = _directions(record.get("directions", ()))
-        return ["valid  " + "  ".join(fields(record)), *directions, *_translations(record.get("followed", ()))]
+        scores = "  ".join(fields(record, width=None if width is None else width - len("valid  ")))
+        return [f"valid  {scores}", *directions, *_translations(record.get("followed", ()), width)]
     return [str(record["message"])] if record.get("message") else []
 
 
@@ -131,17 +133,24 @@ def _directions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
+def _translations(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
     """Returns lines for each sentence: its direction if the run has several, then source, translation and reference."""
     names = ("direction", "source", "translation", "reference")
-    return [f"  {name:<12} {row[name]}" for row in rows for name in names if name in row]
+    lines = [f"  {name:<12} {row[name]}" for row in rows for name in names if name in row]
+    return lines if width is None else [_cut(line, width) for line in lines]
+
+
+def _cut(line: str, width: int) -> str:
+    """Returns the start of a line, with … at its end if the line has more than `width` columns."""
+    return line if cell_len(line) <= width else chop_cells(line, width - 1)[0] + "…"
 
 
 def fields(record: Mapping[str, Any], order: Sequence[str] = (), width: int | None = None) -> list[str]:
     """Returns the fields of a record as texts: the update, the fields of `order`, then the others by importance.
 
-    With `width`, leaves out fields, so that the others, joined by two spaces, have at most `width` columns. The norm of
-    the gradient is left out first, and fields of `order` later; epoch and time left stay as long as possible.
+    With `width`, leaves out fields, so that the others, joined by two spaces, have at most `width` columns. The time of
+    a validation and the norm of the gradient are left out first, and fields of `order` later; epoch and time left stay
+    as long as possible.
     """
     shown = {}
     if "update" in record:
@@ -171,7 +180,13 @@ SHOWN_DIRECTIONS = 30  # largest number of directions whose scores are shown in 
 UNTRAINED = {True: (), False: ("(not trained)",)}
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
-LEFT_OUT = ("norm", "tokens_per_second", "ppl", "lr")  # fields that a narrow line leaves out first, in this order
+LEFT_OUT = (
+    "seconds",
+    "norm",
+    "tokens_per_second",
+    "ppl",
+    "lr",
+)  # fields that a narrow line leaves out first, in this order
 KEPT = ("update", "loss", "epoch", "seconds_left")  # fields that a narrow line leaves out last
 HIDDEN = ("nll",)  # numbers that are not shown, because ppl = exp(nll) is shown
 NO_SCORES = (*HIDDEN, "ppl", "seconds")

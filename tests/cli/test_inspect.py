@@ -56,6 +56,17 @@ def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path) ->
     assert CliRunner().invoke(main, words[1:]).exit_code == 0  # parses, and finds its files
 
 
+def test_the_folder_of_a_run_begins_with_its_state(run_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder, folder := tmp_path / "run", symlinks=True)
+    assert json.loads(inspect(str(folder), "--format", "json").output)["summary"]["run"].startswith(
+        "finished: --max-up"
+    )
+    with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"kind": "end", "state": "failed", "reason": "update 9 diverges"}) + "\n")
+    assert "failed: update 9 diverges" in inspect(str(folder)).stdout.split("languages")[0]
+    assert "failed" not in inspect(str(folder / "last.pt")).stdout
+
+
 def test_a_run_says_what_it_ran_on_wherever_its_weights_go(run_folder: Path, mirror_data: Path, tmp_path: Path) -> None:
     averaged, thinned = tmp_path / "averaged.pt", tmp_path / "thinned.pt"
     average = ["average-checkpoints", str(run_folder), "--last", "1", "--output", str(averaged)]
@@ -81,7 +92,7 @@ def test_the_first_screen_has_the_facts_that_matter_and_the_rest_is_on_request(r
     lines = text.splitlines()
     assert len(lines) < 25
     size = (run_folder / "best.pt").stat().st_size
-    summary = dict(line.split(maxsplit=1) for line in lines[1:9] if line)
+    summary = dict(line.split(maxsplit=1) for line in lines[1:10] if line)
     assert summary["languages"] == "xx-yy"
     assert summary["parameters"] == f"{described['sections']['Parameters']['all']:,} (transformer_tiny)"
     assert f"loss {described['sections']['Checkpoint']['validation loss']:.3f}" in summary["validation"]

@@ -31,6 +31,13 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         "cannot write nope/o.tsv: the folder nope does not exist; make it first",
     ),
     "generate --path": (["generate", "--path", "nope.pt"], "checkpoint nope.pt: no such file"),
+    "generate without --path": (["generate", "text"], "Missing option '--path'. Name a checkpoint"),
+    "generate, a file as DATA": (["generate", "--path", "model.pt", "text"], "text is a file, but DATA is the folder"),
+    "train, a file as DATA": (["train", "text"], "text is a file; a dataset is a folder"),
+    "export without --format": (
+        ["export", "model.pt", "x"],
+        "Missing option '--format'. Choose from: ctranslate2, huggingface, ",
+    ),
     "generate --input": (["generate", "--path", "model.pt", "--input", "nope"], f"nope: {MISSING}"),
     "generate --prefix": (
         ["generate", "--path", "model.pt", "--input", "text", "--prefix", "nope"],

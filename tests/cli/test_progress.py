@@ -14,7 +14,7 @@ from builders import save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner
 from rich.console import Console
 
-from nmtkit.cli import main
+from nmtkit.cli import command, main
 from nmtkit.cli import progress as display
 from nmtkit.cli.command import Command, echo
 from nmtkit.data.corpora.lines import count_lines, count_lines_ahead
@@ -40,6 +40,16 @@ def test_the_bar_fits_into_the_terminal_and_shows_count_rate_and_time_left(width
 def test_without_a_total_the_count_and_the_rate_are_shown() -> None:
     assert display.fields(stage(2500, None, 5)) == ["Translating", "2,500 lines", "500 lines/s"]
     assert display.fields(stage(0, None, 5, unit="")) == ["Translating", "5.0 s"]
+
+
+def test_an_error_wraps_between_words_with_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    monkeypatch.setattr(command, "stderr", console)
+    with pytest.raises(SystemExit):
+        command.fail("a message of several words that is [longer] than a line of the terminal")
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 40 and lines[0].startswith("nmtkit: error: a message")
+    assert " ".join(" ".join(lines).split()).endswith("words that is [longer] than a line of the terminal")
 
 
 def test_texts_of_counts() -> None:

@@ -81,6 +81,7 @@ def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_pat
     scores = [line.split()[-2] for line in lines if line.startswith(("this model", "the German of", "the English"))]
     assert float(scores[0]) > 90 > 50 > float(scores[1]) > float(scores[2])
     assert any(line.startswith("59 of 60") for line in lines)
+    assert any(line == f"$ nmtkit serve --path {tmp_path / 'averaged.pt'}" for line in lines) or width < 120
 
 
 def test_the_caveat_stands_beside_each_score(tmp_path: Path, calls: list[str]) -> None:

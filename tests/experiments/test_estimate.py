@@ -136,7 +136,8 @@ def test_the_time_of_a_run_is_flop_by_a_third_of_the_speed(monkeypatch: pytest.M
     planned = plan("transformer_base", max_update=1000)
     expected = estimate.estimate(planned, PIECES)
     monkeypatch.setattr(estimate, "product_ceiling", lambda *arguments, **settings: 3e9)
-    here, gpu = estimate.times(expected, planned)
+    here, advice, gpu = estimate.times(expected, planned)
+    assert "--dry-run-updates" in advice
     assert "this CPU" in here and estimate.duration(1000 * expected.flops / 1e9) in here
     # NVIDIA: 312 TFLOP/s of the A100 in bf16
     assert "A100" in gpu and estimate.duration(1000 * expected.flops / 104e12) in gpu

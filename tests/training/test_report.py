@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.cells import cell_len
 
 from nmtkit.api.training import TrainingResult
 from nmtkit.config import to_dict
@@ -43,6 +44,19 @@ def test_a_line_of_80_columns_has_the_epoch_and_the_time_left_instead_of_the_nor
     live = fields(record, LIVE, 80)
     assert live == ["update 88,300/100,000", "epoch 12", "loss 3.142", "23.5k tok/s", "1 d 3 h left"]
     assert all(field in fields(record, width=120) for field in [*live, "lr 0.000118", "ppl 23.14"])
+
+
+def test_the_lines_of_a_validation_have_at_most_the_width_of_the_terminal() -> None:
+    record = {"kind": "valid", "update": 46, "loss": 2738.945, "ppl": 1.01e304, "bleu": 0.0, "epoch": 1, "best": True}
+    record |= {
+        "seconds": 12.0,
+        "followed": [{"source": "Ein Hund.", "translation": "ein " * 50, "reference": "狗" * 60}],
+    }
+    lines = lines_of(record, 72)
+    assert all(cell_len(line) <= 72 for line in lines) and len(lines) == 4
+    assert lines[1] == "  source       Ein Hund." and lines[2].endswith("ein …") and lines[3].endswith("狗…")
+    assert "best so far" in lines[0] and "in 12 s" not in lines[0]
+    assert lines_of(record)[2] == f"  translation  {'ein ' * 50}"
 
 
 @pytest.mark.parametrize(("ppl", "text"), [(9.876, "9.88"), (999.5, "999.50"), (6843.2, "6,843"), (1.5e9, "1.5e+09")])

@@ -77,8 +77,10 @@ def shard_name(shard: int, shards: int) -> str:
 def shard_folders(folder: Path) -> list[Path]:
     """Returns the folders with the files of a dataset: [folder], or the folders of the shards in order.
 
-    Raises FileNotFoundError or ValueError if the folder is not a dataset or shards are missing.
+    Raises OSError or ValueError if the folder is not a dataset or shards are missing.
     """
+    if folder.is_file():
+        raise NotADirectoryError(f"{folder} is a file; a dataset is a folder that nmtkit preprocess has written")
     if not folder.is_dir():
         raise FileNotFoundError(f"dataset {folder}: no such folder")
     if (folder / MANIFEST).is_file():
