@@ -63,10 +63,10 @@ def score(
 
     >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
 
-    `references` are the lines of one reference text, or a list of several such lists. If `bootstrap`, the number of
-    resamples, is above 0, each score has a 95 % confidence interval. `settings` are `tokenize`, `lowercase`,
-    `target_lang`, `sources` and `comet_model`. Raises ValueError for an unknown metric and for unequal numbers of
-    lines, and ImportError for a metric that is not installed.
+    `references` are the lines of one reference text, or a list of several such lists, or empty for metrics without a
+    reference. If `bootstrap`, the number of resamples, is above 0, each score has a 95 % confidence interval.
+    `settings` are `tokenize`, `lowercase`, `target_lang`, `languages`, `sources` and `device`. Raises ValueError for an
+    unknown metric and for unequal numbers of lines, and ImportError for a metric that is not installed.
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.MetricSettings)

@@ -80,6 +80,10 @@ def scorer_of(config: CleanConfig) -> PairScorer | None:
     """
     if not config.uses_models:
         return None
+    if config.quality is not None:
+        from nmtkit.cleaning.quality import EstimatedQuality
+
+        return EstimatedQuality(config.quality)
     from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy, SelfTrained
 
     languages = config.source_lang, config.target_lang

@@ -32,15 +32,16 @@ CLEAN_RULES = (
     ),
     FlagRule(
         "--from-scores",
-        excludes=("--forward", "--backward", "--self-train", "--self-train-updates"),
+        excludes=("--forward", "--backward", "--self-train", "--self-train-updates", "--quality"),
         reason="the file has the scores",
     ),
     FlagRule("--self-train", excludes=("--forward", "--backward"), reason="each of these flags gives the two models"),
+    FlagRule("--quality", excludes=("--self-train", "--forward", "--backward"), reason="pairs have one model score"),
     FlagRule("--min-domain", needs=("--domain", "--from-scores")),
     FlagRule("--forward", needs=("--backward",)),
     FlagRule("--backward", needs=("--forward",)),
     FlagRule("--self-train-updates", needs=("--self-train",)),
-    FlagRule("--min-model", needs=("--forward", "--self-train", "--from-scores")),
+    FlagRule("--min-model", needs=("--forward", "--self-train", "--quality", "--from-scores")),
     FlagRule("--from-scores", excludes=("--scores",), reason="both files would have the same scores"),
     FlagRule(
         "--output-dir",
@@ -120,9 +121,16 @@ class CleanConfig(Config):
         False, "train two small models on the best pairs, in the folder OUTPUT.models, and score pairs with both models"
     )
     self_train_updates: int = option(1000, "updates of each model of --self-train", min=1, max=1_000_000)
-    min_model: float = option(
-        0.0, "drop pairs whose score from the two models, exp(-dual cross-entropy), is below X", min=0, max=1
+    quality: str | None = option(
+        None,
+        "score pairs with a metric that reads no reference, cometkiwi or metricx-qe, on a scale from 0 to 1 (best); "
+        "cometkiwi=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION]",
+        metavar="METRIC[=MODEL]",
     )
+    min_model: float = option(
+        0.0, "drop pairs whose score from the two models, exp(-dual cross-entropy), or from --quality is below X",
+        min=0, max=1,
+    )  # fmt: skip
     min_probability: float | None = option(
         None, "drop pairs whose probability of being good, computed from the scores of alignment, word_order and "
         "models, is below X; none means 0.03 with models, and no limit without models", min=0, max=1,
@@ -163,7 +171,7 @@ class CleanConfig(Config):
 
     @property
     def uses_models(self) -> bool:
-        return self.self_train or self.forward is not None
+        return self.self_train or self.forward is not None or self.quality is not None
 
     def probability_limit(self) -> float | None:
         """Returns the lowest probability of a kept pair, or None if the run computes no probabilities."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.cleaning.probability import MODEL_UNIT
 from nmtkit.config.files import atomic_write
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
@@ -39,6 +40,9 @@ class DualCrossEntropy:
     source given the target under the model `backward`. Both are in nats per piece. A and B are small for a good
     translation. A large difference shows that one side says more than the other side.
     """
+
+    unit = MODEL_UNIT
+    passes = 2
 
     def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
         """`languages` are the source and the target language. Only models of several languages use `languages`.

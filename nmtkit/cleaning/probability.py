@@ -29,7 +29,10 @@ FEWEST = 100  # minimum number of kept pairs; a smaller sample is not reliable
 
 
 class PairScorer(Protocol):
-    """Scores pairs with translation models."""
+    """Scores pairs with models. `unit` is the unit of a score. A pair counts `passes` times as progress."""
+
+    unit: str
+    passes: int
 
     def fit(self, sources: list[str], targets: list[str]) -> None:
         """Loads the models, or trains the models on these good pairs."""
@@ -47,7 +50,7 @@ def late_limits(
     """
     limits = {}
     if scorer is not None or (read and min_model > 0):
-        limits[MODEL] = Limits(min_model, unit=MODEL_UNIT)
+        limits[MODEL] = Limits(min_model, unit=MODEL_UNIT if scorer is None else scorer.unit)
     if scorer is not None or min_probability is not None:
         limits[PROBABILITY] = Limits(min_probability or 0, unit="probability")
     return limits
@@ -138,7 +141,8 @@ class LateScorer:
         progress.begin("Fitting models" if self._scorer is not None else "Fitting the probability")
         self._fit(blocks, scores[:, :width], kept)
         runs_models = self._scorer is not None and scores.shape[1] == width
-        progress.begin("Scoring kept pairs", "pairs", len(kept), passes=2 if runs_models else 1)
+        passes = self._scorer.passes if self._scorer is not None and runs_models else 1
+        progress.begin("Scoring kept pairs", "pairs", len(kept), passes=passes)
         for start, block in _read(blocks):
             rows = slice(start, start + len(block))
             result[rows, :width] = scores[rows, :width]
@@ -147,7 +151,7 @@ class LateScorer:
             if len(inside):
                 sides = [[side[row] for row in (inside - start).tolist()] for side in (block.sources, block.targets)]
                 result[inside, width:] = self._late(scores[inside], *sides)
-            if not runs_models:  # the forward and the backward model count their lines
+            if not runs_models:  # the models count their lines
                 progress.advance(len(inside))
         return result
 
@@ -167,8 +171,8 @@ class LateScorer:
         """Finds the best pairs by the scores of the filters. Fits the models and the regression to different pairs."""
         if len(kept) < FEWEST:
             raise ValueError(
-                f"the filters keep {len(kept)} pairs, but --self-train, --forward and --min-probability need at least "
-                f"{FEWEST} pairs"
+                f"the filters keep {len(kept)} pairs, but --self-train, --forward, --quality and --min-probability "
+                f"need at least {FEWEST} pairs"
             )
         generator = np.random.default_rng(self._seed)
         rows = np.sort(generator.choice(kept, min(SAMPLE, len(kept)), replace=False))

@@ -12,6 +12,7 @@ from nmtkit.cli.flags import PATH, given_flags, on_command_line
 from nmtkit.cli.score import ScoreConfig
 from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive
 from nmtkit.config.files import atomic_write, check_outputs
+from nmtkit.scoring.segments import MetricName
 
 if TYPE_CHECKING:
     from nmtkit.experiments.comparison import RunSummary
@@ -21,13 +22,13 @@ FORMATS = ("text", "tsv", "csv", "latex", "markdown", "json")
 # flags of `nmtkit score` that `compare --sys` has too
 SHARED = (
     "--ref", "--data", "--gen-subset", "--src", "--columns", "--target-lang", "--metric", "--tokenize", "--lowercase",
-    "--comet-model", "--test", "--samples",
+    "--device", "--test", "--samples",
 )  # fmt: skip
-OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--comet-model", "--samples")  # flags of `score` for --base
+OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # flags of `score` for --base
 PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")
 METRICS = ("chrf", "bleu")  # the first sorts the sentences; BLEU of single sentences is not reliable
-OF_SCORE = ("--data", "--gen-subset", "--tokenize", "--lowercase", "--comet-model")
+OF_SCORE = ("--data", "--gen-subset", "--tokenize", "--lowercase", "--device")
 COMPARE_RULES = (
     FlagRule("RUN", excludes=("--sys",), reason="compare either runs or systems"),
     FlagRule(
@@ -111,7 +112,7 @@ def command(
     given = given_flags() | ({"RUN"} if runs else set())
     defaults = {"metric": METRICS_OF_ROWS if base else METRICS}
     config: ScoreConfig = derive(ScoreConfig, defaults | on_command_line(settings), COMMAND_LINE)
-    check_flags(COMPARE_RULES, given, given | {f"--metric {name}" for name in config.metric})
+    check_flags(COMPARE_RULES, given, given | {f"--metric {MetricName.parse(name).name}" for name in config.metric})
     if systems:
         compare_systems(systems, references, config, report)
         return
@@ -156,7 +157,7 @@ def show_differences(
     from nmtkit.scoring.metrics import MetricSettings
     from nmtkit.scoring.significance import SAMPLES
 
-    settings = MetricSettings(tokenize=config.tokenize, lowercase=config.lowercase, comet_model=config.comet_model)
+    settings = MetricSettings(tokenize=config.tokenize, lowercase=config.lowercase, device=config.device)
     samples = config.samples or SAMPLES["bootstrap"]
     compared = compare_rows(runs, base, config.metric, settings, samples=samples)
     echo(differences_output.formatted(compared, format), nl=False)
@@ -177,6 +178,8 @@ def compare_systems(
         raise ValueError(f"compare shows two systems side by side; --sys is given {len(systems)} times")
     path = report or PAGE
     check_outputs({"--report": path}, [*systems, *references, config.src])
+    if not (references or config.data):
+        raise ValueError("compare marks words by a reference: give --ref FILE, or --data FOLDER")
     texts, settings = score.read(references, systems, config)
     if texts.directions:
         score.check_one_direction(texts, config)

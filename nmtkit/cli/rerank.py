@@ -14,12 +14,15 @@ from nmtkit.cli.command import Command, echo, show_next, standard_input, stderr
 from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line, plugin_option
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
+from nmtkit.scoring.metrics import check_names
+from nmtkit.scoring.segments import MetricName, check_segment_metric
 
 RERANK_RULES = (
     FlagRule("--trials", needs=("--tune",)),
     FlagRule("--seed", needs=("--tune",)),
     FlagRule("--metric", needs=("--tune",)),
     FlagRule("--source-lang", needs=("--backward",)),
+    FlagRule("--estimate", needs=("--feature", "--format jsonl")),
 )
 
 
@@ -41,13 +44,22 @@ class RerankConfig(Config):
         "field; the weighted numbers are added after the length penalty",
         metavar="NAME=WEIGHT,…",
     )
+    estimate: tuple[str, ...] = option(
+        (),
+        "metrics without a reference, cometkiwi or metricx-qe, whose scores become fields of the hypotheses for "
+        "--feature: cometkiwi, and metricx-qe (lower is better); cometkiwi=MODEL takes the model of a folder, or "
+        "hf:ORG/NAME[@REVISION]",
+        metavar="METRIC[=MODEL],…",
+    )
     lenpen: float = option(0.6, "length penalty of the sum, as in generate", min=-10, max=10)
     tune: Path | None = option(
         None,
         "reference translations, for which a random search chooses all weights and the length penalty",
         metavar="FILE",
     )
-    metric: Literal["bleu", "chrf"] = option("bleu", "metric that --tune maximises")
+    metric: str = option(
+        "bleu", "metric that --tune optimises: a metric of nmtkit score, such as comet", metavar="NAME[=MODEL]"
+    )
     trials: int = option(
         300, "number of random combinations of the weights and the length penalty that --tune tries",
         min=1, max=1_000_000,
@@ -63,6 +75,12 @@ class RerankConfig(Config):
     format: Literal["text", "jsonl"] = option(
         "text", "text: the best translation of each line; jsonl: all translations with their log probabilities"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names((self.metric,))
+        for metric in self.estimate:
+            check_segment_metric(metric, "--estimate", reference=False)
 
 
 COMMON = {
@@ -93,7 +111,7 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     again without the models.
     """
     config: RerankConfig = derive(RerankConfig, on_command_line(flags), COMMAND_LINE)
-    check_flags(RERANK_RULES, given_flags(), given_flags())
+    check_flags(RERANK_RULES, given_flags(), given_flags() | {f"--format {config.format}"})
     load_plugins(plugins)
     rerank(nbest, config, plugins, given_flags())
 
@@ -119,9 +137,18 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
 
 
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
+    from nmtkit.jobs import progress
     from nmtkit.scoring.metrics import MetricSettings, score
     from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
-    from nmtkit.translation.reranking import FIELDS, ChannelModels, RerankingWeights, known_features, read_nbest, tune
+    from nmtkit.translation.reranking import (
+        FIELDS,
+        ChannelModels,
+        RerankingWeights,
+        add_estimates,
+        known_features,
+        read_nbest,
+        tune,
+    )
 
     name = str(path or "standard input")
     lines = read_lines(path) if path else lines_of(standard_input().read(), Path(name))
@@ -131,6 +158,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     if references is not None:
         check_equal_counts({name: lines, str(config.tune): references})
     models.add_features(lists)
+    for metric in config.estimate:
+        add_estimates(lists, metric)
     known = known_features(lists, name)
     for flag, field in FIELDS.items():
         if flag not in known and f"--weight-{flag}" in given:
@@ -140,16 +169,18 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         nbest.check_features(features, f"{name}:{number}")
     weights = RerankingWeights(config.weight_backward, config.weight_lm, config.lenpen, features)
     if references is not None:
-        settings = MetricSettings(target_lang=config.target_lang)
-        weights, highest, first = tune(
-            lists,
-            lambda texts: score(texts, [references], [config.metric], settings)[0].value,
-            weights,
-            config.trials,
-            config.seed,
-        )
+        sources = tuple(each.source for each in lists)
+        settings = MetricSettings(target_lang=config.target_lang, sources=sources)
+        sign = 1 if MetricName.parse(config.metric).higher_is_better else -1
+
+        def value(texts: list[str]) -> float:
+            with progress.muted():  # `tune` counts the trials
+                return sign * score(texts, [references], [config.metric], settings)[0].value
+
+        weights, highest, first = tune(lists, value, weights, config.trials, config.seed)
         words = ["nmtkit", "rerank", "test.jsonl"]
         words += [word for flag in FIELDS if (file := getattr(config, flag)) for word in (f"--{flag}", str(file))]
+        words += ["--estimate", ",".join(config.estimate)] if config.estimate else []
         words += [word for each in plugins for word in ("--plugin", each)]
         codes = {"--source-lang": config.source_lang, "--target-lang": config.target_lang}
         words += [word for flag, code in codes.items() if code for word in (flag, code)]
@@ -157,7 +188,10 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         words += ["--lenpen", f"{weights.lenpen:g}"]
         if features:
             words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
-        stderr.print(f"{config.metric} {first:.2f} with the given weights, {highest:.2f} with the best", markup=False)
+        stderr.print(
+            f"{config.metric} {sign * first:.2f} with the given weights, {sign * highest:.2f} with the best",
+            markup=False,
+        )
         show_next(f"{shlex.join(words)} > test.out")
     for nbest in lists:
         record = nbest.reranked(weights)

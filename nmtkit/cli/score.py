@@ -14,7 +14,8 @@ from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
-from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
+from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names, reference_metrics
+from nmtkit.scoring.segments import NEURAL_METRICS, MetricName
 
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import MetricSettings, Score
@@ -39,7 +40,7 @@ SCORE_RULES = (
             "--tokenize",
             "--lowercase",
             "--confidence",
-            "--comet-model",
+            "--device",
             "--test",
         ),
         reason="a model gives the probability of a text without a reference",
@@ -54,8 +55,8 @@ SCORE_RULES = (
         needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path"),
     ),
     FlagRule("--languages", needs=("--metric off-target",)),
-    FlagRule("--src", needs=("--metric comet", "--path")),
-    FlagRule("--comet-model", needs=("--metric comet",)),
+    FlagRule("--src", needs=(*(f"--metric {name}" for name in NEURAL_METRICS), "--path")),
+    FlagRule("--device", needs=tuple(f"--metric {name}" for name in NEURAL_METRICS)),
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
     FlagRule(
@@ -95,7 +96,8 @@ class ScoreConfig(Config):
         metavar="REGEX",
     )
     src: Path | None = option(
-        None, "source text for comet and for --path, or a corpus such as a .tsv; --data contains the source text"
+        None,
+        "source text for neural metrics and for --path, or a corpus such as a .tsv; --data contains the source text",
     )
     columns: tuple[str, ...] = option(
         (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
@@ -120,9 +122,11 @@ class ScoreConfig(Config):
     )
     metric: tuple[str, ...] = option(
         DEFAULT_METRICS,
-        "bleu, chrf, chrf++, ter, comet, or tokenized-bleu (BLEU of papers around 2017, with Moses tokens and split "
-        "compounds, not comparable with bleu), or off-target (percentage of lines in a wrong language)",
-        metavar="NAME,…",
+        "bleu, chrf, chrf++, ter, or tokenized-bleu (BLEU of papers around 2017, with Moses tokens and split "
+        "compounds, not comparable with bleu), or off-target (percentage of lines in a wrong language), or a neural "
+        "metric: comet and metricx, and without a reference cometkiwi and metricx-qe; comet=MODEL takes the model of a "
+        "folder, or hf:ORG/NAME[@REVISION] of the Hugging Face Hub",
+        metavar="NAME[=MODEL],…",
     )
     languages: tuple[str, ...] = option(
         (),
@@ -136,7 +140,9 @@ class ScoreConfig(Config):
         metavar="NAME",
     )
     lowercase: bool = option(False, "ignore case in bleu and chrf (ter always ignores case)")
-    comet_model: str = option(DEFAULT_COMET_MODEL, "model of comet", metavar="NAME")
+    device: str = option(
+        "auto", "device of neural metrics: cpu, cuda, cuda:1, …; auto is cuda if a GPU is available", metavar="NAME"
+    )
     confidence: bool = option(False, "show a 95 % confidence interval of each score, by bootstrap")
     test: Literal["bootstrap", "randomization"] = option(
         "bootstrap", "significance test of several --sys: paired bootstrap or approximate randomization"
@@ -163,8 +169,8 @@ COMMON = {
     "--data FOLDER": "dataset with the references, instead of --ref",
     "--test-set NAME,…": "published test sets, such as wmt14/full",
     "-l, --language-pair PAIR": "languages of --test-set, such as en-de",
-    "--metric NAME,…": "bleu, chrf, chrf++, ter, comet, … (default: bleu,chrf,ter)",
-    "--src PATH": "source text, for comet and --path",
+    "--metric NAME[=MODEL],…": "bleu, chrf, chrf++, ter, comet, … (default: bleu,chrf,ter)",
+    "--src PATH": "source text, for comet, cometkiwi, … and --path",
     "-t, --target-lang CODE": "language, for the tokenizer of BLEU",
     "--[no-]confidence": "95 % confidence intervals",
     "--[no-]sentence-level": "scores of each sentence",
@@ -202,11 +208,12 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     nmtkit score --sys output.de --ref reference-1.de --ref reference-2.de
     nmtkit score --sys output.de --test-set wmt14/full -l en-de
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
+    nmtkit score --sys output.de --ref reference.de --src source.en --metric comet
     nmtkit score --path lm.pt --sys text.de
     """
     config = derive(ScoreConfig, on_command_line(flags), COMMAND_LINE)
     conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
-    values = {f"--metric {name}" for name in config.metric} | {f"--format {config.format}"}
+    values = {f"--metric {MetricName.parse(name).name}" for name in config.metric} | {f"--format {config.format}"}
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, conditions, conditions | values)
@@ -232,7 +239,7 @@ def read(
     stream = None if systems else standard_input()
     texts = read_texts(
         references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang,
-        as_columns(config.columns), published_selection(config),
+        as_columns(config.columns), published_selection(config), bool(reference_metrics(config.metric)),
     )  # fmt: skip
     settings = metrics.MetricSettings(
         tokenize=config.tokenize,
@@ -240,7 +247,7 @@ def read(
         target_lang=config.target_lang or texts.target_lang,
         languages=config.languages,
         sources=None if texts.sources is None else tuple(texts.sources),
-        comet_model=config.comet_model,
+        device=config.device,
     )
     return texts, settings
 

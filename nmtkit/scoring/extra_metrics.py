@@ -1,4 +1,4 @@
-"""Metrics with the interface of sacreBLEU that need an extra package: tokenized BLEU, COMET and off-target."""
+"""Metrics with the interface of sacreBLEU that need an extra: tokenized BLEU, neural metrics and off-target."""
 
 import logging
 import re
@@ -11,11 +11,12 @@ import numpy.typing as npt
 from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
-from nmtkit.jobs import progress
+from nmtkit.jobs.distributed import rank_device
+from nmtkit.scoring.segments import MetricName
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text.language_identification import BatchIdentifier, columns_of
 from nmtkit.text.languages import subtags
 
-BATCH = 32  # lines that COMET reads at a time
 TOKENIZED_BLEU = "tokenized BLEU (not comparable with BLEU)"
 
 logger = logging.getLogger("nmtkit")
@@ -95,62 +96,34 @@ class SentenceMetric(Metric):
         raise NotImplementedError
 
 
-class SacrebleuComet(SentenceMetric):
-    """COMET, a learnt metric that also reads the source. The score of a corpus is 100 x the mean over sentences.
+class SegmentScores(SentenceMetric):
+    """A neural metric such as COMET: `name` is NAME or NAME=MODEL. The score of a corpus is the mean over sentences."""
 
-    COMET needs the extra `nmtkit[comet]` and downloads its model.
-    """
-
-    label = "COMET"
-
-    def __init__(self, model: str, sources: Sequence[str] | None) -> None:
-        """Raises ImportError if the package is missing, and ValueError if there are no source sentences."""
+    def __init__(self, name: str, sources: Sequence[str] | None, device: str) -> None:
+        """Raises ValueError if there are no source sentences, and the errors of `segment_metric`."""
         super().__init__()  # type: ignore[no-untyped-call]
-        try:
-            import comet
-        except ImportError:
-            raise ImportError(
-                "comet is not installed: pip install 'nmtkit[comet]' (it downloads a large model)"
-            ) from None
         if sources is None:
-            raise ValueError("COMET also reads the source: give --src FILE, or --data")
-        self.model_name = model
+            raise ValueError(f"{MetricName.parse(name).name} also reads the source: give --src FILE, or --data")
         self.sources = sources
-        progress.begin(f"Loading {model}")
-        self.model: Any = comet.load_from_checkpoint(comet.download_model(model))
+        self.metric = segment_metric(name, rank_device(device, 1))
+        self.label = self.metric.label
 
     def _extract_corpus_statistics(
         self, hypotheses: Sequence[str], references: Sequence[Sequence[str]] | None
     ) -> list[list[float]]:
-        import torch
-
-        if references is None or len(references) != 1:
-            raise ValueError(f"COMET takes one reference, not {len(references or ())}")
-        if len(self.sources) != len(hypotheses):
-            raise ValueError(f"there are {len(self.sources)} source sentences and {len(hypotheses)} translations")
-        self.num_refs = 1
-        data = [
-            {"src": source, "mt": hypothesis, "ref": reference}
-            for source, hypothesis, reference in zip(self.sources, hypotheses, references[0], strict=True)
-        ]
-        left = len(data)
-        progress.begin("Computing comet", "lines", left)
-
-        def count_batch(*_: Any) -> None:
-            nonlocal left
-            progress.advance(min(BATCH, left))
-            left -= min(BATCH, left)
-
-        with self.model.register_forward_hook(count_batch):
-            gpus = int(torch.cuda.is_available())
-            prediction = self.model.predict(data, batch_size=BATCH, gpus=gpus, progress_bar=False)
-        return [[100 * float(value), 1.0] for value in prediction.scores]
+        reference = None
+        if self.metric.reads_reference:
+            if references is None or len(references) != 1:
+                raise ValueError(f"{self.label} takes one reference, not {len(references or ())}")
+            reference = references[0]
+        self.num_refs = int(self.metric.reads_reference)
+        scores = self.metric.scores(hypotheses, sources=self.sources, references=reference)
+        return [[score, 1.0] for score in scores]
 
     def get_signature(self) -> Signature:
         signature = Signature(self.__dict__)
-        signature.update("model", self.model_name.rsplit("/", 1)[-1])
-        signature.update("scale", 100)
-        signature.update("version", metadata.version("unbabel-comet"))
+        for key, value in self.metric.signature().items():
+            signature.update(key, value)
         return signature
 
 

@@ -1,7 +1,7 @@
 """Corpus and sentence scores. Each score has a signature that lists all settings of the metric.
 
-BLEU, chrF and TER are computed by sacreBLEU. Tokenized BLEU and COMET are subclasses of sacreBLEU's metrics, so that
-confidence intervals and significance tests work for all metrics.
+BLEU, chrF and TER are computed by sacreBLEU. Tokenized BLEU and neural metrics such as COMET are subclasses of
+sacreBLEU's metrics, so that confidence intervals and significance tests work for all metrics.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Any
 
 from nmtkit.config import suggestion
 from nmtkit.jobs import progress
+from nmtkit.scoring.segments import NEURAL_METRICS, MetricName
 from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, warn_if_unsegmented
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
-KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "tokenized-bleu", "off-target")
-DEFAULT_COMET_MODEL = "Unbabel/wmt22-comet-da"
+KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "tokenized-bleu", "off-target", *NEURAL_METRICS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class MetricSettings:
     lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as in TERCOM
     target_lang: str | None = None  # code of the target language, for bleu, tokenized-bleu and off-target
     languages: tuple[str, ...] = ()  # codes among which off-target identifies languages; empty: all known languages
-    sources: tuple[str, ...] | None = None  # source sentences, for comet
-    comet_model: str = DEFAULT_COMET_MODEL
+    sources: tuple[str, ...] | None = None  # source sentences, for neural metrics
+    device: str = "auto"  # device of neural metrics; "auto" is a GPU if there is one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +51,16 @@ def score(
 ) -> list[Score]:
     """Returns corpus scores of `hypotheses` against `references`, a list of one or more reference texts.
 
-    `bootstrap` is the number of resamples for a confidence interval; 0 computes no interval. Raises ValueError for an
-    unknown metric or tokenizer, and for empty texts or texts of different lengths. Raises ImportError if the extra that
-    a metric needs is not installed.
+    `references` may be empty if all metrics estimate the quality without a reference. `bootstrap` is the number of
+    resamples for a confidence interval; 0 computes no interval. Raises ValueError for an unknown metric or tokenizer,
+    and for empty texts or texts of different lengths. Raises ImportError if the extra that a metric needs is not
+    installed.
     """
-    check_sentences(hypotheses, references)
+    check_sentences(hypotheses, references, metrics)
     scores = []
     for name, metric in zip(metrics, build_metrics(metrics, settings or MetricSettings(), references), strict=True):
         progress.begin(f"Computing {name}")
-        result = metric.corpus_score(hypotheses, references, n_bootstrap=bootstrap or 1)
+        result = metric.corpus_score(hypotheses, references or None, n_bootstrap=bootstrap or 1)
         scores.append(
             Score(
                 name=result.name,
@@ -83,7 +84,7 @@ def sentence_scores(
 
     BLEU uses only n-gram lengths that do not exceed the length of the sentence. Raises the same errors as `score`.
     """
-    check_sentences(hypotheses, references)
+    check_sentences(hypotheses, references, metrics)
     table = []
     built = build_metrics(metrics, settings or MetricSettings(), references, sentence_level=True)
     for name, metric in zip(metrics, built, strict=True):
@@ -95,19 +96,24 @@ def sentence_scores(
     return table
 
 
-def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:
     if not hypotheses:
         raise ValueError("there are no translations to score")
-    if not references:
-        raise ValueError("there are no references to score against")
+    if not references and (needed := reference_metrics(metrics)):
+        raise ValueError(f"there are no references to score against, and {', '.join(needed)} needs them")
     for text in references:
         if len(text) != len(hypotheses):
             raise ValueError(f"there are {len(hypotheses)} translations and {len(text)} references")
 
 
+def reference_metrics(names: Sequence[str]) -> list[str]:
+    """Returns the metrics that compare with a reference."""
+    return [name for name in names if MetricName.parse(name).reads_reference]
+
+
 def check_names(names: Sequence[str]) -> None:
     """Raises ValueError for an unknown metric, a metric that is named twice, and an empty list."""
-    unknown = [name for name in names if name not in KNOWN_METRICS]
+    unknown = [parsed.name for parsed in map(MetricName.parse, names) if parsed.name not in KNOWN_METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}; {suggestion(unknown[0], KNOWN_METRICS)}")
     if not names or len(set(names)) < len(names):
@@ -126,6 +132,9 @@ def build_metrics(
     """
     check_names(names)
     metrics = [_build(name, settings, sentence_level) for name in names]
+    labels = [metric.label for metric in metrics if hasattr(metric, "label")]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a folder")
     for name, metric in zip(names, metrics, strict=True):
         if name in ("bleu", "ter", "tokenized-bleu") and references:
             warn_if_unsegmented(metric, name.upper(), references[0])
@@ -148,10 +157,10 @@ def _build(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
         return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=settings.lowercase)
     if name == "ter":
         return TER()
-    from nmtkit.scoring.extra_metrics import OffTarget, SacrebleuComet, TokenizedBLEU
+    from nmtkit.scoring.extra_metrics import OffTarget, SegmentScores, TokenizedBLEU
 
     if name == "tokenized-bleu":
         return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
     if name == "off-target":
         return OffTarget(settings.target_lang, settings.languages)
-    return SacrebleuComet(settings.comet_model, settings.sources)
+    return SegmentScores(name, settings.sources, settings.device)

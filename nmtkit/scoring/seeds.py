@@ -67,7 +67,7 @@ def compare_seeds(
     """
     texts = [text for seeds in systems.values() for text in seeds]
     for text in texts:
-        check_sentences(text, references)
+        check_sentences(text, references, metrics)
     result: dict[str, list[SeedScores]] = {name: [] for name in systems}
     for name, metric in zip(metrics, build_metrics(metrics, settings or MetricSettings(), references), strict=True):
         progress.begin(f"Comparing the systems by {name}")

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from nmtkit.jobs import progress
@@ -16,7 +16,7 @@ from nmtkit.scoring.texts import ScoredTexts
 
 SHOWN = 3000  # maximum number of sentences on the page
 LONGEST = 1000  # words beyond this number are not compared, because the time grows with the square of the number
-LOWER_IS_BETTER = ("TER", "off-target")
+LOWER_IS_BETTER = ("TER", "off-target", "MetricX")  # first words of the names of scores
 # words, single characters of scripts without spaces, and other characters
 _TOKEN = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
@@ -78,7 +78,7 @@ def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettin
 
 def gain(score: Score) -> float:
     """Returns a score of which more is better."""
-    return -score.value if score.name in LOWER_IS_BETTER else score.value
+    return -score.value if score.name.startswith(LOWER_IS_BETTER) else score.value
 
 
 def is_word(token: str) -> bool:
@@ -187,15 +187,16 @@ def _by_length(
     texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings, compared: Sequence[ComparedSentence]
 ) -> list[list[str]]:
     """Returns the score of the first metric for four classes of reference lengths with about equal numbers."""
-    if metrics[0] == "comet" or len(compared) < 40:
+    if len(compared) < 40:
         return []
     order = sorted(range(len(compared)), key=lambda row: compared[row].length)
     rows, bounds = [], [len(order) * part // 4 for part in range(5)]
     for start, end in pairwise(bounds):
         chosen = order[start:end]
         references = [[text[row] for row in chosen] for text in texts.references]
+        sources = None if settings.sources is None else tuple(settings.sources[row] for row in chosen)
         values = [
-            score([system[row] for row in chosen], references, metrics[:1], settings)[0].value
+            score([system[row] for row in chosen], references, metrics[:1], replace(settings, sources=sources))[0].value
             for system in texts.systems.values()
         ]
         lengths = f"{compared[chosen[0]].length}\u00a0to\u00a0{compared[chosen[-1]].length}"

@@ -44,14 +44,14 @@ def compare(
     if len(systems) < 2:
         raise ValueError("a comparison needs at least two systems")
     for hypotheses in systems.values():
-        check_sentences(hypotheses, references)
+        check_sentences(hypotheses, references, metrics)
     paired = PairedTest(
         list(systems.items()),
         {
             str(index): metric
             for index, metric in enumerate(build_metrics(metrics, settings or MetricSettings(), references))
         },
-        references,
+        references or None,
         test_type={"bootstrap": "bs", "randomization": "ar"}[test],
         n_samples=samples or SAMPLES[test],
         n_ar_confidence=SAMPLES["bootstrap"] if confidence and test == "randomization" else -1,

@@ -152,15 +152,18 @@ def read_texts(
     target_lang: str | None = None,
     columns: ColumnNames | None = None,
     published: PublishedSelection | None = None,
+    needs_references: bool = True,
 ) -> ScoredTexts:
     """Reads references from files, a dataset subset or a published test set, translations from files or `stream`.
 
     Sources are read if they are available. Translations may be the JSON Lines of `nmtkit generate --format jsonl`. A
     file of references or sources may be a corpus, such as a .tsv. References are the target side of the corpus, and
     sources are the source side. `target_lang` is the target language of the corpus, and `columns` are its source and
-    target column. Raises ValueError or OSError with the name of the file.
+    target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with the
+    name of the file.
     """
-    if bool(reference_paths) + (data is not None) + (published is not None) != 1:
+    origins = bool(reference_paths) + (data is not None) + (published is not None)
+    if origins > 1 or (needs_references and not origins):
         raise ValueError("give references either as --ref FILE, as --data FOLDER, or as --test-set NAME")
     systems: dict[str, list[str]] = {}
     for path in system_paths:

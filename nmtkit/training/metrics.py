@@ -5,7 +5,6 @@ the command creates the metrics to check their settings. `--best-checkpoint-metr
 can follow any score that a validation logs: a metric, or a count of the criterion.
 """
 
-import importlib.util
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -22,7 +21,8 @@ from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.contract import ContractError, described
-from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, MetricSettings, build_metrics, score
+from nmtkit.scoring.metrics import MetricSettings, build_metrics, score
+from nmtkit.scoring.segments import NEURAL_METRICS, check_installed
 
 log = logging.getLogger("nmtkit")
 
@@ -198,29 +198,78 @@ class Chrf(Metric):
         return score(outputs.hypotheses, [outputs.references], (self.name,))[0].value
 
 
-@dataclass(frozen=True, kw_only=True)
-class CometConfig(Config):
-    comet_model: str = option(DEFAULT_COMET_MODEL, "COMET model, downloaded once.")
+def model_option(name: str) -> Any:
+    return option(NEURAL_METRICS[name][0], "Model: a folder, or hf:ORG/NAME[@REVISION].", metavar="MODEL")
 
 
-@METRICS.register("comet", CometConfig())
-class Comet(Metric):
-    """COMET, times 100: a learnt metric that also reads the source (Rei et al. 2020). Needs `nmtkit[comet]`."""
+class NeuralScore(Metric):
+    """A neural metric, which also reads the source. The model is loaded once. Needs `nmtkit[neural]`."""
 
     translates = True
 
-    def __init__(self, config: CometConfig) -> None:
-        if importlib.util.find_spec("comet") is None:
-            raise ImportError("--metrics comet needs COMET, which is not installed: pip install 'nmtkit[comet]'")
-        self.model_name = config.comet_model
-        self.scorer: Any = None
+    def __init__(self, name: str, model: str) -> None:
+        check_installed(name)
+        self.name = f"{name}={model}"
 
     def score(self, outputs: Outputs) -> float:
-        if self.scorer is None:  # the model is loaded only once
-            settings = MetricSettings(sources=tuple(outputs.sources), comet_model=self.model_name)
-            self.scorer = build_metrics(("comet",), settings)[0]
-        self.scorer.sources = outputs.sources  # they differ between directions and between subsets
-        return float(self.scorer.corpus_score(outputs.hypotheses, [outputs.references]).score)
+        settings = MetricSettings(sources=tuple(outputs.sources))
+        return score(outputs.hypotheses, [outputs.references], (self.name,), settings)[0].value
+
+
+@dataclass(frozen=True, kw_only=True)
+class CometConfig(Config):
+    comet_model: str = model_option("comet")
+
+
+@METRICS.register("comet", CometConfig())
+class CometScore(NeuralScore):
+    """COMET, times 100 (Rei et al. 2022)."""
+
+    def __init__(self, config: CometConfig) -> None:
+        super().__init__("comet", config.comet_model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CometKiwiConfig(Config):
+    cometkiwi_model: str = model_option("cometkiwi")
+
+
+@METRICS.register("cometkiwi", CometKiwiConfig())
+class CometKiwiScore(NeuralScore):
+    """CometKiwi, times 100, which reads no reference (Rei et al. 2022)."""
+
+    def __init__(self, config: CometKiwiConfig) -> None:
+        super().__init__("cometkiwi", config.cometkiwi_model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricXConfig(Config):
+    metricx_model: str = model_option("metricx")
+
+
+@METRICS.register("metricx", MetricXConfig())
+class MetricXScore(NeuralScore):
+    """MetricX, 0 (perfect) to 25 (Juraska et al. 2024)."""
+
+    higher_is_better = False
+
+    def __init__(self, config: MetricXConfig) -> None:
+        super().__init__("metricx", config.metricx_model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricXQEConfig(Config):
+    metricx_qe_model: str = model_option("metricx-qe")
+
+
+@METRICS.register("metricx-qe", MetricXQEConfig())
+class MetricXQEScore(NeuralScore):
+    """MetricX without a reference, 0 (perfect) to 25 (Juraska et al. 2024)."""
+
+    higher_is_better = False
+
+    def __init__(self, config: MetricXQEConfig) -> None:
+        super().__init__("metricx-qe", config.metricx_qe_model)
 
 
 # --- metrics of sums over tokens --------------------------------------------------------------------------------------

@@ -200,6 +200,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "bleu": lambda value: f"BLEU {value:.2f}",
     "chrf": lambda value: f"chrF {value:.2f}",
     "comet": lambda value: f"COMET {value:.2f}",
+    "cometkiwi": lambda value: f"CometKiwi {value:.2f}",
     "tokens_per_second": lambda value: f"{value / 1000:,.1f}k tok/s" if value >= 10_000 else f"{value:,.0f} tok/s",
     "epoch": lambda value: f"epoch {value}",
     "seconds_left": lambda value: f"{duration(value)} left",

@@ -1,6 +1,5 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
@@ -12,6 +11,8 @@ from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizers.piece_spans import copied_piece, decoded_pieces, source_spans
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models.architectures import Architecture
+from nmtkit.scoring.segments import SegmentMetric
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text import glossary
 from nmtkit.text.alignment import Link, Span, word_links
 from nmtkit.text.glossary import forms, without
@@ -52,11 +53,11 @@ class Pipeline:
 
     `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
     translations have word alignments, unless the translations contain markup. `models` are all models that read the
-    segments or the outputs; their positions limit both.
+    segments or the outputs; their positions limit both. `device` is the device of the metric of --mbr.
 
     Raises ValueError for a --min-len above the positions of the models, for a pattern that is not a regular expression,
     for a glossary line that is not a term, and for a search that cannot require glossary terms. Raises OSError for a
-    glossary that cannot be read, and ImportError if a package is missing.
+    glossary that cannot be read, ImportError if a package is missing, and the errors of loading the metric of --mbr.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Pipeline:
         max_source_len: int = 1024,
         long_lines: Literal["split", "cut"] = "split",
         models: Sequence[Architecture] = (),
+        device: str = "cpu",
     ) -> None:
         text = text or TextOptions()
+        self.metric = None if search.mbr is None else segment_metric(search.mbr, device)
         self.tokenizer, self.text = tokenizer, text
         self.links = (links or search.alignment == "words") and text.markup is None
         # the steps need links between words to put markup and protected text back
@@ -204,8 +207,8 @@ class Pipeline:
             step.after(node, [column[min(rank, len(column) - 1)] for column in columns])
             for rank in range(max(map(len, columns)))
         ]
-        if self.search.mbr is not None and depth == len(self.text_steps):
-            return by_utility(hypotheses, self.search.mbr)
+        if self.metric is not None and depth == len(self.text_steps):
+            return by_utility(hypotheses, self.metric, node.segment.text)
         return hypotheses
 
 
@@ -218,36 +221,11 @@ def errors_of_line(id: int) -> Iterator[None]:
         raise ValueError(f"line {id + 1}: {error}") from error
 
 
-def by_utility(hypotheses: Sequence[Hypothesis], metric: Literal["chrf", "bleu"]) -> list[Hypothesis]:
-    """Returns the hypotheses with their utilities, best first."""
-    values = utilities([hypothesis.text for hypothesis in hypotheses], metric)
+def by_utility(hypotheses: Sequence[Hypothesis], metric: SegmentMetric, source: str) -> list[Hypothesis]:
+    """Returns the hypotheses of a source with their utilities, best first."""
+    values = metric.utilities([hypothesis.text for hypothesis in hypotheses], source)
     rated = [replace(hypothesis, utility=value) for hypothesis, value in zip(hypotheses, values, strict=True)]
     return sorted(rated, key=lambda hypothesis: -(hypothesis.utility or 0.0))
-
-
-def utilities(texts: Sequence[str], metric: Literal["chrf", "bleu"]) -> list[float]:
-    """Returns the mean sentence score, 0 to 100, of each text against all other texts, or 0 if there is only one text.
-
-    The text with the largest utility is the translation with the minimum Bayes risk (Eikema and Aziz 2020, "Is MAP
-    Decoding All You Need?"). A text that occurs n times counts n times as a reference.
-    """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    from nmtkit.scoring.tokenizers import characters_apart
-
-    scorer = CHRF() if metric == "chrf" else BLEU(effective_order=True)
-    counts = Counter(texts)
-    total = {
-        text: sum(
-            number * scorer.sentence_score(characters_apart(text, other), [characters_apart(other, other)]).score
-            for other, number in counts.items()
-            if other != text
-        )
-        + (counts[text] - 1) * 100.0
-        for text in counts
-    }
-    return [total[text] / max(1, len(texts) - 1) for text in texts]
 
 
 # --- text to ids, and ids to text ------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ import numpy as np
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models.building import check_language_model, languages_of
+from nmtkit.scoring.segments import MetricName
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text.languages import subtags
 from nmtkit.translation.languages import Codes, codes_for
 from nmtkit.translation.likelihood import Likelihood, is_language_model, likelihoods_of_readable
@@ -184,6 +186,16 @@ class ChannelModels:
         if self.lm is not None:
             progress.begin("Language model", "hypotheses", len(texts))
             _add(pairs, LM, likelihoods_of_readable(self.lm, None, texts, languages=(None, self.lm_language)))
+
+
+def add_estimates(lists: Sequence[NBest], text: str) -> None:
+    """Adds the scores of a metric without references, NAME or NAME=MODEL, as the field NAME of all hypotheses."""
+    metric = segment_metric(text, rank_device("auto", 1))
+    hypotheses = [hypothesis for each in lists for hypothesis in each.hypotheses]
+    sources = [each.source for each in lists for _ in each.hypotheses]
+    scores = metric.scores([hypothesis["text"] for hypothesis in hypotheses], sources=sources)
+    for hypothesis, score in zip(hypotheses, scores, strict=True):
+        hypothesis[MetricName.parse(text).name] = score
 
 
 def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, scored: Sequence[Likelihood | None]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nmtkit.config import Config, option
+from nmtkit.scoring.segments import check_segment_metric
 
 PROMPT = "Translate the text of the user from {source} to {target}. Answer with the translation only."
 
@@ -24,6 +25,12 @@ class ServerConfig(Config):
     choose: Literal["first", "mbr", "reference"] = option(
         "first", "Chosen candidate: the first; the most similar to all others (mbr); the nearest to --references."
     )
+    choose_by: str = option(
+        "chrf",
+        "Metric of --choose: chrf, bleu, comet, metricx, …; --choose mbr with cometkiwi or metricx-qe takes the "
+        "candidate with the best estimate; comet=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION].",
+        metavar="METRIC[=MODEL]",
+    )
     references: Path | None = option(None, "Lines of the target language, for --choose reference.", metavar="FILE")
     requests_per_minute: float | None = option(None, "Limit of the server; none: no limit.", above=0)
     parallel_requests: int = option(8, "Requests at the same time.", min=1, max=1024)
@@ -39,5 +46,8 @@ class ServerConfig(Config):
             raise ValueError("--server-api deepl has no models and one candidate; leave out these flags")
         if (self.choose == "reference") != (self.references is not None):
             raise ValueError("--choose reference and --references belong together; give both")
+        check_segment_metric(self.choose_by, "--choose-by")
+        if self.choose == "first" and self.choose_by != "chrf":
+            raise ValueError("--choose-by does nothing without --choose mbr or reference")
         if self.choose != "first" and self.candidates == 1:
             raise ValueError(f"--choose {self.choose} needs several --candidates")

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.data.corpora.lines import LineDecoder
+from nmtkit.jobs.distributed import rank_device
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, divide, open_plan
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text.languages import name_of
 from nmtkit.translation.server_config import ServerConfig
 from nmtkit.translation.shards import line_windows
@@ -123,22 +125,23 @@ class TranslationServer:
 # --- the choice of a candidate ----------------------------------------------------------------------------------------
 
 
-def best(candidates: Sequence[str], *, choose: str, reference: str | None = None) -> str:
-    """Returns the chosen candidate. Similarity is chrF of sentences (Popović 2015).
+def best(
+    candidates: Sequence[str], *, choose: str, metric: str, source: str, device: str, reference: str | None = None
+) -> str:
+    """Returns the chosen candidate translation of `source`. Of equally good candidates, the first is returned.
 
-    Of equally similar candidates, the first is returned.
+    With a reference, the candidate with the highest quality of `metric` is chosen, else the candidate with the highest
+    utility (`SegmentMetric.utilities`).
     """
     if choose == "first" or len(candidates) == 1:
         return candidates[0]
-    from sacrebleu import CHRF
-
-    chrf = CHRF()
-    if reference is not None:
-        return max(candidates, key=lambda candidate: chrf.sentence_score(candidate, [reference]).score)
-    return max(
-        candidates,
-        key=lambda candidate: sum(chrf.sentence_score(candidate, [other]).score for other in candidates),
-    )
+    scorer = segment_metric(metric, device)
+    if reference is None:
+        values = scorer.utilities(candidates, source)
+    else:
+        count = len(candidates)
+        values = scorer.qualities(candidates, sources=[source] * count, references=[reference] * count)
+    return candidates[values.index(max(values))]
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
@@ -153,6 +156,7 @@ class ServerWorker:
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the pairs of a shard. Empty lines, and lines whose translations are all empty, give no pair."""
         config, (source, target) = self.server.config, self.server.languages
+        device = rank_device("auto", 1)  # of the metric of --choose-by
         decoders = [LineDecoder(path, shard.first + 1) for path in self.texts]
         windows = [
             line_windows(path, start, shard.lines, decoder)
@@ -169,10 +173,12 @@ class ServerWorker:
                         if not usable:
                             counts["lines without a translation"] += 1
                             continue
-                        pair = {
-                            source: line,
-                            target: best(usable, choose=config.choose, reference=next(iter(references), None)),
-                        }
+                        reference = next(iter(references), None)
+                        chosen = best(
+                            usable, choose=config.choose, metric=config.choose_by, source=line, device=device,
+                            reference=reference,
+                        )  # fmt: skip
+                        pair = {source: line, target: chosen}
                         more = {"candidates": usable} if len(usable) > 1 else {}
                         yield json.dumps(pair | more, ensure_ascii=False).encode() + b"\n"
             finally:
@@ -188,7 +194,7 @@ def open_job(
     """
     files = {"input": text} | ({} if config.references is None else {"references": config.references})
     check_regular(files.values())
-    names = ("server_api", "server_model", "prompt", "candidates", "candidate_temperature", "choose")
+    names = ("server_api", "server_model", "prompt", "candidates", "candidate_temperature", "choose", "choose_by")
     settings = {name: getattr(config, name) for name in names} | {"languages": list(languages), "command": "distill"}
     paths = list(files.values())
     return open_plan(folder, settings, files, ".jsonl", shard_lines, command, lambda: divide(paths, shard_lines))

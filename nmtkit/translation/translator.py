@@ -130,7 +130,9 @@ class Translator:
         # one position of a model is for eos
         limits = [model.max_source_positions - 1 for model in models if model.max_source_positions is not None]
         longest = min([self.options.max_source_len, *limits])
-        pipeline = Pipeline(self.tokenizer, search, text, source_tag, links, longest, self.options.long_lines, models)
+        pipeline = Pipeline(
+            self.tokenizer, search, text, source_tag, links, longest, self.options.long_lines, models, str(self.device)
+        )
         if search.source_lang and search.target_lang:
             self.notice_untrained([(search.source_lang, search.target_lang)])
         return pipeline

@@ -76,6 +76,8 @@ def test_scores_far_from_the_middle_of_two_limits_are_bad_on_both_sides() -> Non
 class LengthScorer:
     """A scorer for which long targets are bad. It keeps the pairs of `fit`."""
 
+    unit, passes = "quality", 1
+
     def fit(self, sources: list[str], targets: list[str]) -> None:
         self.pairs = list(zip(sources, targets, strict=True))
 

@@ -160,6 +160,7 @@ def test_a_process_of_another_machine_needs_only_the_folder(tmp_path: Path) -> N
 class LengthScorer:
     """Stands for two models: long targets are bad."""
 
+    unit, passes = "quality", 1
     scored = 0
 
     def fit(self, sources: list[str], targets: list[str]) -> None:

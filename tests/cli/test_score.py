@@ -222,7 +222,7 @@ ACTS = {  # a value of every flag, and the metric that the flag belongs to
     "--lowercase": ([], ["bleu", "chrf", "chrf++"]),
     "--target-lang": (["de"], ["tokenized-bleu", "bleu"]),
     "--src": (["ref"], ["comet"]),
-    "--comet-model": (["any"], ["comet"]),
+    "--device": (["cpu"], ["comet"]),
     "--test": (["randomization"], ["several"]),
     "--samples": (["50"], ["several", "--confidence"]),
     "--width": (["3"], ["text"]),

@@ -34,6 +34,7 @@ from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.scoring.segments import NEURAL_METRICS
 from nmtkit.training.callbacks import CALLBACKS, Callback
 from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.training.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
@@ -99,7 +100,7 @@ def test_schedulers_keep_to_the_contract(name: str, check: Check) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", check_metric.checks, ids=title)
-@pytest.mark.parametrize("name", [name for name in METRICS.names() if name != "comet"])  # this component needs an extra
+@pytest.mark.parametrize("name", [name for name in METRICS.names() if name not in NEURAL_METRICS])  # need models
 def test_metrics_keep_to_the_contract(name: str, check: Check) -> None:
     if name == "accuracy" or "resumes" not in title(check):  # a run is the same with all trackers
         check(check_metric.subject(name))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from sacrebleu.metrics import BLEU
 
@@ -12,9 +13,9 @@ from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.scoring import tokenizers
 from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.scoring.significance import compare
-from nmtkit.training.criterions.expected_reward import REWARDS, ExpectedReward, ExpectedRewardConfig
-from nmtkit.translation.pipeline import utilities
+from nmtkit.training.criterions.expected_reward import ExpectedReward, ExpectedRewardConfig
 
 CHINESE = ["他今天早上去学校了。", "我非常喜欢吃苹果和香蕉。"]
 REFERENCE = ["他今天早上去了学校。", "我非常喜欢吃苹果与香蕉。"]
@@ -122,11 +123,14 @@ def test_text_with_spaces_is_not(line: str, warnings: pytest.LogCaptureFixture) 
 
 def test_utilities_and_rewards_compare_characters_of_text_without_spaces() -> None:
     expected = BLEU(tokenize="zh", effective_order=True).sentence_score(CHINESE[1], [REFERENCE[1]]).score
-    assert utilities([CHINESE[1], REFERENCE[1]], "bleu")[0] == pytest.approx(expected) and expected > 50
+    utility = segment_metric("bleu").utilities([CHINESE[1], REFERENCE[1]], "")[0]
+    assert utility == pytest.approx(expected) and expected > 50
     tokenizer = Tokenizer(train_model([*CHINESE, *REFERENCE, *TARGET], 300))
     for reward in ("gleu", "bleu"):
         criterion = ExpectedReward(ExpectedRewardConfig(reward=reward), tokenizer)
+        sources = tokenizer.encode_source(["a", "b"])
         ids = [part.tolist()[:-1] for part in tokenizer.encode_target([CHINESE[1], REFERENCE[1], *TARGET]).split()]
-        rewards, _ = criterion.rewards([[ids[0]], [ids[2]]], [ids[1], ids[3]])
+        rewards, _ = criterion.rewards([[ids[0]], [ids[2]]], sources, [ids[1], ids[3]], torch.device("cpu"))
         assert rewards[0] > 0.5
-        assert rewards[1] == pytest.approx(REWARDS[reward](*TARGET))  # words, as before
+        words = segment_metric(reward).scores([TARGET[0]], references=[TARGET[1]])[0]
+        assert rewards[1] == pytest.approx(words / 100)

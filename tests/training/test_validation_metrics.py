@@ -1,11 +1,9 @@
 """Metrics of validations equal sacreBLEU and plain arithmetic, and choose the checkpoints that a run keeps."""
 
-import contextlib
 import logging
 import math
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 from builders import log_records
 from click.testing import CliRunner
+from neural_models import write_comet
 from sacrebleu.metrics import BLEU
 
 from nmtkit.cli import main
@@ -21,9 +20,10 @@ from nmtkit.jobs.distributed import launch
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures.contract import ContractError
 from nmtkit.models.building import from_checkpoint
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.training import checkpoints
 from nmtkit.training.config import JobConfig
-from nmtkit.training.metrics import METRICS, CometConfig, Metric, Objective, Outputs, objective, score_of
+from nmtkit.training.metrics import METRICS, CometKiwiConfig, Metric, Objective, Outputs, objective, score_of
 from nmtkit.training.run import Run
 from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
@@ -197,24 +197,20 @@ def test_three_fixed_sentences_are_shown_at_every_validation(mirror_data: Path, 
     assert "Three sentences" in page and "By length" in page
 
 
-def test_comet_is_loaded_once_and_gets_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-
-    def predict(data: list[dict[str, str]], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(scores=[float(row["src"] == row["mt"]) for row in data])
-
-    def load(path: str) -> SimpleNamespace:
-        loaded.append(path)
-        return SimpleNamespace(predict=predict, register_forward_hook=lambda hook: contextlib.nullcontext())
-
-    module = SimpleNamespace(download_model=lambda name: f"/{name}", load_from_checkpoint=load)
-    monkeypatch.setitem(__import__("sys").modules, "comet", module)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    metric = METRICS["comet"].factory(CometConfig(comet_model="some/model"))
-    texts = {"sources": ["a", "b"], "references": ["x", "y"], "sums": {}, "tokens": 4}
-    assert metric.score(Outputs(hypotheses=["a", "c"], **texts)) == 50
-    assert metric.score(Outputs(hypotheses=["a", "b"], **texts)) == 100
-    assert loaded == ["/some/model"]
+def test_a_neural_metric_gets_the_sources_of_each_validation(tmp_path: Path) -> None:
+    model = write_comet(tmp_path / "model", "kiwi")
+    metric = METRICS["cometkiwi"].factory(CometKiwiConfig(cometkiwi_model=str(model)))
+    texts = {"hypotheses": ["der Hund", "die Katze"], "references": ["x", "y"], "sums": {}, "tokens": 4}
+    scores = [metric.score(Outputs(sources=sources, **texts)) for sources in (["a dog", "cat"], ["cat", "a dog"])]
+    reference = segment_metric(f"cometkiwi={model}")
+    for score, sources in zip(scores, (["a dog", "cat"], ["cat", "a dog"]), strict=True):
+        assert score == pytest.approx(sum(reference.scores(texts["hypotheses"], sources=sources)) / 2, abs=1e-4)
+    assert scores[0] != scores[1]
+    assert [METRICS[name].factory.higher_is_better for name in ("comet", "metricx", "metricx-qe")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_bleu_of_a_validation_knows_the_target_language_also_by_length(

@@ -148,9 +148,10 @@ def test_requests_begin_at_the_rate_of_the_limit() -> None:
 
 def test_candidates_are_chosen_by_similarity() -> None:
     candidates = ["completely other words", "the dog runs", "a dog runs", "the dog ran"]
-    assert best(candidates, choose="first") == candidates[0]
-    assert best(candidates, choose="mbr") == "the dog runs"
-    assert best(candidates, choose="reference", reference="a dog runs fast") == "a dog runs"
+    facts = {"metric": "chrf", "source": "der Hund läuft", "device": "cpu"}
+    assert best(candidates, choose="first", **facts) == candidates[0]
+    assert best(candidates, choose="mbr", **facts) == "the dog runs"
+    assert best(candidates, choose="reference", reference="a dog runs fast", **facts) == "a dog runs"
 
 
 def distill(*arguments: object) -> Result:

@@ -21,10 +21,11 @@ from nmtkit.models import checkpoint
 from nmtkit.models.building import from_checkpoint, vocabulary_of
 from nmtkit.models.layers import multiplies_in_bf16
 from nmtkit.models.layers.prepack import InferenceLinear
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.translation.engines import TorchEngine
 from nmtkit.translation.options import TranslatorOptions
 from nmtkit.translation.parallel import worker_processes
-from nmtkit.translation.pipeline import Pipeline, utilities
+from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Hypothesis, Request
 from nmtkit.translation.translator import STEP_COST, WINDOW, Translator, batch_ends
@@ -330,7 +331,7 @@ def test_unknown_words_are_replaced_by_what_they_attend_to():
 def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_path):
     texts = ["a dog runs in the park", "a dog runs in a park", "nothing alike", "a dog runs in the park"]
     for metric in ("chrf", "bleu"):
-        values = utilities(texts, metric)
+        values = segment_metric(metric).utilities(texts, "")
         assert max(values) == values[0] == values[3] and min(values) == values[2]
     translations = Translator.load(checkpoint_path).translate(
         ["a dog runs .", "", "the cat"], sampling=True, nbest=6, mbr="chrf", **SHORT

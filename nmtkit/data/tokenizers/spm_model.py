@@ -16,7 +16,7 @@ import numpy as np
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 PIECE, SCORE, TYPE = 1, 2, 3  # fields of ModelProto.SentencePiece
-NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED_PIECE, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces
 TEXT, TEXT_PIECES = 1, 2  # fields of SentencePieceText
 BEGIN, END = 4, 5  # fields of SentencePieceText.SentencePiece; PIECE has the same number there
 UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # fields of TrainerSpec
@@ -51,7 +51,7 @@ def model_facts(model: bytes) -> SubwordFacts:
         and not trainer.get(WHITESPACE_AS_SUFFIX, 0)
         and all(normalizer.get(field, 1) for field in (DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES))
     )
-    charsmap = _message(normalizer.get(CHARSMAP, b""))
+    charsmap = charsmap_of(model)
     byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
     splits_at_spaces = spaces_mark_words and not _rules_contain_space(charsmap)
     return SubwordFacts(model_type, byte_fallback, bool(charsmap), splits_at_spaces)
@@ -121,6 +121,12 @@ def user_defined_symbols(model: bytes) -> list[str]:
     fields = dict(_fields(model, only=(TRAINER_SPEC,)))
     trainer = _fields(_message(fields.get(TRAINER_SPEC, b"")), only=(USER_DEFINED,))
     return [_message(value).decode() for _, value in trainer]
+
+
+def charsmap_of(model: bytes) -> bytes:
+    """Returns the table of the normaliser of a model file, or b"" if the normaliser changes only spaces."""
+    fields = dict(_fields(model, only=(NORMALIZER_SPEC,)))
+    return _message(dict(_fields(_message(fields.get(NORMALIZER_SPEC, b"")))).get(CHARSMAP, b""))
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,12 @@
 """Refinement by expected sentence reward (Wu et al. 2016, section 5)."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
 from itertools import chain, takewhile
 from typing import Any, Literal
 
 import torch
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +15,8 @@ from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.losses import output_cross_entropy
-from nmtkit.scoring.tokenizers import characters_apart
+from nmtkit.scoring.segments import MetricName, check_installed, check_segment_metric
+from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
@@ -31,13 +27,22 @@ from nmtkit.translation.search.options import SearchOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedRewardConfig(Config):
-    reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score: GLEU, smoothed BLEU or chrF2.")
+    reward: str = option(
+        "gleu",
+        "Sentence score: gleu, bleu (smoothed), chrf, chrf++, ter, or a neural metric: comet, metricx, or without a "
+        "reference cometkiwi, metricx-qe; comet=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION].",
+        metavar="METRIC[=MODEL]",
+    )
     candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
     candidates_per_sentence: int = option(15, "Number of candidate translations for each sentence.", min=2, max=1000)
     candidate_extra: int = option(
         20, "Maximum number of pieces by which a candidate may be longer than its source.", min=0, max=10_000
     )
     likelihood_weight: float = option(0.017, "Weight of the log-likelihood relative to the reward (equation 9).", min=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_segment_metric(self.reward, "--reward")
 
 
 @CRITERIONS.register("expected_reward", ExpectedRewardConfig())
@@ -56,7 +61,8 @@ class ExpectedReward(Criterion):
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        self.reward = REWARDS[config.reward]
+        if (name := MetricName.parse(config.reward)).is_neural:
+            check_installed(name.name)
 
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         memory = model.encode(batch.source)
@@ -70,8 +76,7 @@ class ExpectedReward(Criterion):
         targets = references(batch, sentences)
         source = batch.source.select(sentences)
         candidates = self.candidates(model, source, self.directions(source, batch.target_input.select(sentences)))
-        rewards, owner = self.rewards(candidates, targets)
-        rewards, owner = rewards.to(loss.device), owner.to(loss.device)
+        rewards, owner = (values.to(loss.device) for values in self.rewards(candidates, source, targets, loss.device))
         log_p = log_probabilities(model, memory.select(sentences[owner]), list(chain.from_iterable(candidates)))
         expected = self.expected_reward(log_p, rewards, owner, len(sentences))
         counts = {"nll": nll, "reward": mean_by(rewards, owner, len(sentences)).sum()}
@@ -106,16 +111,23 @@ class ExpectedReward(Criterion):
             results = beam_search([model], source, options, directions)
         return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in results]
 
-    def rewards(self, candidates: list[list[list[int]]], references: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Returns the reward of each candidate [C] and the index of its sentence [C], on the CPU."""
-        texts = self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates)))
+    def rewards(
+        self, candidates: list[list[list[int]]], sources: Packed, references: list[list[int]], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the reward of each candidate [C], at most 1, and the index of its sentence [C], on the CPU.
+
+        A neural metric is loaded to `device` at the first call.
+        """
+        metric = segment_metric(self.config.reward, str(device))
         owner = [sentence for sentence, group in enumerate(candidates) for _ in group]
+        source_texts = list(map(self.tokenizer.decode_source, _id_lists(sources))) if metric.reads_source else None
         reference_texts = self.tokenizer.decode_target_batch(references)
-        rewards = [
-            self.reward(characters_apart(text, reference), characters_apart(reference, reference))
-            for text, reference in zip(texts, (reference_texts[sentence] for sentence in owner), strict=True)
-        ]
-        return torch.tensor(rewards), torch.tensor(owner)
+        qualities = metric.qualities(
+            self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates))),
+            sources=None if source_texts is None else [source_texts[sentence] for sentence in owner],
+            references=[reference_texts[sentence] for sentence in owner],
+        )
+        return torch.tensor(qualities) / 100, torch.tensor(owner)
 
     def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
         """Returns a sum over sentences whose gradient is the gradient of the expected reward."""
@@ -177,40 +189,3 @@ def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[lis
     logits = model.output_projection(model.decode(memory, Packed(inputs, layout)))
     nll = F.cross_entropy(logits.float(), outputs, reduction="none")
     return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
-
-
-# Each function below compares a candidate text with its reference, and returns a reward from 0 to 1.
-
-
-def gleu(candidate: str, reference: str) -> float:
-    """Returns the minimum of precision and recall of all n-grams of one to four words (Wu et al. 2016, section 5)."""
-    candidate_ngrams, reference_ngrams = _ngrams(candidate), _ngrams(reference)
-    total = max(candidate_ngrams.total(), reference_ngrams.total())
-    return (candidate_ngrams & reference_ngrams).total() / total if total else 1.0
-
-
-def _ngrams(text: str) -> Counter[tuple[str, ...]]:
-    words = _tokenizer()(text).split()
-    return Counter(tuple(words[start : start + n]) for n in range(1, 5) for start in range(len(words) - n + 1))
-
-
-@cache
-def _tokenizer() -> Tokenizer13a:
-    return Tokenizer13a()  # type: ignore[no-untyped-call]
-
-
-@cache
-def _metric(name: str) -> Any:
-    return BLEU(effective_order=True) if name == "bleu" else CHRF()
-
-
-def sacrebleu_score(name: str, candidate: str, reference: str) -> float:
-    """Returns the sentence score of sacreBLEU: "bleu", with exponential smoothing, or "chrf" (chrF2).
-
-    For BLEU, a candidate of fewer than four words is scored only on n-grams up to its length.
-    """
-    return float(_metric(name).sentence_score(candidate, [reference]).score) / 100
-
-
-REWARDS: dict[str, Callable[[str, str], float]] = {"gleu": gleu}
-REWARDS |= {name: partial(sacrebleu_score, name) for name in ("bleu", "chrf")}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
+from nmtkit.scoring.segments import check_segment_metric
 
 LONGEST = 10_000  # maximum pieces of an output of any search
 
@@ -113,8 +114,12 @@ class SearchOptions(Config):
         1, "seed of samples; the samples of a line depend only on the seed and the line number", min=0, max=2**63 - 1
     )
     ordered_constraints: bool = option(False, "required phrases must occur in the given order")
-    mbr: Literal["chrf", "bleu"] | None = option(
-        None, "sort the n-best list or samples by their mean utility against each other (minimum Bayes risk)"
+    mbr: str | None = option(
+        None,
+        "sort the n-best list or samples by their mean utility against each other (minimum Bayes risk): chrf, bleu, "
+        "comet, metricx, …; or by the quality that cometkiwi or metricx-qe estimates; comet=MODEL takes the model of a "
+        "folder, or hf:ORG/NAME[@REVISION]",
+        metavar="METRIC[=MODEL]",
     )
     alignment: Literal["hard", "soft", "words"] | None = option(
         None,
@@ -136,6 +141,8 @@ class SearchOptions(Config):
             raise ValueError(f"--nbest {self.nbest} needs --beam {self.nbest} or more; --beam is {self.beam}")
         if self.beam % self.diverse_groups:
             raise ValueError(f"--beam {self.beam} is not a multiple of --diverse-groups {self.diverse_groups}")
+        if self.mbr is not None:
+            check_segment_metric(self.mbr, "--mbr")
         if self.mbr is not None and self.nbest < 2:
             raise ValueError(f"--mbr needs --nbest 2 or more; --nbest is {self.nbest}")
 

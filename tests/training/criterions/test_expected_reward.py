@@ -10,12 +10,8 @@ from torch import Tensor
 
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Packed
 from nmtkit.models.architectures import Architecture
-from nmtkit.training.criterions.expected_reward import (
-    REWARDS,
-    ExpectedReward,
-    ExpectedRewardConfig,
-    gleu,
-)
+from nmtkit.scoring.sentence_metrics import gleu, segment_metric
+from nmtkit.training.criterions.expected_reward import ExpectedReward, ExpectedRewardConfig
 from nmtkit.translation.search.constraints import Constraints
 
 SIZE = 7
@@ -70,8 +66,11 @@ def test_gleu_is_the_lesser_of_precision_and_recall() -> None:
     assert gleu("the cat.", "the cat .") == 1.0
 
 
-@pytest.mark.parametrize("reward", [REWARDS["bleu"], REWARDS["chrf"]])
-def test_rewards_run_from_nothing_to_one(reward: Any) -> None:
+@pytest.mark.parametrize("name", ["bleu", "chrf"])
+def test_rewards_run_from_nothing_to_one(name: str) -> None:
+    def reward(text: str, reference: str) -> float:
+        return segment_metric(name).qualities([text], references=[reference])[0] / 100
+
     assert reward("the old cat sat here", "the old cat sat here") == pytest.approx(1.0)
     assert reward("xx", "the old cat sat here") < 0.05
     assert 0.05 < reward("the old dog sat there", "the old cat sat here") < 0.9

@@ -1,0 +1,1 @@
+"""COMET and MetricX: neural metrics that read the published checkpoint files."""

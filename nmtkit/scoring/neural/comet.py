@@ -1,0 +1,225 @@
+"""COMET: metrics that learnt to predict human judgements from embeddings of an encoder (Rei et al. 2020 and 2022).
+
+Reads the checkpoints of the package unbabel-comet: `hparams.yaml` and `checkpoints/model.ckpt`. The encoder is XLM-R
+(Conneau et al. 2020). An embedding of a token is a weighted sum of all layers. Three classes of models exist:
+
+- `regression_metric` (COMET-22): the mean embeddings of source, translation and reference, their products and absolute
+  differences go through a feed-forward network.
+- `referenceless_regression_metric`: the same without a reference.
+- `unified_metric` (CometKiwi-22, UniTE): translation, source and reference are one input, and the embedding of the
+  first token goes through the network. With source and reference, the score is the mean over three inputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit.models.formats import pickles
+from nmtkit.models.formats.reading import ModelSettings, naming, read_json, read_text
+from nmtkit.scoring.neural.network import ModelFiles, NeuralMetric, Texts, pretrained
+from nmtkit.scoring.neural.tokenization import load_tokenizer
+from nmtkit.scoring.segments import TextLines
+
+HPARAMS, CHECKPOINT = "hparams.yaml", "checkpoints/model.ckpt"
+CLASSES = ("regression_metric", "referenceless_regression_metric", "unified_metric")
+ENCODERS = {"XLM-RoBERTa": "XLMRoberta", "XLM-RoBERTa-XL": "XLMRobertaXL"}  # name in hparams -> prefix in transformers
+ROWS = 2048  # rows that the feed-forward network reads at a time
+
+
+def read_hparams(folder: Path) -> ModelSettings:
+    """Returns the settings in hparams.yaml."""
+    import yaml
+
+    path = folder / HPARAMS
+    try:
+        values = yaml.safe_load(read_text(path, "a COMET model has this file and checkpoints/model.ckpt"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} does not hold settings")
+    return ModelSettings(values, path)
+
+
+class Comet(NeuralMetric):
+    """A COMET model, with scores times 100: COMET-22 and CometKiwi-22 are between 0 and 100 for most translations."""
+
+    scale = 100.0
+
+    def __init__(self, files: ModelFiles, encoder_folder: Path, device: str, *, reads_reference: bool) -> None:
+        """`encoder_folder` has the config and the tokenizer of the encoder.
+
+        Raises ValueError for an unknown or damaged checkpoint, and for a model that does not read the texts of the
+        metric.
+        """
+        super().__init__(files, device)
+        self.reads_reference = reads_reference
+        path = files.folder / CHECKPOINT
+        named = read_hparams(files.folder)
+        self.kind = named.one_of("class_identifier", CLASSES)
+        contents = pickles.load(path)
+        with naming(path):
+            # as in unbabel-comet, the file only names the class; the settings are in the checkpoint
+            settings = ModelSettings(
+                {**named.values, **(pickles.to_plain(contents.get("hyper_parameters")) or {})}, path
+            )
+            weights: dict[str, Tensor] = dict(contents["state_dict"])
+        self.label = f"{'COMET' if reads_reference else 'CometKiwi'} {files.name.rsplit('/', 1)[-1]}"
+        self.segments = settings.value("input_segments", ["mt", "src", "ref"]) if self.kind == CLASSES[2] else []
+        self._check_reference()
+        # a misspelt name in some published settings; version 2.2.4 of unbabel-comet and later ones read it as softmax
+        mixing = settings.text("layer_transformation", "sparsemax" if self.kind == CLASSES[2] else "softmax")
+        self.sparse = mixing == "sparsemax" and named.values.get("layer_transformation") != "sparsemax_patch"
+        self.normalized = settings.flag("layer_norm", True)
+        layer = settings.value("sent_layer" if self.kind == CLASSES[2] else "layer", "mix")
+        self.pool = "cls" if self.kind == CLASSES[2] else settings.one_of("pool", ("avg", "max", "cls"), "avg")
+        with naming(path):
+            self._load_encoder(settings.one_of("encoder_model", tuple(ENCODERS)), encoder_folder, weights, path)
+            self.mix, self.gamma = self._layer_mix(layer, weights, settings)
+            self.head = feed_forward(settings, weights).to(self.device)
+        first = self.head[0]
+        assert isinstance(first, nn.Linear)
+        parts = {CLASSES[0]: 6, CLASSES[1]: 4, CLASSES[2]: 1}[self.kind]
+        if first.in_features != parts * self.encoder.config.hidden_size:
+            raise ValueError(f"{path}: the feed-forward network does not fit the encoder in {encoder_folder}")
+
+    def _check_reference(self) -> None:
+        with_reference = self.kind == CLASSES[0] or "ref" in self.segments
+        without = self.kind == CLASSES[1] or (self.kind == CLASSES[2] and "src" in self.segments)
+        if self.reads_reference and not with_reference:
+            raise ValueError(f"{self.files.name} reads no reference; give it as cometkiwi={self.files.name}")
+        if not self.reads_reference and not without:
+            raise ValueError(f"{self.files.name} needs a reference; give it as comet={self.files.name}")
+
+    def _load_encoder(self, name: str, folder: Path, weights: Mapping[str, Tensor], path: Path) -> None:
+        import transformers
+
+        values = read_json(folder / "config.json")
+        config = getattr(transformers, f"{ENCODERS[name]}Config").from_dict(values)
+        prefix = "encoder.model."
+        own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+        architecture = getattr(transformers, f"{ENCODERS[name]}Model")
+        self.encoder = pretrained(architecture, config, own, path, add_pooling_layer=False).float().to(self.device)
+        self.tokenizer = load_tokenizer(folder, "xlm-roberta")
+        self.first, self.padding, self.last = map(self.tokenizer.token_to_id, ("<s>", "<pad>", "</s>"))
+        self.positions: int = config.max_position_embeddings - 2  # the encoder counts positions from 2
+
+    def _layer_mix(self, layer: Any, weights: Mapping[str, Tensor], settings: ModelSettings) -> tuple[Tensor, Tensor]:
+        """Returns the weight of each layer, embeddings first, and the factor of the sum."""
+        layers = self.encoder.config.num_hidden_layers + 1
+        if layer == "mix":
+            names = [f"layerwise_attention.scalar_parameters.{index}" for index in range(layers)]
+            scalars = torch.cat([weights[name] for name in names]).float()
+            mix = sparsemax(scalars) if self.sparse else scalars.softmax(0)
+            return mix.to(self.device), weights["layerwise_attention.gamma"].float().to(self.device)
+        if not isinstance(layer, int) or not 0 <= layer < layers:
+            raise settings.wrong("layer", f"mix or a number below {layers}")
+        self.normalized = False
+        return nn.functional.one_hot(torch.tensor(layer), layers).float().to(self.device), torch.ones(1).to(self.device)
+
+    # --- texts to scores ----------------------------------------------------------------------------------------------
+
+    def scores(
+        self, hypotheses: TextLines, *, sources: TextLines | None = None, references: TextLines | None = None
+    ) -> list[float]:
+        texts = {"translations": hypotheses, "sources": sources}
+        columns = self.columns(**texts, references=references) if self.reads_reference else self.columns(**texts)
+        if self.kind != CLASSES[2]:
+            return self._regression(columns)
+        orders = [(0, 1), (0, 2), (0, 1, 2)] if self.reads_reference else [(0, 1)]
+        if self.reads_reference and "src" not in self.segments:
+            orders = [(0, 2)]
+        inputs = [tuple(columns[index][row] for index in order) for order in orders for row in range(len(hypotheses))]
+        values = self.rows(inputs).view(len(orders), -1)
+        return (self.scale * values.mean(0)).tolist()
+
+    def _regression(self, columns: Sequence[Sequence[str]]) -> list[float]:
+        """Returns scores from the embeddings of single texts, so that a text in many triples is embedded only once."""
+        index = {text: row for row, text in enumerate(dict.fromkeys(text for lines in columns for text in lines))}
+        embeddings = self.rows([(text,) for text in index]).to(self.device)
+        rows = torch.tensor([[index[text] for text in lines] for lines in columns], device=self.device)
+        values = []
+        with self.computing():
+            for part in rows.split(ROWS, 1):
+                hypothesis, source, *reference = embeddings[part]
+                source_features = [hypothesis * source, (hypothesis - source).abs()]
+                if reference:
+                    features = [hypothesis, reference[0], hypothesis * reference[0], (hypothesis - reference[0]).abs()]
+                else:
+                    features = [hypothesis, source]
+                values.append(self.head(torch.cat([*features, *source_features], 1))[:, 0])
+        return (self.scale * torch.cat(values)).tolist()
+
+    def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
+        """Returns <s> text </s>, or <s> text </s> </s> text </s>. Each text, and the whole input, has a limit."""
+        limit = self.positions - 2  # tokens of a text with <s> and </s>
+        distinct = list(dict.fromkeys(text for each in texts for text in each))
+        encoded = self.tokenizer.encode_batch(distinct, add_special_tokens=False)
+        ids = {text: each.ids[: limit - 2] for text, each in zip(distinct, encoded, strict=True)}
+        if self.kind != CLASSES[2]:
+            return [[self.first, *ids[text], self.last] for (text,) in texts]
+        result = []
+        for each in texts:
+            joined = [self.first]
+            for text in each:
+                joined += [self.last] * (len(joined) > 1 or text is not each[0])
+                joined += [*(id for id in ids[text] if id != self.padding), self.last]
+            result.append(joined[: self.positions])
+        return result
+
+    def run(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns the embedding of each text, or the score of each input of a unified metric."""
+        layers = self.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+        real = mask[..., None].float()
+        tokens = sum(
+            weight * (normalized(layer, real) if self.normalized else layer)
+            for weight, layer in zip(self.mix, layers, strict=True)
+        )
+        tokens = self.gamma * tokens  # B M D
+        padded = (ids == self.padding)[..., None]
+        if self.pool == "max":
+            return tokens.masked_fill(padded, -torch.inf).amax(1)
+        if self.pool == "avg":
+            return tokens.masked_fill(padded, 0.0).sum(1) / real.sum(1)
+        return self.head(tokens[:, 0]) if self.kind == CLASSES[2] else tokens[:, 0]
+
+
+def normalized(layer: Tensor, real: Tensor) -> Tensor:
+    """Returns a layer [B, M, D] with mean 0 and variance 1 over all numbers of a sentence. `real` is 0 for padding."""
+    count = real.sum(1, keepdim=True) * layer.shape[-1]
+    mean = (layer * real).sum((1, 2), keepdim=True) / count
+    variance = (((layer * real - mean) * real) ** 2).sum((1, 2), keepdim=True) / count
+    return (layer - mean) / (variance + 1e-12).sqrt()
+
+
+def sparsemax(scores: Tensor) -> Tensor:
+    """Returns the probabilities that are nearest to `scores` [C] (Martins and Astudillo 2016, algorithm 1)."""
+    ordered = scores.sort(descending=True).values
+    counts = torch.arange(1, len(scores) + 1)
+    sums = ordered.cumsum(0) - 1
+    support = int((counts * ordered > sums).sum())
+    return (scores - sums[support - 1] / support).clamp(min=0)
+
+
+def feed_forward(settings: ModelSettings, weights: Mapping[str, Tensor]) -> nn.Sequential:
+    """Returns the network `estimator.ff`. In the checkpoint, each hidden layer counts as three modules."""
+
+    def activation(name: str) -> nn.Module:
+        found = getattr(nn, name.title(), None)
+        if found is None:
+            raise ValueError(f"{settings.path}: unknown activation {name!r}")
+        made: nn.Module = found()
+        return made
+
+    modules: list[nn.Module] = []
+    hidden = len(settings.value("hidden_sizes", [3072, 1024]))
+    for index in range(hidden + 1):
+        weight, bias = (weights[f"estimator.ff.{3 * index}.{name}"].float() for name in ("weight", "bias"))
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+        linear.load_state_dict({"weight": weight, "bias": bias})
+        modules += [linear, *([activation(settings.text("activations", "Tanh"))] if index < hidden else [])]
+    if "final_activation" in settings:
+        modules.append(activation(settings.text("final_activation")))
+    return nn.Sequential(*modules).eval()

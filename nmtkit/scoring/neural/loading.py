@@ -1,0 +1,87 @@
+"""Finds the files of a neural metric, in a local folder or on the Hugging Face Hub, and loads the model."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from nmtkit.jobs import progress
+from nmtkit.models.formats.reading import read_json
+from nmtkit.scoring.neural.comet import CHECKPOINT, HPARAMS, Comet, read_hparams
+from nmtkit.scoring.neural.metricx import MetricX
+from nmtkit.scoring.neural.network import ModelFiles, NeuralMetric
+from nmtkit.scoring.neural.tokenization import TOKENIZER_FILES
+from nmtkit.scoring.segments import check_installed
+
+HUB = "hf:"
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
+MT5_TOKENIZER = "google/mt5-xl"  # all mT5 models, and so all MetricX models, have the same tokenizer
+DIGITS = 12  # digits of a hash in a signature
+
+
+def load(name: str, model: str, device: str) -> NeuralMetric:
+    """Loads a metric of `NEURAL_METRICS` with the model of a folder or of `hf:ORG/NAME[@REVISION]`.
+
+    Raises OSError or ValueError for a model that cannot be found, downloaded or read, and ImportError if a package is
+    missing.
+    """
+    check_installed(name)
+    with progress.pause_for(f"Loading {model}"):
+        reads_reference = not name.endswith(("kiwi", "-qe"))
+        if name.startswith("comet"):
+            folder, title, commit = located(model, (HPARAMS, CHECKPOINT, "config.json", *TOKENIZER_FILES))
+            named = read_hparams(folder)
+            encoder = companion(folder, named.text("pretrained_model", "xlm-roberta-large"), ("config.json",))
+            files = ModelFiles(folder, title, commit or hash_of([folder / CHECKPOINT]))
+            return Comet(files, encoder, device, reads_reference=reads_reference)
+        folder, title, commit = located(model, ("config.json", *WEIGHTS, *TOKENIZER_FILES))
+        read_json(folder / "config.json", "a MetricX model has this file")
+        weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+        files = ModelFiles(folder, title, commit or hash_of(weights))
+        return MetricX(files, companion(folder, MT5_TOKENIZER), device, reads_reference=reads_reference)
+
+
+def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
+    """Returns the folder of a model, its name for signatures, and its commit: "" for a local folder."""
+    if model.startswith(HUB):
+        from nmtkit.data.hub import download
+
+        repository, _, revision = model.removeprefix(HUB).partition("@")
+        fetched = download(repository, kind="model", revision=revision or None, patterns=patterns)
+        return fetched.folder, repository, fetched.commit[:DIGITS]
+    folder = Path(model)
+    if folder.suffix == ".ckpt" and folder.is_file():  # as in the command comet-score
+        folder = folder.absolute().parents[1]
+    if not folder.is_dir():
+        hint = f"; a model of the Hub is {HUB}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
+        raise FileNotFoundError(f"the model of a metric is not a folder: {model}{hint}")
+    return folder, folder.resolve().name, ""
+
+
+def companion(folder: Path, pretrained: str, also: tuple[str, ...] = ()) -> Path:
+    """Returns a folder with the tokenizer of a model, and with the files `also`: the folder of the model, or else the
+    files of the pretrained model `pretrained`, which published checkpoints do not contain.
+
+    `pretrained` is a folder or a name on the Hub.
+    """
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) and all((folder / name).is_file() for name in also):
+        return folder
+    if Path(pretrained).is_dir():
+        return Path(pretrained)
+    from nmtkit.data.hub import download
+
+    try:
+        return download(pretrained, kind="model", revision=None, patterns=(*also, *TOKENIZER_FILES)).folder
+    except (OSError, ValueError) as error:
+        needed = " and ".join([*also, "tokenizer.json (or its SentencePiece model)"])
+        raise type(error)(f"{error}; or copy {needed} of {pretrained} into {folder}") from error
+
+
+def hash_of(paths: list[Path]) -> str:
+    """Returns the first digits of the SHA-256 of files, for the signature of a local model."""
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return f"sha256-{digest.hexdigest()[:DIGITS]}"

@@ -1,0 +1,136 @@
+"""The base class of neural metrics: runs a network over texts, each text once, in batches of similar lengths."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit.jobs import progress
+from nmtkit.scoring.segments import SegmentMetric
+
+Texts = tuple[str, ...]  # texts that the network reads together
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}  # maximum number of padded tokens of a batch
+MEMORY = 65_536  # results of texts that a metric keeps for later calls
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The folder of a model, its name in outputs, and the commit or the hash of its weights in signatures."""
+
+    folder: Path
+    name: str
+    revision: str
+
+
+class NeuralMetric(SegmentMetric):
+    """A metric that a network computes. The scores do not depend on the other texts of a batch."""
+
+    reads_source = True
+    scale: float = 1.0  # score = scale x output of the network
+
+    def __init__(self, files: ModelFiles, device: str, dtype: torch.dtype = torch.float32) -> None:
+        self.files, self.device, self.dtype = files, torch.device(device), dtype
+        self._memory: dict[Texts, Tensor] = {}
+
+    @abstractmethod
+    def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
+        """Returns the token ids of each input."""
+
+    @abstractmethod
+    def run(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns a row for each input: [B, D]. `ids` [B, M] are padded, and `mask` [B, M] is 0 for padding."""
+
+    padding: int  # id of the padding
+
+    def signature(self) -> dict[str, str]:
+        """Returns the entries of the signature of a score."""
+        from nmtkit import __version__
+
+        precision = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[self.dtype]
+        facts = {"model": self.files.name, "revision": self.files.revision, "precision": precision}
+        return facts | {"scale": f"{self.scale:g}", "version": f"nmtkit-{__version__}"}
+
+    def rows(self, inputs: Sequence[Texts]) -> Tensor:
+        """Returns the row of each input on the CPU: [inputs, D]. Equal inputs, and inputs of recent calls, run once."""
+        known = {texts: self._memory[texts] for texts in inputs if texts in self._memory}
+        new = [texts for texts in dict.fromkeys(inputs) if texts not in known]
+        if new:
+            progress.begin(f"Computing {self.label}", "texts", len(new))
+        encoded = self.encode(new)
+        for batch in batches(list(map(len, encoded)), BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cuda"])):
+            ids = nn.utils.rnn.pad_sequence(
+                [torch.tensor(encoded[index]) for index in batch], batch_first=True, padding_value=self.padding
+            )
+            lengths = torch.tensor([len(encoded[index]) for index in batch])
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+            with self.computing():
+                output = self.run(ids.to(self.device), mask.to(self.device)).float().cpu()
+            known |= {new[index]: row for index, row in zip(batch, output, strict=True)}
+            progress.advance(len(batch))
+        result = torch.stack([known[texts] for texts in inputs])
+        self._memory |= {texts: known[texts] for texts in new[:MEMORY]}
+        for texts in [*self._memory][: len(self._memory) - MEMORY]:
+            del self._memory[texts]
+        return result
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A context without gradients and without the number type of a training that calls the metric."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def columns(self, **texts: Sequence[str] | None) -> list[Sequence[str]]:
+        """Returns the given texts. Raises ValueError for texts that are missing or have another number of lines."""
+        for name, lines in texts.items():
+            if lines is None:
+                remedy = " (give --src FILE, or --data)" if name == "sources" else ""
+                raise ValueError(f"{self.label} reads {name}, but there are none{remedy}")
+        columns = [lines for lines in texts.values() if lines is not None]
+        for name, lines in zip(texts, columns, strict=True):
+            if len(lines) != len(columns[0]):
+                raise ValueError(f"{self.label}: there are {len(columns[0])} translations and {len(lines)} {name}")
+        return columns
+
+
+def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yields the indices of the inputs of each batch, longest inputs first. A batch has at least one input."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    start = 0
+    while start < len(order):
+        size = max(1, max_tokens // max(1, lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """A context in which transformers shows neither reports nor bars."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], path: Path, **options: Any) -> Any:
+    """Returns a network of transformers with given weights. Raises ValueError for missing or unfitting weights."""
+    with quiet_transformers():
+        network, report = architecture.from_pretrained(
+            None, config=config, state_dict=dict(weights), output_loading_info=True, **options
+        )
+    wrong = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
+    if wrong:
+        raise ValueError(f"{path}: {len(wrong)} weights are missing or have another shape, such as {wrong[0]}")
+    return network.eval()

@@ -1,0 +1,79 @@
+"""Metrics of single translations by name: sentence scores of sacreBLEU, GLEU, and neural metrics."""
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+from nmtkit.scoring.segments import SegmentMetric, TextLines, check_segment_metric
+from nmtkit.scoring.tokenizers import characters_apart
+
+
+class StringMetric(SegmentMetric):
+    """A sentence score of sacreBLEU, or GLEU. Equal texts have the best score.
+
+    BLEU has exponential smoothing, and a text of fewer than four words is scored only on n-grams up to its length. Text
+    in a script without spaces is compared by characters.
+    """
+
+    def __init__(self, name: str) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+        from sacrebleu.metrics.ter import TER
+
+        self.label = name
+        self._scorer: Any = None  # GLEU
+        if name == "bleu":
+            self._scorer = BLEU(effective_order=True)
+        elif name in ("chrf", "chrf++"):
+            self._scorer = CHRF(word_order=2 if name == "chrf++" else 0)
+        elif name == "ter":
+            self._scorer = TER()
+            self.worst, self.best = 100.0, 0.0
+
+    def scores(
+        self, hypotheses: TextLines, *, sources: TextLines | None = None, references: TextLines | None = None
+    ) -> list[float]:
+        if references is None:
+            raise ValueError(f"{self.label} compares a translation with a reference, but there is none")
+        return [self._score(*pair) for pair in zip(hypotheses, references, strict=True)]
+
+    def _score(self, hypothesis: str, reference: str) -> float:
+        if hypothesis == reference:
+            return self.best
+        hypothesis, reference = characters_apart(hypothesis, reference), characters_apart(reference, reference)
+        if self._scorer is None:
+            return 100 * gleu(hypothesis, reference)
+        return float(self._scorer.sentence_score(hypothesis, [reference]).score)
+
+
+def gleu(candidate: str, reference: str) -> float:
+    """Returns the minimum of precision and recall of all n-grams of one to four words (Wu et al. 2016, section 5)."""
+    candidate_ngrams, reference_ngrams = _ngrams(candidate), _ngrams(reference)
+    total = max(candidate_ngrams.total(), reference_ngrams.total())
+    return (candidate_ngrams & reference_ngrams).total() / total if total else 1.0
+
+
+def _ngrams(text: str) -> Counter[tuple[str, ...]]:
+    words = _tokenizer()(text).split()
+    return Counter(tuple(words[start : start + n]) for n in range(1, 5) for start in range(len(words) - n + 1))
+
+
+@cache
+def _tokenizer() -> Any:
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    return Tokenizer13a()  # type: ignore[no-untyped-call]
+
+
+@cache
+def segment_metric(text: str, device: str = "cpu") -> SegmentMetric:
+    """Returns the metric NAME or NAME=MODEL. A neural metric is loaded to `device` once in a process.
+
+    Raises the errors of `check_segment_metric` and of loading a model, and ImportError without nmtkit[neural].
+    """
+    parsed = check_segment_metric(text, "metric")
+    if parsed.model is None:
+        return StringMetric(parsed.name)
+    from nmtkit.scoring.neural.loading import load
+
+    return load(parsed.name, parsed.model, device)

@@ -1,0 +1,143 @@
+"""Neural metrics choose candidates: in generate, rerank, clean, and as the reward of a training."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from builders import save_tiny_transformer, tiny_tokenizer, tiny_transformer
+from click.testing import CliRunner, Result
+from neural_models import write_comet
+
+from nmtkit.cli import main
+from nmtkit.data.packed import Packed
+from nmtkit.demo.run import read_corpus
+from nmtkit.models.building import vocabulary_of
+from nmtkit.scoring.sentence_metrics import segment_metric
+from nmtkit.training.criterions import CRITERIONS
+from nmtkit.translation.server_teacher import best
+
+SOURCES = ["a dog runs .", "the cat sleeps in the park .", "two men"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("neural")
+    for kind in ("comet", "kiwi"):
+        write_comet(folder / kind, kind)
+    save_tiny_transformer(folder / "tiny.pt", tiny_tokenizer(), sharpness=2.0, decoder_layers=1)
+    (folder / "source.en").write_text("".join(f"{line}\n" for line in SOURCES))
+    return folder
+
+
+def nmtkit(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def generated(folder: Path, *arguments: object) -> list[dict]:
+    common = ["--path", folder / "tiny.pt", "--input", folder / "source.en", "--format", "jsonl", "--device", "cpu"]
+    result = nmtkit("generate", *common, "--max-len-a", 0, "--max-len-b", 6, *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["comet", "cometkiwi"])
+def test_candidates_are_sorted_by_their_utility(name: str, folder: Path) -> None:
+    text = f"{name}={folder / {'comet': 'comet', 'cometkiwi': 'kiwi'}[name]}"
+    metric = segment_metric(text)
+    records = generated(folder, "--sampling", "--nbest", 5, "--mbr", text)
+    assert [record["source"] for record in records] == SOURCES
+    for record in records:
+        texts = [each["text"] for each in record["hypotheses"]]
+        found = [each["utility"] for each in record["hypotheses"]]
+        for index, text in enumerate(texts):
+            others = texts[:index] + texts[index + 1 :]
+            size = len(others) if metric.reads_reference else 1
+            references = others if metric.reads_reference else None
+            scores = metric.scores([text] * size, sources=[record["source"]] * size, references=references)
+            assert found[index] == pytest.approx(sum(scores) / size, abs=1e-3)
+        assert found == sorted(found, reverse=True)
+
+
+def test_an_unknown_metric_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    for flags, fact in (
+        (["generate", "--path", "x.pt", "--mbr", "commet", "--nbest", "4"], "comet"),
+        (["generate", "--path", "x.pt", "--mbr", "chrf=x", "--nbest", "4"], "chrf=x"),
+        (["rerank", "x", "--estimate", "comet", "--format", "jsonl"], "cometkiwi or metricx-qe"),
+        (["rerank", "x", "--estimate", "cometkiwi"], "--feature"),
+        (["clean", "-s", "a", "-t", "b", "x", "--output", "y", "--quality", "bleu"], "cometkiwi or metricx-qe"),
+        (["train", "x", "--criterion", "expected_reward", "--reward", "commet"], "--reward"),
+    ):
+        result = nmtkit(*flags)
+        assert result.exit_code == 2 and fact in " ".join(result.stderr.split()), result.stderr
+
+
+def test_rerank_adds_estimates_and_tunes_their_weight(folder: Path, tmp_path: Path) -> None:
+    records = generated(folder, "--beam", 4, "--nbest", 4)
+    lists = tmp_path / "nbest.jsonl"
+    lists.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    estimate, comet = f"cometkiwi={folder / 'kiwi'}", f"comet={folder / 'comet'}"
+    result = nmtkit("rerank", lists, "--estimate", estimate, "--feature", "cometkiwi=1000", "--format", "jsonl")
+    assert result.exit_code == 0, result.output
+    for record in map(json.loads, result.stdout.splitlines()):
+        texts = [each["text"] for each in record["hypotheses"]]
+        found = [each["cometkiwi"] for each in record["hypotheses"]]
+        assert found == pytest.approx(segment_metric(estimate).scores(texts, sources=[record["source"]] * 4), abs=1e-3)
+        assert found == sorted(found, reverse=True)
+    reference = tmp_path / "reference.de"
+    reference.write_text("".join(f"{record['hypotheses'][-1]['text']}\n" for record in records))
+    flags = ["--tune", reference, "--metric", comet, "--trials", 5, "--feature", "cometkiwi=1", "--estimate", estimate]
+    tuned = nmtkit("rerank", lists, *flags)
+    assert tuned.exit_code == 0 and estimate in tuned.stderr.replace("\n", ""), tuned.output
+
+
+def test_clean_drops_pairs_of_low_estimated_quality(folder: Path, tmp_path: Path) -> None:
+    pairs = read_corpus()["train"][:400]
+    corpus = tmp_path / "corpus.tsv"
+    corpus.write_text("en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in pairs))
+    path = write_comet(tmp_path / "kiwi", "kiwi") / "checkpoints" / "model.ckpt"
+    contents = torch.load(path, weights_only=True)
+    contents["state_dict"]["estimator.ff.6.bias"] -= 0.6  # scores around the middle of 0 and 1
+    torch.save(contents, path)
+    estimate = f"cometkiwi={tmp_path / 'kiwi'}"
+    metric = segment_metric(estimate)
+    qualities = metric.qualities([target for _, target in pairs], sources=[source for source, _ in pairs])
+    limit = round(sorted(qualities)[200] / 100, 5)
+    common = ["clean", "-s", "en", "-t", "de", corpus, "--output", tmp_path / "out.tsv", "--filters", "empty"]
+    common += ["--scores", tmp_path / "scores.tsv", "--workers", 1, "--duplicates", "none", "--min-probability", 0]
+    result = nmtkit(*common, "--quality", estimate, "--min-model", limit)
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader((tmp_path / "scores.tsv").open(), delimiter="\t"))
+    expected = [min(1.0, max(0.0, quality / 100)) for quality in qualities]
+    assert [float(row["model"]) for row in rows] == pytest.approx(expected, abs=1e-5)
+    assert [row["reason"] == "model" for row in rows] == [value < limit for value in expected]
+
+
+@pytest.mark.parametrize("name", ["comet", "kiwi"])
+def test_the_reward_of_a_candidate_is_its_quality(name: str, folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    entry = CRITERIONS["expected_reward"]
+    metric = f"{'comet' if name == 'comet' else 'cometkiwi'}={folder / name}"
+    criterion = entry.factory(replace(entry.preset, reward=metric), tokenizer).train()
+    texts, reference = ["a dog", "the cat sleeps"], "a cat"
+    candidates = [[ids.tolist()[:-1] for ids in tokenizer.encode_target(texts).split()]]
+    source: Packed = tokenizer.encode_source([SOURCES[1]])
+    (target,) = tokenizer.encode_target([reference]).split()
+    device = next(tiny_transformer(vocabulary_of(tokenizer)).parameters()).device
+    rewards, owner = criterion.rewards(candidates, source, [target.tolist()], device)
+    scored = segment_metric(metric).scores(texts, sources=[SOURCES[1]] * 2, references=[reference] * 2)
+    assert rewards.tolist() == pytest.approx([score / 100 for score in scored], abs=1e-5) and owner.tolist() == [0, 0]
+
+
+def test_distill_chooses_by_any_metric(folder: Path) -> None:
+    candidates = ["der Hund", "ein Hund läuft", "die Katze schläft"]
+    estimate = f"cometkiwi={folder / 'kiwi'}"
+    chosen = best(candidates, choose="mbr", metric=estimate, source="the dog", device="cpu")
+    scores = segment_metric(estimate).scores(candidates, sources=["the dog"] * 3)
+    assert chosen == candidates[scores.index(max(scores))]
+    comet = f"comet={folder / 'comet'}"
+    chosen = best(candidates, choose="reference", metric=comet, source="the dog", device="cpu", reference="ein Hund")
+    scores = segment_metric(comet).scores(candidates, sources=["the dog"] * 3, references=["ein Hund"] * 3)
+    assert chosen == candidates[scores.index(max(scores))]
