@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,20 @@ from builders import fragments, save_ending_transformer, tiny_model, tiny_tokeni
 from click.testing import CliRunner
 from serving_process import serving
 
+import nmtkit
 from nmtkit.cli import main
 from nmtkit.config.registry import RegistryEntry
 from nmtkit.contracts import engine as contract
 from nmtkit.jobs import machine_code
+from nmtkit.serving.config import ModelPath, ServeConfig, ServeJob
+from nmtkit.serving.fair_queue import BatchKey, LineBatch
+from nmtkit.serving.loading import load_models
+from nmtkit.serving.workers import translate_or_fail
+from nmtkit.training.config import JobConfig
+from nmtkit.training.run import Run
+from nmtkit.training.run_log import Lines
 from nmtkit.translation.engines import ENGINES, Decoder, Engine, EngineConfig, LoadedModels, engine
-from nmtkit.translation.options import DeviceOptions
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Request, SegmentBatch
 from nmtkit.translation.shards import engine_of
@@ -199,6 +207,68 @@ def test_without_numba_pytorch_translates_and_the_log_has_the_install_command(
     assert "pip install" in caplog.text
     result = CliRunner().invoke(main, ["precompile"])
     assert result.exit_code == 2 and "pip install" in result.stderr
+
+
+def generate(path: Path, folder: Path, *flags: str) -> None:
+    (folder / "lines").write_text("\n".join(LINES) + "\n")
+    arguments = ["generate", "--path", str(path), "--device", "cpu", "--input", str(folder / "lines"), *flags]
+    assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+
+
+def serve(path: Path, folder: Path) -> None:
+    job = ServeJob(
+        config=ServeConfig(workers=1), paths=[ModelPath(path, ("en", "de"))], plugins=[], processors={},
+        search=SearchOptions(**SHORT), devices=DeviceOptions(device="cpu"), translator=TranslatorOptions(),
+        text=TextOptions(),
+    )  # fmt: skip
+    models, prepare = load_models(job)
+    prepare()
+    assert len(translate_or_fail(models, LineBatch(BatchKey(("en", "de")), LINES))) == len(LINES)  # type: ignore[arg-type]
+
+
+def validate(path: Path, folder: Path) -> None:
+    names = {"architecture": "transformer_tiny", "metrics": "bleu"}
+    settings = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "device": "cpu"}
+    settings |= {"batch_tokens": 200, "max_update": 1, "validate_interval": 1, "warmup_updates": 1}
+    Run(JobConfig.read(names=names, settings=settings | {"save_dir": folder / "run"}), path, Lines()).run()
+
+
+USERS: dict[str, tuple[Callable[[Path, Path], Any], int]] = {  # a way to translate, and the number of its segments
+    "generate": (generate, len(LINES)),
+    "distillation and back-translation": (
+        lambda path, folder: generate(path, folder, "--output-dir", str(folder / "shards")), len(LINES)
+    ),
+    "an n-best list": (lambda path, folder: generate(path, folder, "--nbest", "2", "--format", "jsonl"), len(LINES)),
+    "Python": (lambda path, _: nmtkit.load(path, device="cpu").translate(LINES), len(LINES)),
+    "serve": (serve, len(LINES)),
+    "validation": (validate, 20),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("user", USERS)
+def test_all_searches_on_a_cpu_use_the_compiled_engine(
+    user: str, path: Path, mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[tuple[str, int]] = []
+
+    def decode(
+        self: Compiled, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        for number, batch in enumerate(batches):
+            searched.append((self.loaded.precision, len(batch)))
+            yield number, [[Hypothesis([5], -1.0, -1.0)] for _ in batch]
+
+    def search(*_: Any) -> None:
+        raise AssertionError("PyTorch searches")
+
+    monkeypatch.setattr(Compiled, "ready", True)
+    monkeypatch.setattr(Compiled, "decode", decode)
+    monkeypatch.setattr(engine.TorchEngine, "search", search)
+    run, number = USERS[user]
+    run(mirror_data if user == "validation" else path, tmp_path)
+    assert sum(size for _, size in searched) == number
+    assert {precision for precision, _ in searched} == {"fp32"}
 
 
 # --- with the compiled search -----------------------------------------------------------------------------------------
