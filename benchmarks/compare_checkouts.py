@@ -12,9 +12,9 @@ preprocess  Pairs per second of the whole command. The outputs are the files of 
 clean       Pairs per second of the whole command. The outputs are the files of the corpus.
 train       fp32 and bf16, one process and two gloo processes, on the same seed. Target tokens per second, the median of
             the second half of the log; and the loss of the last update. The outputs are the losses of all updates.
-generate    Each engine that is installed, greedy and with beam 4. The text is the test set, `--repeats` times. Lines
-            per second, less the seconds of a command with one line; and commands with one line per second. The outputs
-            are the translations.
+generate    Each engine that is installed and that both checkouts know, greedy and with beam 4. The text is the test
+            set, `--repeats` times. Lines per second, less the seconds of a command with one line; and commands with one
+            line per second. The outputs are the translations.
 serve       The servers of both checkouts run all the time. One client, and `--clients` concurrent clients, post the
             lines of the test set, one line in a request. Lines per second, and the median milliseconds of a request;
             for milliseconds, a ratio below 1 is a gain. The outputs are the translations.
@@ -40,15 +40,10 @@ from functools import partial
 from pathlib import Path
 
 from alternation import CHECKOUTS, Measure, Turn, compare
-from harness import ROOT, Finished, Report, Workspace, busy_cores, chosen, code_of, command, installed, nmtkit, parser
+from harness import ROOT, Finished, Report, Workspace, busy_cores, chosen, code_of, command, nmtkit, parser
 from serve import Client, server
 
-ENGINES = {
-    "torch fp32": ["--precision", "fp32"],
-    "torch int8": ["--precision", "int8"],
-    "numba int8": ["--engine", "numba", "--precision", "int8"],
-    "ctranslate2 fp32": ["--engine", "ctranslate2", "--precision", "fp32"],
-}
+SYSTEMS = ("auto fp32", "auto int8", "torch fp32", "torch int8", "numba int8", "ctranslate2 fp32")  # engine, precision
 SEARCH = ["--lenpen", "0", "--max-len-a", "1", "--max-len-b", "5"]  # CTranslate2 has a different length penalty
 CORES = "core-seconds"
 
@@ -66,6 +61,8 @@ class Bench:
             for side, language in enumerate(workspace.pair):
                 write(self.folder / f"{split}.{language}", workspace.lines(split, side)[:limit])
         self.lines = workspace.lines("test", 0)[: arguments.lines]
+        self.line = self.folder / "line.txt"
+        write(self.line, self.lines[:1])
         self.pairs = len(workspace.lines("train", 0)[: arguments.pairs])
 
     def run(self, name: str, *words: str, stdin: Path | None = None, stdout: Path | None = None) -> Finished:
@@ -157,12 +154,16 @@ def train(bench: Bench, precision: str, processes: int, name: str) -> Turn:
     return Turn(figures, losses)
 
 
-def generate(bench: Bench, engine: str, beam: int, name: str) -> Turn:
-    flags = ["--path", str(bench.checkpoint(name)), *ENGINES[engine], *SEARCH, "--beam", str(beam)]
-    flags += ["--device", "cpu", "--threads", str(bench.arguments.threads)]
-    line, text = bench.folder / "line.txt", bench.folder / "lines.txt"
+def generate_flags(bench: Bench, system: str, name: str) -> list[str]:
+    engine, precision = system.split()
+    flags = ["--path", str(bench.checkpoint(name)), "--engine", engine, "--precision", precision, *SEARCH]
+    return [*flags, "--device", "cpu", "--threads", str(bench.arguments.threads)]
+
+
+def generate(bench: Bench, system: str, beam: int, name: str) -> Turn:
+    flags = [*generate_flags(bench, system, name), "--beam", str(beam)]
+    line, text = bench.line, bench.folder / "lines.txt"
     lines = bench.lines * bench.arguments.repeats
-    write(line, lines[:1])
     write(text, lines)
     output = bench.output("translations.txt")
     start = bench.run(name, "generate", *flags, stdin=line, stdout=output)
@@ -204,14 +205,28 @@ def systems(part: str, bench: Bench, stack: contextlib.ExitStack) -> dict[str, M
         names = {1: "one process", 2: "two gloo processes"}
         return {f"{run[0]}, {names[run[1]]}": partial(train, bench, *run) for run in runs}
     if part == "generate":
-        engines = [engine for engine in ENGINES if engine.startswith("torch") or installed(engine.split()[0])]
-        searches = [(engine, beam) for beam in bench.arguments.beams for engine in engines]
-        return {f"{engine}, beam {beam}": partial(generate, bench, engine, beam) for engine, beam in searches}
+        every = {f"{system}, beam {beam}": (system, beam) for beam in bench.arguments.beams for system in SYSTEMS}
+        searches = chosen(every, bench.arguments.only)
+        known = {
+            system for system in dict.fromkeys(system for system, _ in searches.values()) if translates(bench, system)
+        }
+        return {name: partial(generate, bench, *each) for name, each in searches.items() if each[0] in known}
     if part == "serve":
         ports = {name: stack.enter_context(running(bench, name)) for name in CHECKOUTS}
         clients = {"one client": 1, f"{bench.arguments.clients} clients": bench.arguments.clients}
         return {name: partial(serve, bench, ports, number) for name, number in clients.items()}
     return {part: partial({"preprocess": preprocess, "clean": clean}[part], bench)}
+
+
+def translates(bench: Bench, system: str) -> bool:
+    """Returns whether both checkouts translate a line with a system. The first line of a system is slow, too."""
+    for name in CHECKOUTS:
+        try:
+            bench.run(name, "generate", *generate_flags(bench, system, name), stdin=bench.line)
+        except RuntimeError as error:
+            print(f"{system} is left out, because {name} says: {str(error).splitlines()[-1]}")
+            return False
+    return True
 
 
 def running(bench: Bench, name: str) -> contextlib.AbstractContextManager[int]:
@@ -229,12 +244,15 @@ def code(checkout: Path) -> str:
 
 def run_parts(bench: Bench, report: Report) -> None:
     arguments = bench.arguments
+    for name in CHECKOUTS if {"generate", "serve"} & set(arguments.parts) else ():
+        with contextlib.suppress(RuntimeError):  # an older checkout, or numba is missing
+            bench.run(name, "precompile")
     commits = ", ".join(f"{name} {code(checkout)}" for name, checkout in bench.checkouts.items())
     for part in arguments.parts:
         with busy_cores(arguments.busy), contextlib.ExitStack() as stack:
             compared = chosen(systems(part, bench, stack), arguments.only)
             if part in ("generate", "serve") and not arguments.quick:
-                compare(compared, 1)  # a warm-up, in which numba compiles and CTranslate2's model is written
+                compare(compared, 1)  # a warm-up
             if compared:
                 report.table(f"{part}: {commits}", compare(compared, arguments.rounds))
 

@@ -6,7 +6,7 @@
 Each model translates the test set (`--text`) with every beam and precision, and with its shortlist if the checkpoint
 has one; other engines run the same weights:
 
-- nmtkit's compiled search, `--engine numba`, if numba is installed;
+- nmtkit (with the compiled search, if numba is installed), and nmtkit with PyTorch;
 - CTranslate2, without shortlist, if it is installed beside nmtkit;
 - Marian, with `--marian`, the command pymarian of its environment (`pip install pymarian`). In 8 bits, Marian
   multiplies with intgemm or FBGEMM. Both run with and without the shortlist;
@@ -46,7 +46,7 @@ from nmtkit.scoring.metrics import score
 PRECISIONS = {"fp32": "float32", "int8": "int8"}  # ours -> CTranslate2's compute type
 SYMBOLS = {
     "nmtkit": "o",
-    "nmtkit numba": "P",
+    "nmtkit torch": "P",
     "CTranslate2": "s",
     "Marian": "^",
     "Marian intgemm": "^",
@@ -125,7 +125,7 @@ def nmtkit_systems(model: Model) -> Iterator[Candidate]:
         loaded = api.load(path, engine=engine, precision=precision, threads=1)
         return model.system(partial(loaded.translate, beam=beam, shortlist=shortlist, lenpen=0.0))
 
-    engines = {"torch": "nmtkit"} | ({"numba": "nmtkit numba"} if find_spec("numba") else {})
+    engines = {"numba": "nmtkit", "torch": "nmtkit torch"} if find_spec("numba") else {"torch": "nmtkit"}
     for engine, precision in product(engines, model.arguments.precisions):
         path = model.quantized if precision == "int8" else model.plain
         for beam, shortlist in product(model.arguments.beams, model.shortlists):

@@ -5,6 +5,12 @@
 speed   Lines per second of 64 clients, each of which sends the next request when it has its answer, with one line and
         with `--lines` lines in a request; lines per second of `generate --workers`, without its start; and the latency
         of one short line, alone and beside those clients, p50 and p95. The clients are one process on the same cores.
+peers   p50 and p95 of a request with one line, and lines per second, of one client and of 32 clients: nmtkit with its
+        default engine, the same server with CTranslate2, and LibreTranslate with `--libretranslate`, the command of its
+        environment (`pip install libretranslate`). LibreTranslate has its default threads, a package of the same model,
+        and `--workers` translations at a time, and every line is one sentence. Every system searches with a beam of 4
+        and has 8-bit weights. The servers run all the time and take turns, and the median of each figure counts. The
+        memory of all processes of a server is measured at the end.
 faults  `--requests` requests of 64 clients, one in ten of which is malformed, oversize, slow or cut off in the middle.
         Every other answer must be the translation of `generate`. The table has the memory of all processes on the way.
 kills   Five workers are killed (SIGKILL) under load. Every answer must be the translation of `generate`.
@@ -19,6 +25,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -30,8 +37,16 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT, Report, Row, Workspace, busy_cores, children, code_of, nmtkit, parser
+from start import argos_environment
 
 CLIENTS = 64
+# The model that splits text into sentences is downloaded at the first use, so a line is one sentence here.
+LIBRETRANSLATE = """
+from argostranslate.sbd import MiniSBDSentencizer
+MiniSBDSentencizer.split_sentences = lambda self, text: [text]
+from libretranslate.main import main
+main()
+"""
 HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
 
 
@@ -115,6 +130,75 @@ async def latency(port: int, pair: tuple[str, str], line: str, seconds: float) -
         times.append(1000 * (time.monotonic() - start))
     client.close()
     return [round(statistics.quantiles(times, n=100, method="inclusive")[index], 1) for index in (49, 94)]
+
+
+async def load(port: int, pair: tuple[str, str], lines: list[str], clients: int, seconds: float) -> Row:
+    """Returns the milliseconds of a request and the lines per second of clients that send one line in a request."""
+    waiting, start = itertools.cycle(lines), time.monotonic()
+    times: list[float] = []
+
+    async def client() -> None:
+        connection = Client(port)
+        while (sent := time.monotonic()) < start + seconds or len(times) < 2:
+            await connection.translate(next(waiting), pair)
+            if sent > start + seconds / 4:  # all clients are busy, and caches are filled
+                times.append(1000 * (time.monotonic() - sent))
+        connection.close()
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    p50, p95 = (statistics.quantiles(times, n=20, method="inclusive")[index] for index in (9, 18))
+    return {"p50 ms": p50, "p95 ms": p95, "lines/s": len(times) / (time.monotonic() - start - seconds / 4)}
+
+
+def peers(path: Path, pair: tuple[str, str], lines: list[str], options: argparse.Namespace) -> list[Row]:
+    """Measures nmtkit, nmtkit with CTranslate2 and LibreTranslate in turns."""
+    nmtkit("precompile")
+    ports, processes, rounds = dict[str, int](), dict[str, int](), dict[tuple[str, int], list[Row]]()
+    with contextlib.ExitStack() as stack:
+        for name, engine in (("nmtkit", "auto"), ("nmtkit, CTranslate2", "ctranslate2")):
+            own = argparse.Namespace(**vars(options))
+            own.flags = ["--engine", engine, "--precision", "int8", "--lenpen", "0", *options.flags]
+            ports[name] = stack.enter_context(server(path, pair, own))
+            processes[name] = own.server
+        if options.libretranslate is not None:
+            own = argparse.Namespace(**vars(options) | {"checkpoint": path})
+            ports["LibreTranslate"] = stack.enter_context(libretranslate(own, pair))
+            processes["LibreTranslate"] = own.server
+        for _ in range(options.rounds):
+            for clients, (name, port) in itertools.product((1, 32), ports.items()):
+                row = asyncio.run(load(port, pair, lines, clients, options.seconds / 2))
+                rounds.setdefault((name, clients), []).append(row)
+        memory = {name: tree_memory(process) for name, process in processes.items()}
+    return [
+        {"system": name, "clients": clients}
+        | {column: statistics.median(each[column] for each in rows) for column in rows[0]}
+        | {"memory MB": memory[name]}
+        for (name, clients), rows in sorted(rounds.items(), key=lambda item: item[0][1])
+    ]
+
+
+@contextlib.contextmanager
+def libretranslate(options: argparse.Namespace, pair: tuple[str, str]) -> Iterator[int]:
+    """Runs LibreTranslate with a package of the model. Yields its port."""
+    python, environment = argos_environment(options, options.libretranslate, "int8")
+    environment |= {"ARGOS_INTER_THREADS": str(options.workers), "ARGOS_COMPUTE_TYPE": "int8"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [python, "-c", LIBRETRANSLATE, "--host", "127.0.0.1", "--port", str(port), "--load-only", ",".join(pair)]
+    with tempfile.NamedTemporaryFile("w+") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | environment)
+        try:
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert process.poll() is None, Path(log.name).read_text()
+                time.sleep(0.5)
+            options.server = process.pid
+            yield port
+        finally:
+            process.kill()
+            process.wait()
 
 
 async def speed(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> list[Row]:
@@ -258,13 +342,14 @@ def server(path: Path, pair: tuple[str, str], options: argparse.Namespace, check
 
 def main() -> None:
     parts = {"speed": speed, "faults": faults, "kills": kills}
-    flags = parser(__doc__, list(parts))
+    flags = parser(__doc__, [*parts, "peers"])
     flags.add_argument("--checkpoint", type=Path, help="default: a transformer_tiny is trained")
     flags.add_argument("--workers", type=int, default=2)
     flags.add_argument("--lines", type=int, default=16, help="of a request with several")
     flags.add_argument("--seconds", type=float, default=12, help="of each measurement")
     flags.add_argument("--requests", type=int, default=10_000)
     flags.add_argument("--repeats", type=int, default=4, help="further passes of generate over the text")
+    flags.add_argument("--libretranslate", type=Path, metavar="PROGRAM", help="the command of its environment")
     flags.add_argument("--flags", default="", help="for both commands, such as '--precision int8'")
     options = flags.parse_args()
     options.flags = options.flags.split()
@@ -274,6 +359,13 @@ def main() -> None:
     training = f"--arch transformer_tiny --max-update {2 if options.quick else 900} --threads 2"
     path = options.checkpoint or workspace.trained("tiny", training)
     lines = list(dict.fromkeys(line for line in workspace.lines("test", 0) if line))
+    if "peers" in options.parts:
+        with busy_cores(options.busy):
+            rows = peers(path, workspace.pair, lines, options)
+        report.table(f"peers, {options.workers} workers, one line in a request", rows)
+        options.parts = [part for part in options.parts if part != "peers"]
+    if not options.parts:
+        return
     texts, options.rate = generate(workspace, path, lines, options)
     expected = dict(zip(lines, texts, strict=True))
     with busy_cores(options.busy), server(path, workspace.pair, options) as port:
