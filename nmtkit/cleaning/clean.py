@@ -33,6 +33,7 @@ from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.data.corpora.lines import count_lines
 from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.provenance import provenance_of_all, provenance_path, write_provenance
 from nmtkit.data.corpora.writer import CorpusWriter, output_paths
 from nmtkit.jobs import progress
 from nmtkit.jobs.workers import Workers
@@ -122,6 +123,7 @@ def write_outputs(
     """
     assert config.output is not None
     languages = config.source_lang, config.target_lang
+    sources = provenance_of_all(corpus.paths() for corpus in corpora)
     with ExitStack() as stack:
         writer = stack.enter_context(CorpusWriter(config.output, languages))
         dropped = stack.enter_context(CorpusWriter(config.dropped, languages)) if config.dropped else None
@@ -136,7 +138,12 @@ def write_outputs(
             late_scorer = LateScorer(each, partial(score_block, each), scorer, late, config.seed)
             scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late")
         progress.begin("Writing", "pairs", len(scored.keys))
-        return Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
+        report = Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
+    provenance_path(writer.paths).unlink(missing_ok=True)  # of older files with the same names
+    if sources:
+        facts = {"source": "nmtkit clean", "filters": list(filters), "read": report.read, "pairs": report.kept}
+        write_provenance(writer.paths, {**facts, "languages": list(languages), "corpora": sources})
+    return report
 
 
 class Sample:

@@ -18,6 +18,7 @@ import nmtkit
 GROUPS = {
     "Start": {"demo": "Run all stages in three minutes, on an embedded corpus."},
     "Data": {
+        "fetch": "Download corpora and test sets by name: OPUS, WMT, Hub.",
         "clean": "Mend parallel text and drop bad pairs, with a reason for each.",
         "preprocess": "Make a binarized dataset from raw parallel text.",
     },

@@ -16,6 +16,7 @@ from nmtkit.config.files import checkpoint_of
 T = TypeVar("T")
 
 COMMAND_LINE = "the command line"  # `origin` of settings that are given as flags
+MOST_NAMES = 40  # names that a message about an unknown name lists
 
 
 def convert(value: Any, hint: Any, text: bool = False) -> Any:
@@ -75,10 +76,14 @@ def _expected(hint: Any) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error message about the unknown `name`: the most similar name, and all known names."""
+    """Returns the end of an error message about the unknown `name`: the most similar name, and the known names."""
     known = list(known)
-    nearest = difflib.get_close_matches(name, known, 1)
-    return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}known: {', '.join(known)}"
+    by_lower = {each.lower(): each for each in known}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, 1)
+    more = f" and {len(known) - MOST_NAMES:,} more" if len(known) > MOST_NAMES else ""
+    return (
+        f"{f'did you mean {by_lower[nearest[0]]!r}? ' if nearest else ''}known: {', '.join(known[:MOST_NAMES])}{more}"
+    )
 
 
 @overload

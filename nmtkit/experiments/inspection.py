@@ -15,6 +15,7 @@ from nmtkit.config import derive, to_dict, to_toml
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
+from nmtkit.data.corpora.provenance import origins
 from nmtkit.data.dataset import binarized
 from nmtkit.data.dataset.binarized import Dataset, StoredSide
 from nmtkit.data.dataset.config import PreprocessConfig
@@ -335,6 +336,8 @@ def of_dataset(path: Path) -> Description:
             "longest sentence": max(longest(split.source), longest(split.target)),
         }
     sections |= of_corpora(manifests)
+    if provenance := manifests[0].get("provenance"):
+        sections["Provenance"] = {name: ", ".join(origins(facts)) for name, facts in provenance.items()}
     settings = manifests[0]["settings"]
     sections["Made with"] = {name: value for name, value in settings.items() if value not in (None, "", [])}
     folder = shlex.quote(str(path))

@@ -232,6 +232,7 @@ def test_every_command_in_the_documents_parses_and_its_flags_go_together(
         if name in ("generate", "score"):  # conditions between flags, too
             monkeypatch.setattr(f"nmtkit.cli.{name}.{name}", lambda *settings: None)
             monkeypatch.setattr("nmtkit.cli.generate.open_document", lambda *settings: None)
+            monkeypatch.setattr("nmtkit.cli.generate.source_files", lambda *settings: [])
             monkeypatch.setattr("nmtkit.cli.score.score_likelihoods", lambda *settings: None)
             command.invoke(context)
     except click.exceptions.Exit as asked_for_help:

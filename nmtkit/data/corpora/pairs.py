@@ -1,7 +1,9 @@
 """Reads any corpus as blocks of pairs of lines, in bounded memory."""
 
 import logging
+import lzma
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -109,13 +111,13 @@ def _zip(corpus: Corpus) -> Iterator[Row]:
     path = corpus.source
     try:
         with zipfile.ZipFile(path) as archive:
-            names = _members(archive.namelist(), corpus)
+            names = zip_members(archive.namelist(), corpus)
             yield from _joined([_member_lines(archive, name, path) for name in names], [path / n for n in names])
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
         raise ValueError(f"{path} is damaged or is not a ZIP archive: {error}") from None
 
 
-def _members(names: list[str], corpus: Corpus) -> list[str]:
+def zip_members(names: list[str], corpus: Corpus) -> list[str]:
     """Returns the names of the two members with the source and target text, which differ only in the language code."""
     stems: dict[str, dict[str, str]] = {}
     for name in names:
@@ -143,6 +145,8 @@ def _members(names: list[str], corpus: Corpus) -> list[str]:
 
 def _member_lines(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[list[str]]:
     decoder = LineDecoder(path / name)
+    if archive.getinfo(name).flag_bits & 1:
+        raise ValueError(f"{path} is encrypted; unpack it and give a prefix")
     with archive.open(name) as file:
         while raw := list(islice(file, 1024)):
             yield decoder.lines(b"".join(raw))

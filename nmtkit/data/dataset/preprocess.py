@@ -14,6 +14,7 @@ import numpy.typing as npt
 from nmtkit.config.files import atomic_write, check_outputs
 from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.lines import count_lines
+from nmtkit.data.corpora.provenance import provenance_of_all
 from nmtkit.data.dataset import mixing
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import (
@@ -74,6 +75,7 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
         tokenizer = dataset_tokenizer(config, corpora)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
         writer = DatasetWriter(config, tokenizer, destination.folder, corpora.directions)
+        writer.provenance = provenance_of_all(corpus.names for corpus in corpora.all())
         for split, held_out in corpora.held_out.items():
             writer.add_held_out(split, held_out)
         if corpora.train:
@@ -122,6 +124,7 @@ class DatasetWriter:
         self._held_out_profile = profile_of((b"", b""))
         self._held_out_keys: list[dropping.Hashes] = []
         self._checksums: dict[str, dict[str, Any]] = {}
+        self.provenance: dict[str, dict[str, Any]] = {}  # facts about the origin of corpora, by name
 
     # --- valid and test ---------------------------------------------------------------------------------------------
 
@@ -338,6 +341,8 @@ class DatasetWriter:
             "settings": self.config.recorded(),
             "files": self._checksums,
         }
+        if self.provenance:
+            manifest["provenance"] = self.provenance
         if self.config.corpora is not None:
             manifest["directions"] = [[direction.source, direction.target] for direction in self.directions]
             # left empty, because a mean over all languages would not be typical of any language

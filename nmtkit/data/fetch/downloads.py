@@ -27,7 +27,7 @@ from urllib.parse import quote, urlsplit
 
 from nmtkit import __version__
 from nmtkit.config import Config, option
-from nmtkit.config.files import DISK_FULL, reason_of, sync_folder
+from nmtkit.config.files import disk_full, sync_folder
 from nmtkit.jobs import progress
 from nmtkit.jobs.folder_lock import lock
 
@@ -85,8 +85,8 @@ class _ChangedError(_TemporaryError):
 class HttpClient:
     """Makes requests, again and again if their failures may pass. `sleep` waits for a number of seconds."""
 
-    def __init__(self, config: HttpConfig | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.config, self.sleep = config or HttpConfig(), sleep
+    def __init__(self, config: HttpConfig | None = None, sleep: Callable[[float], None] | None = None) -> None:
+        self.config, self.sleep = config or HttpConfig(), time.sleep if sleep is None else sleep
         # Only these handlers: the default opener also reads local files (file:) and FTP.
         self.opener = urllib.request.OpenerDirector()
         for handler in (
@@ -126,9 +126,9 @@ class HttpClient:
                 size = partial.size
                 partial.finish()
             except OSError as error:
-                if error.errno in DISK_FULL:
+                if reason := disk_full(error):
                     partial.remove()
-                    raise OSError(f"cannot write {path}: {reason_of(error)}") from error
+                    raise OSError(f"cannot write {path}: {reason}") from error
                 if not isinstance(error, _UnfinishedError):
                     partial.remove()
                 raise
@@ -226,8 +226,8 @@ class _Partial:
 
     def __init__(self, path: Path, url: str) -> None:
         self.path, self.url = path, url
-        self.part = path.with_name(f".{path.name}.part")
-        self.notes = path.with_name(f".{path.name}.part.json")
+        hidden = f".{path.name.removeprefix('.')}"
+        self.part, self.notes = path.with_name(f"{hidden}.part"), path.with_name(f"{hidden}.part.json")
 
     def __enter__(self) -> "_Partial":
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -304,12 +304,6 @@ class _Partial:
         os.replace(self.part, self.path)
         self.notes.unlink(missing_ok=True)
         sync_folder(self.path.parent)
-
-
-def remove_partial(path: Path) -> None:
-    """Removes the received part of the file `path`, for a caller that will not resume the download."""
-    for suffix in (".part", ".part.json"):
-        path.with_name(f".{path.name}{suffix}").unlink(missing_ok=True)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

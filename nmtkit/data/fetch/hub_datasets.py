@@ -1,0 +1,196 @@
+"""Parallel text in datasets of the Hugging Face Hub: Parquet, JSON Lines and TSV files.
+
+A dataset has one of these layouts, where CONFIG and SPLIT may be missing or have a different order:
+
+    CONFIG/SPLIT-00000-of-00002.parquet   both texts in a row, perhaps in a column `translation`, as in opus_books
+    SPLIT/eng_Latn.parquet                one file for each language, as in FLORES+; row i of all files belongs together
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from nmtkit.config import suggestion
+from nmtkit.data import hub
+from nmtkit.data.corpora.corpus import ColumnNames, Corpus, Pairs, format_of
+from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.fetch.text import FetchedText
+from nmtkit.text.languages import best_match, is_code
+
+NAME = re.compile(
+    r"(?P<repository>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>refs/(?:pr|convert)/[^/:]+|[^/:]+))?"
+    r"(?::(?P<config>[\w.+-]+))?(?:/(?P<split>[\w.+-]+))?"
+)
+SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+TEXT_COLUMNS = ("text", "sentence")  # columns of files with one language
+FORMATS = ("parquet", "jsonl", "tsv")
+
+
+class DatasetName(NamedTuple):
+    """The name hf:ORG/DATASET[@REVISION][:CONFIG][/SPLIT]."""
+
+    repository: str
+    revision: str | None
+    config: str | None
+    split: str | None
+
+
+class DataFile(NamedTuple):
+    """A file of a dataset. `language` is its code if the file has the text of one language."""
+
+    path: str
+    config: str | None
+    split: str | None
+    language: str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The files of a config and a split, for each side: the same files, if a row has both texts."""
+
+    config: str | None
+    split: str | None
+    sides: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def parsed(name: str) -> DatasetName:
+    """Raises ValueError if `name`, without hf:, has a different form."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"hf:{name} is not a name of the form hf:ORG/DATASET[@REVISION][:CONFIG][/SPLIT]")
+    hub.check_name(match["repository"])
+    return DatasetName(**match.groupdict())
+
+
+def described(path: str) -> DataFile | None:
+    """Returns the config, the split and the language of a file by its path, or None for a file of another format."""
+    if format_of(Path(path)) not in FORMATS:
+        return None
+    *folders, name = PurePosixPath(path).parts
+    stem = SHARD.sub("", name.partition(".")[0])
+    split, language = None, None
+    if match := SPLIT.match(stem):
+        split = match[1]
+    elif is_code(stem):
+        language = stem
+    for folder in reversed(folders):
+        if split is None and SPLIT.fullmatch(folder):
+            split = folder
+            folders.remove(folder)
+            break
+    if split is None and language is None and not stem.isdecimal():
+        split = stem
+    config = "/".join(folder for folder in folders if folder != "data") or None
+    return DataFile(path, config, split, language)
+
+
+def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) -> Choice:
+    """Returns the files of a dataset that have the pairs. Raises ValueError, which says which choices exist."""
+    known = [each for path in sorted(files) if (each := described(path)) is not None]
+    title = f"hf:{name.repository}"
+    if not known:
+        raise ValueError(
+            f"{title} has no {', '.join(FORMATS)} files; it has {', '.join(sorted(files)[:8]) or 'no files'}"
+        )
+    configs = list(dict.fromkeys(each.config for each in known))
+    config = configs[0] if len(configs) == 1 and name.config is None else _config(configs, name, languages, title)
+    known = [each for each in known if each.config == config]
+    splits = list(dict.fromkeys(each.split for each in known))
+    split = splits[0] if len(splits) == 1 and name.split is None else name.split
+    if split not in splits:
+        texts = [each for each in splits if each is not None]
+        if split is not None:
+            raise ValueError(f"{title} has no split {split!r}; {suggestion(split, texts)}")
+        raise ValueError(f"{title} has several splits; add one of them to the name: /{', /'.join(texts)}")
+    known = [each for each in known if each.split == split]
+    by_language: dict[str, list[str]] = {}
+    for each in known:
+        if each.language is not None:
+            by_language.setdefault(each.language, []).append(each.path)
+    if not by_language:
+        paths = tuple(each.path for each in known)
+        return Choice(config, split, (paths, paths))
+    sides = []
+    for language in languages:
+        index = best_match(language, list(by_language))
+        if index is None:
+            raise ValueError(f"{title} has no text in {language!r}; {suggestion(language, by_language)}")
+        sides.append(tuple(by_language[list(by_language)[index]]))
+    return Choice(config, split, (sides[0], sides[1]))
+
+
+def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[str, str], title: str) -> str | None:
+    """Returns the config of the name, or else the config with the name of the pair, such as de-en."""
+    names = [each for each in configs if each is not None]
+    if name.config is not None:
+        if name.config not in names:
+            raise ValueError(f"{title} has no config {name.config!r}; {suggestion(name.config, names)}")
+        return name.config
+    for config in names:
+        parts = re.split(r"[-_]", config)
+        if len(parts) == 2 and set(parts) == set(languages):
+            return config
+    if None in configs:
+        return None
+    raise ValueError(f"{title} has several configs; add one to the name, such as :{names[0]}; {suggestion('', names)}")
+
+
+@contextmanager
+def opened(name: DatasetName, languages: tuple[str, str], columns: ColumnNames | None) -> Iterator[FetchedText]:
+    """Downloads the files of a dataset to the cache of the Hub, and opens their pairs."""
+    listing = hub.listing(name.repository, kind="dataset", revision=name.revision)
+    choice = choose(list(listing.hashes), name, languages)
+    paths = list(dict.fromkeys(path for side in choice.sides for path in side))
+    patterns = [re.sub(r"([*?[])", r"[\1]", path) for path in paths]
+    download = hub.download(name.repository, kind="dataset", revision=listing.commit, patterns=patterns)
+    facts = {
+        "source": "Hugging Face", "repository": name.repository, "commit": download.commit, "config": choice.config,
+        "split": choice.split, "license": listing.license, "hashes": {path: listing.hashes[path] for path in paths},
+    }  # fmt: skip
+    sides = [[download.folder / path for path in side] for side in choice.sides]
+    if choice.sides[0] == choice.sides[1]:
+        yield FetchedText(pairs=_pairs_of_rows(sides[0], languages, columns), facts=facts)
+    else:
+        yield FetchedText(pairs=_pairs_of_sides(sides, columns), facts=facts)
+
+
+def _pairs_of_rows(files: Sequence[Path], languages: tuple[str, str], columns: ColumnNames | None) -> Iterator[Pairs]:
+    for path in files:
+        yield from pairs(Corpus(path, path, format=format_of(path), languages=languages, columns=columns))
+
+
+def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None) -> Iterator[Pairs]:
+    """Yields pairs of rows of two files. Raises ValueError if the files have different rows, by count or by `id`."""
+    first, second = (_rows(files, None if columns is None else columns[index]) for index, files in enumerate(sides))
+    names, number = " and ".join(files[0].name for files in sides), 0
+    while window := list(islice(zip_longest(first, second), 1024)):
+        for row in window:
+            number += 1
+            if None in row:
+                raise ValueError(f"{names} have different numbers of rows: one of them ends before row {number:,}")
+            if row[0][1] != row[1][1]:
+                raise ValueError(
+                    f"{names}: row {number:,} has the id {row[0][1]!r} in one file and {row[1][1]!r} in the other"
+                )
+        yield Pairs([row[0][0] for row in window], [row[1][0] for row in window], [], number - len(window) + 1)
+
+
+def _rows(files: Sequence[Path], column: str | None) -> Iterator[tuple[str, object]]:
+    """Yields the text and the id of each row. Without `column`, the text is in a column of TEXT_COLUMNS."""
+    for path in files:
+        for text_column in (column,) if column is not None else TEXT_COLUMNS:
+            corpus = Corpus(path, path, format=format_of(path), columns=(text_column, text_column))
+            try:
+                for part in pairs(corpus):
+                    for text, others in zip(part.sources, part.extras, strict=True):
+                        yield text, others.get("id")
+            except ValueError as error:
+                if column is None and text_column != TEXT_COLUMNS[-1] and f"no column {text_column!r}" in str(error):
+                    continue
+                raise
+            break
