@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -92,8 +92,9 @@ def download(repository: str, *, kind: Kind, revision: str | None = None, patter
     fetched = _snapshot(client, repository, kind, revision, patterns)
     if fetched.commit != files.commit:  # the branch has moved since the first question
         files = listing(repository, kind=kind, revision=fetched.commit)
-    for name in files.matching(patterns):
-        _check(fetched.folder / name, files.hashes[name], _title(repository, kind, revision))
+    with ExitStack() as checks:  # runs all checks, so that all broken files are removed before an error is raised
+        for name in files.matching(patterns):
+            checks.callback(_check, fetched.folder / name, files.hashes[name], _title(repository, kind, revision))
     return fetched
 
 

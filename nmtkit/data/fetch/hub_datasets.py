@@ -23,7 +23,7 @@ from nmtkit.text.languages import best_match, is_code
 
 NAME = re.compile(
     r"(?P<repository>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>refs/(?:pr|convert)/[^/:]+|[^/:]+))?"
-    r"(?::(?P<config>[\w.+-]+))?(?:/(?P<split>[\w.+-]+))?"
+    r"(?::(?P<config>\w[\w.+-]*))?(?:/(?P<split>\w[\w.+-]*))?"
 )
 SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
