@@ -61,6 +61,13 @@ def test_candidates_are_sorted_by_their_utility(name: str, folder: Path) -> None
         assert found == sorted(found, reverse=True)
 
 
+def test_processes_give_the_candidates_of_a_single_process(folder: Path) -> None:
+    flags = ["--sampling", "--nbest", 3, "--mbr", f"comet={folder / 'comet'}"]
+    single, several = (generated(folder, *flags, "--workers", count) for count in (1, 2))
+    for one, other in zip(single, several, strict=True):
+        assert [each["text"] for each in one["hypotheses"]] == [each["text"] for each in other["hypotheses"]]
+
+
 def test_an_unknown_metric_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     for flags, fact in (
         (["generate", "--path", "x.pt", "--mbr", "commet", "--nbest", "4"], "comet"),

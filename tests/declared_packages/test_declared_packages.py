@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from builders import save_tiny_transformer, tiny_tokenizer, write_corpus
+from neural_models import write_comet, write_metricx
 
 HERE = Path(__file__).parent
 SIZES = "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 16 --heads 2"
@@ -109,3 +110,12 @@ def test_the_service_with_its_extra(tmp_path: Path) -> None:
         finally:
             server.terminate()
         assert server.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_neural_metrics_with_their_extra(tmp_path: Path) -> None:
+    write_comet(tmp_path / "comet")
+    write_metricx(tmp_path / "metricx")
+    (tmp_path / "text").write_text("a dog\nthe cat\n")
+    score = "score --sys text --ref text --src text --metric"
+    commands(tmp_path, "neural", f"{score} comet=comet", f"{score} metricx=metricx")

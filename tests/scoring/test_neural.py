@@ -13,6 +13,7 @@ from neural_models import ROWS, write_comet, write_metricx
 
 import nmtkit
 from nmtkit.cli import main
+from nmtkit.models.formats.safetensors import load_safetensors
 from nmtkit.scoring import segments, sentence_metrics
 from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
 from nmtkit.scoring.neural import network
@@ -164,6 +165,26 @@ def test_a_model_of_the_hub_is_named_with_its_commit(hub: HubServer, folder: Pat
     [result] = score(TEXTS, [], ["cometkiwi=hf:org/kiwi@v1"], SETTINGS)
     assert result.value == pytest.approx(np.mean(ORIGINAL["cometkiwi=kiwi"]), abs=1e-3)
     assert f"model:org/kiwi|revision:{commit[:12]}|" in result.signature
+
+
+def test_weights_of_the_hub_in_two_formats_are_downloaded_once(hub: HubServer, folder: Path) -> None:
+    contents = {path.name: path.read_bytes() for path in (folder / "metricx").iterdir()}
+    hub.add("org/both", contents | {"pytorch_model.bin": b"not read"})
+    weights = load_safetensors(folder / "metricx" / "model.safetensors")
+    torch.save(weights, folder / "weights.bin")
+    del contents["model.safetensors"]
+    hub.add("org/pickle", contents | {"pytorch_model.bin": (folder / "weights.bin").read_bytes()})
+    for name in ("both", "pickle"):
+        scores = segment_metric(f"metricx-qe=hf:org/{name}").scores(TEXTS, sources=SOURCES)
+        assert scores == pytest.approx(ORIGINAL["metricx-qe=metricx"], abs=1e-3)
+    assert hub.asked(r"org/both/resolve/[^ ]*safetensors") and not hub.asked(r"org/both/resolve/[^ ]*\.bin")
+
+
+def test_a_checkpoint_in_bfloat16_runs_in_bfloat16(tmp_path: Path) -> None:
+    metric = segment_metric(f"metricx={write_metricx(tmp_path / 'small', dtype=torch.bfloat16)}")
+    scores = metric.scores(TEXTS, sources=SOURCES, references=REFERENCES)
+    assert scores == pytest.approx(ORIGINAL["metricx=metricx"], abs=0.15)
+    assert metric.signature()["precision"] == "bf16"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from nmtkit.scoring.neural.tokenization import TOKENIZER_FILES
 from nmtkit.scoring.segments import check_installed
 
 HUB = "hf:"
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
+WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # with the index of several files
 MT5_TOKENIZER = "google/mt5-xl"  # all mT5 models, and so all MetricX models, have the same tokenizer
 DIGITS = 12  # digits of a hash in a signature
 
@@ -33,9 +33,11 @@ def load(name: str, model: str, device: str) -> NeuralMetric:
             encoder = companion(folder, named.text("pretrained_model", "xlm-roberta-large"), ("config.json",))
             files = ModelFiles(folder, title, commit or hash_of([folder / CHECKPOINT]))
             return Comet(files, encoder, device, reads_reference=reads_reference)
-        folder, title, commit = located(model, ("config.json", *WEIGHTS, *TOKENIZER_FILES))
+        for pattern in WEIGHTS:  # a repository may have the same weights in both formats
+            folder, title, commit = located(model, ("config.json", pattern, *TOKENIZER_FILES))
+            if weights := sorted(folder.glob(pattern)):
+                break
         read_json(folder / "config.json", "a MetricX model has this file")
-        weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
         files = ModelFiles(folder, title, commit or hash_of(weights))
         return MetricX(files, companion(folder, MT5_TOKENIZER), device, reads_reference=reads_reference)
 
