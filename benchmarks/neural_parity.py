@@ -136,7 +136,7 @@ def write_published_tokenizer(encoder: Path) -> None:
     from nmtkit.data.tokenizers.spm_model import charsmap_of
     from nmtkit.scoring.neural.tokenization import load_tokenizer
 
-    tokenizer = load_tokenizer(encoder, "xlm-roberta")
+    tokenizer = load_tokenizer(encoder, "xlm-roberta", 10_000)
     model = (encoder / "sentencepiece.bpe.model").read_bytes()
     tokenizer.normalizer = normalizers.Precompiled(charsmap_of(model))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

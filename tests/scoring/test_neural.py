@@ -1,18 +1,21 @@
 """COMET and MetricX. `benchmarks/neural_parity.py --goldens` computes the pinned scores with the original code."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from hub_server import HubServer
-from neural_models import ROWS, write_comet, write_metricx
+from neural_models import ROWS, SPM, write_comet, write_metricx
 
 import nmtkit
 from nmtkit.cli import main
+from nmtkit.data.tokenizers.spm_model import with_control_pieces
 from nmtkit.models.formats.safetensors import load_safetensors
 from nmtkit.scoring import segments, sentence_metrics
 from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
@@ -187,6 +190,21 @@ def test_a_checkpoint_in_bfloat16_runs_in_bfloat16(tmp_path: Path) -> None:
     assert metric.signature()["precision"] == "bf16"
 
 
+def test_objects_of_the_training_are_not_imported(tmp_path: Path) -> None:
+    path = write_comet(tmp_path / "comet") / "checkpoints" / "model.ckpt"
+    contents = torch.load(path, weights_only=True)
+    module = ModuleType("pytorch_lightning")
+    module.Fault = type("Fault", (), {"__module__": "pytorch_lightning"})  # type: ignore[attr-defined]
+    sys.modules["pytorch_lightning"] = module
+    try:
+        callbacks = {"checkpoint": {"best": np.float64(0.3), "mode": module.Fault()}}
+        torch.save(contents | {"callbacks": callbacks}, path)
+    finally:
+        del sys.modules["pytorch_lightning"]
+    scores = segment_metric(f"comet={path}").scores(TEXTS, sources=SOURCES, references=REFERENCES)
+    assert scores == pytest.approx(ORIGINAL["comet=comet"], abs=1e-3)
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +266,15 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     (model / "hparams.yaml").write_text("a: [")
     refused("hparams.yaml", "YAML")
     (model / "hparams.yaml").write_text(json.dumps(hparams))
+    config = json.loads((model / "encoder" / "config.json").read_text())
+    for change, fact in (({"hidden_size": 8}, "weights"), ({"vocab_size": 50}, "weights")):
+        (model / "encoder" / "config.json").write_text(json.dumps(config | change))
+        refused("model.ckpt", fact)
+    (model / "encoder" / "config.json").write_text(json.dumps(config))
+    weights = contents["state_dict"] | {"estimator.ff.6.bias": torch.tensor([torch.nan])}
+    torch.save(contents | {"state_dict": weights}, path)
+    with pytest.raises(ValueError, match="not finite"):
+        score(TEXTS, [REFERENCES], [name], SETTINGS)
     weights = dict(contents["state_dict"])
     del weights["encoder.model.encoder.layer.1.output.dense.bias"]
     torch.save(contents | {"state_dict": weights}, path)
@@ -255,6 +282,9 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     weights = {key: value for key, value in contents["state_dict"].items() if "estimator" not in key}
     torch.save(contents | {"state_dict": weights}, path)
     refused("model.ckpt", "estimator")
+    (model / "encoder" / "sentencepiece.bpe.model").write_bytes(with_control_pieces(SPM, [f"<{n}>" for n in range(9)]))
+    torch.save(contents, path)
+    refused("sentencepiece.bpe.model", "pieces")
     path.write_bytes(path.read_bytes()[:5000])
     refused("model.ckpt", "damaged")
     (model / "encoder" / "sentencepiece.bpe.model").write_bytes(b"no model")

@@ -6,6 +6,7 @@ omegaconf and fairseq in newer files. `PickledObject` replaces the classes of th
 
 import re
 import warnings
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-# `PickledObject` replaces these classes and all classes of PACKAGES, so they are never imported or called.
+# `PickledObject` replaces these classes and all classes of some packages, so they are never imported or called.
 HARMLESS = ["argparse.Namespace", "collections.defaultdict", "typing.Any", "pathlib.PosixPath", "pathlib.PurePosixPath"]
 HARMLESS += [f"builtins.{name}" for name in ("dict", "list", "int", "str", "float", "bool", "tuple")]
 PACKAGES = ("omegaconf", "fairseq")
@@ -37,8 +38,8 @@ class PickledObject:
         self.state = state
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Returns the dict in a file that torch.save wrote.
+def load(path: Path, packages: Collection[str] = PACKAGES) -> dict[str, Any]:
+    """Returns the dict in a file that torch.save wrote. Objects of classes of `packages` become `PickledObject`.
 
     Raises FileNotFoundError for a missing file, and ValueError for a file that is damaged or would run code.
     """
@@ -48,7 +49,7 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a regular file")
     allowed = list(HARMLESS)
     with suppress(Exception):  # if the file is damaged or older than torch 1.6, `torch.load` below raises an error
-        allowed += [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name.split(".")[0] in PACKAGES]
+        allowed += [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name.split(".")[0] in packages]
     try:
         with safe_globals([(PickledObject, name) for name in allowed]), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -26,6 +26,8 @@ from nmtkit.scoring.segments import TextLines
 HPARAMS, CHECKPOINT = "hparams.yaml", "checkpoints/model.ckpt"
 CLASSES = ("regression_metric", "referenceless_regression_metric", "unified_metric")
 ENCODERS = {"XLM-RoBERTa": "XLMRoberta", "XLM-RoBERTa-XL": "XLMRobertaXL"}  # name in hparams -> prefix in transformers
+# packages of objects that Lightning stores beside the weights, such as the state of callbacks; none of them is needed
+PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric", "torchmetrics", "numpy", "comet")
 ROWS = 2048  # rows that the feed-forward network reads at a time
 
 
@@ -59,7 +61,7 @@ class Comet(NeuralMetric):
         path = files.folder / CHECKPOINT
         named = read_hparams(files.folder)
         self.kind = named.one_of("class_identifier", CLASSES)
-        contents = pickles.load(path)
+        contents = pickles.load(path, PACKAGES)
         with naming(path):
             # as in unbabel-comet, the file only names the class; the settings are in the checkpoint
             settings = ModelSettings(
@@ -102,7 +104,7 @@ class Comet(NeuralMetric):
         own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
         architecture = getattr(transformers, f"{ENCODERS[name]}Model")
         self.encoder = pretrained(architecture, config, own, path, add_pooling_layer=False).float().to(self.device)
-        self.tokenizer = load_tokenizer(folder, "xlm-roberta")
+        self.tokenizer = load_tokenizer(folder, "xlm-roberta", config.vocab_size)
         self.first, self.padding, self.last = map(self.tokenizer.token_to_id, ("<s>", "<pad>", "</s>"))
         self.positions: int = config.max_position_embeddings - 2  # the encoder counts positions from 2
 
@@ -150,7 +152,7 @@ class Comet(NeuralMetric):
                 else:
                     features = [hypothesis, source]
                 values.append(self.head(torch.cat([*features, *source_features], 1))[:, 0])
-        return (self.scale * torch.cat(values)).tolist()
+        return (self.scale * self.finite(torch.cat(values))).tolist()
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
         """Returns <s> text </s>, or <s> text </s> </s> text </s>. Each text, and the whole input, has a limit."""

@@ -51,7 +51,7 @@ class MetricX(NeuralMetric):
             self.projection = (projection[SCORE_ID] * factor).to(self.device, dtype)
         self.reads_reference = reads_reference
         self.label = f"MetricX{'' if reads_reference else '-QE'} {files.name.rsplit('/', 1)[-1]}"
-        self.tokenizer = load_tokenizer(tokenizer_folder, "mt5")
+        self.tokenizer = load_tokenizer(tokenizer_folder, "mt5", config.vocab_size)
 
     def scores(
         self, hypotheses: TextLines, *, sources: TextLines | None = None, references: TextLines | None = None

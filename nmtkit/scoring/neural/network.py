@@ -69,7 +69,7 @@ class NeuralMetric(SegmentMetric):
             lengths = torch.tensor([len(encoded[index]) for index in batch])
             mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
             with self.computing():
-                output = self.run(ids.to(self.device), mask.to(self.device)).float().cpu()
+                output = self.finite(self.run(ids.to(self.device), mask.to(self.device))).float().cpu()
             known |= {new[index]: row for index, row in zip(batch, output, strict=True)}
             progress.advance(len(batch))
         result = torch.stack([known[texts] for texts in inputs])
@@ -77,6 +77,12 @@ class NeuralMetric(SegmentMetric):
         for texts in [*self._memory][: len(self._memory) - MEMORY]:
             del self._memory[texts]
         return result
+
+    def finite(self, output: Tensor) -> Tensor:
+        """Returns `output`. Raises ValueError if a number is not finite."""
+        if not output.isfinite().all():
+            raise ValueError(f"{self.label} computes numbers that are not finite; its weights may be damaged")
+        return output
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -126,10 +132,9 @@ def quiet_transformers() -> Iterator[None]:
 
 def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], path: Path, **options: Any) -> Any:
     """Returns a network of transformers with given weights. Raises ValueError for missing or unfitting weights."""
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report names the weights
     with quiet_transformers():
-        network, report = architecture.from_pretrained(
-            None, config=config, state_dict=dict(weights), output_loading_info=True, **options
-        )
+        network, report = architecture.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     wrong = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
     if wrong:
         raise ValueError(f"{path}: {len(wrong)} weights are missing or have another shape, such as {wrong[0]}")

@@ -8,11 +8,13 @@ from nmtkit.data.tokenizers.spm_model import CONTROL, UNKNOWN, USER_DEFINED_PIEC
 TOKENIZER_FILES = ("tokenizer.json", "sentencepiece.bpe.model", "spiece.model")
 
 
-def load_tokenizer(folder: Path, family: Literal["xlm-roberta", "mt5"]) -> Any:
+def load_tokenizer(folder: Path, family: Literal["xlm-roberta", "mt5"], embeddings: int) -> Any:
     """Returns the `tokenizers.Tokenizer` of a folder: tokenizer.json, or else a SentencePiece model.
 
+    `embeddings` is the number of embeddings of the network.
+
     Classes of transformers are not used, because their segmentation differs between versions. Raises FileNotFoundError
-    if the folder has neither file, and ValueError for a damaged file.
+    if the folder has neither file, and ValueError for a damaged file, and for more pieces than embeddings.
     """
     from tokenizers import Tokenizer
 
@@ -23,6 +25,10 @@ def load_tokenizer(folder: Path, family: Literal["xlm-roberta", "mt5"]) -> Any:
         tokenizer = Tokenizer.from_file(str(path)) if path.suffix == ".json" else from_sentencepiece(path, family)
     except Exception as error:  # the package tokenizers raises Exception itself
         raise ValueError(f"{path} is damaged, or is not a tokenizer: {error}") from error
+    if (size := tokenizer.get_vocab_size()) > embeddings:
+        raise ValueError(
+            f"{path} has {size} pieces, but the network has {embeddings} embeddings; the tokenizer is of another model"
+        )
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
