@@ -3,6 +3,7 @@
 #
 #   ./prepare.sh                          # downloads the six files, 1.3 MB
 #   MULTI30K=/path/to/files ./prepare.sh  # uses a folder with train.en.gz, val.en.gz, …
+#   DATA=data-bin-5000 ./prepare.sh --vocab-size 5000    # the folder of another dataset
 #
 # Other flags are passed to `nmtkit preprocess`.
 set -euo pipefail
@@ -26,9 +27,10 @@ for side in en de; do
         check "$file" "${text#*:}"
     done
 done
-if [[ -e data-bin/manifest.json ]]; then
-    echo "data-bin exists already"
+data=${DATA:-data-bin}
+if [[ -e $data/manifest.json ]]; then
+    echo "$data exists already"
     exit
 fi
 nmtkit preprocess --source-lang en --target-lang de --trainpref "$folder/train" --validpref "$folder/val" \
-    --testpref "$folder/test_2016_flickr" --destdir data-bin --vocab-size 10000 "$@"
+    --testpref "$folder/test_2016_flickr" --destdir "$data" --vocab-size 10000 "$@"

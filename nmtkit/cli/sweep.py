@@ -1,5 +1,6 @@
 """`nmtkit sweep`: trains the runs of a sweep file one after another and compares them."""
 
+import dataclasses
 import logging
 import re
 import shlex
@@ -25,6 +26,9 @@ RULES = (
     FlagRule("--optuna", excludes=("--shard",), reason="with --optuna, machines that share the folder share one study"),
     FlagRule("--optuna", excludes=("--only",), reason="Optuna chooses the runs"),
     FlagRule("--dry-run", excludes=("--report", "--plot"), reason="nothing is run"),
+    FlagRule("--costs", excludes=("--report", "--plot", "--dry-run", "--optuna"), reason="nothing is run"),
+    FlagRule("--vocab-size", needs=("--costs",)),
+    FlagRule("--format", excludes=("--dry-run",), reason="--dry-run prints commands"),
 )
 
 
@@ -32,6 +36,17 @@ RULES = (
 @click.argument("file", type=PATH, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
 @click.option("--dry-run", is_flag=True, help="List the runs and their commands without training.")
+@click.option(
+    "--costs",
+    is_flag=True,
+    help="Print parameters, updates, FLOP and GPU-hours of each row without training.",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Size of the joint vocabulary for --costs; without this flag, the dataset is read.",
+)
 @click.option(
     "--only", metavar="PATTERN,…", help="Train only runs with matching names, such as 'base,*'; --dry-run lists names."
 )
@@ -49,6 +64,8 @@ def command(
     file: Path,
     train_flags: tuple[str, ...],
     dry_run: bool,
+    costs: bool,
+    vocab_size: int | None,
     only: str | None,
     shard: str | None,
     optuna: bool,
@@ -64,17 +81,18 @@ def command(
 
     \b
     nmtkit sweep lr.toml --dry-run
+    nmtkit sweep lr.toml --costs
     nmtkit sweep lr.toml
     nmtkit sweep lr.toml --shard 2/3 -- --threads 4
     """
-    from nmtkit.experiments import comparison, comparison_output
+    from nmtkit.experiments import comparison, comparison_output, sweep_costs
     from nmtkit.experiments import sweep as sweeps
     from nmtkit.experiments.optuna_study import OptunaStudy
     from nmtkit.experiments.sweep_runner import SweepStoppedError, SweepTrainer, chosen
 
     check_flags(RULES, given_flags(), given_flags())
     check_outputs({"--report": report, "--plot": plot}, [file])
-    sweep = sweeps.read(file)
+    sweep = dataclasses.replace(sweeps.read(file), vocabulary_size=vocab_size)
     if plot and not sweep.compares_rows:
         raise ValueError(f'--plot draws differences to a row: give base = "ROW" in [sweep] of {file}')
     part, parts = shard_of(shard)
@@ -84,6 +102,10 @@ def command(
     if sweep.base and every and sweep.base not in names:
         raise ValueError(f"{file}: base of [sweep] is {sweep.base!r}, which is no row; {suggestion(sweep.base, names)}")
     runs = chosen(every, only) if study is None else []
+    if costs:
+        progress.begin("Estimating the costs")
+        echo(sweep_costs.formatted(sweep_costs.row_costs(sweep, runs), format), nl=False)
+        return
     for run in runs:
         sweep.command(run)  # finds mistakes in all runs before the first run starts
         check_translation(sweep, run)

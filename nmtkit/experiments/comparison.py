@@ -149,12 +149,17 @@ def _on_cpu(facts: Mapping[str, Any]) -> bool:
 
 
 def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> float | None:
-    """Returns the CPU time of all processes of a run, or the duration multiplied by the number of GPUs."""
+    """Returns the CPU time of all processes of a run, or the duration multiplied by the number of GPUs.
+
+    The result for a log without CPU times is the duration multiplied by --threads, or None without --threads.
+    """
     processes = int(facts.get("processes", 1))
     if not _on_cpu(facts):
         return processes * elapsed(records, "time")
-    known = all("cpu_seconds" in record for record in records if record["kind"] in ("start", "resume"))
-    return processes * elapsed(records, "cpu_seconds") if known else None
+    if all("cpu_seconds" in record for record in records if record["kind"] in ("start", "resume")):
+        return processes * elapsed(records, "cpu_seconds")
+    threads = facts.get("config", {}).get("run", {}).get("threads")  # an old log
+    return processes * threads * elapsed(records, "time") if threads else None
 
 
 def _between(first: float | None, last: float | None) -> float:

@@ -92,7 +92,7 @@ def latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     def row(cells: Sequence[str]) -> str:
         return " & ".join("".join(LATEX.get(char, char) for char in cell) for cell in cells) + r" \\"
 
-    alignment = "".join("r" if each else "l" for each in _numeric(header, lines))
+    alignment = "".join("r" if each else "l" for each in numeric(header, lines))
     top, middle, bottom = r"\toprule", r"\midrule", r"\bottomrule"
     body = [rf"\begin{{tabular}}{{{alignment}}}", top, row(header), middle, *map(row, lines), bottom, r"\end{tabular}"]
     return "\n".join(body) + "\n"
@@ -104,14 +104,28 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    rule = "|" + "|".join("---:" if each else "---" for each in _numeric(header, lines)) + "|"
+    rule = "|" + "|".join("---:" if each else "---" for each in numeric(header, lines)) + "|"
     return "\n".join([row(header), rule, *map(row, lines)]) + "\n"
 
 
-def _numeric(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[bool]:
+def numeric(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[bool]:
     """Returns for each column whether all its texts begin with a number."""
     columns = ([line[column].lstrip("+-< ") for line in lines if line[column]] for column in range(len(header)))
     return [all(text[:1].isdigit() for text in column) for column in columns]
+
+
+def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a text table. Columns of numbers are aligned to the right."""
+    table = [header, *lines]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = numeric(header, lines)
+    return [
+        "  ".join(
+            cell.rjust(size) if of_number else cell.ljust(size)
+            for cell, size, of_number in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in table
+    ]
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:

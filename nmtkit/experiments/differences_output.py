@@ -3,12 +3,11 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nmtkit.config.files import atomic_write
-from nmtkit.experiments.comparison_output import FIGURES, latex, load_pyplot, markdown
+from nmtkit.experiments.comparison_output import FIGURES, aligned, latex, load_pyplot, markdown
 from nmtkit.experiments.differences import LEVEL, RowComparison, SweepRow
 from nmtkit.scoring.seeds import SeedScores
 
@@ -83,20 +82,6 @@ def _difference(compared: RowComparison, row: SweepRow, metric: int) -> list[str
     low, high = difference.value - difference.margin, difference.value + difference.margin
     p_value = f"{difference.p_value:.4f}" if difference.p_value >= 0.0001 else "< 0.0001"
     return [f"{difference.value:+.2f} [{low:+.2f}, {high:+.2f}]", p_value, compared.verdict(row, metric)]
-
-
-def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a text table. The first and the last column are aligned to the left."""
-    table = [header, *lines]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            cell.rjust(size) if 0 < column < last else cell.ljust(size)
-            for column, (cell, size) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
 
 
 def notes(compared: RowComparison) -> list[str]:

@@ -82,6 +82,7 @@ class Sweep:
     space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
     draws: int = 0
     seed: int = 1
+    vocabulary_size: int | None = None  # for estimates without the dataset
     costs: dict[str, Estimate] = field(default_factory=dict, compare=False)  # settings of a run -> its cost
 
     @property
@@ -122,15 +123,13 @@ class Sweep:
         assert self.flop is not None
         return max(1, round(self.flop / self.cost(run).flops))
 
-    def cost(self, run: SweepRun, vocabulary_size: int | None = None) -> Estimate:
-        """Returns the cost of a run. All seeds of a run have one estimate.
-
-        If a vocabulary size is given, the estimate does not read the dataset. Raises OSError or ValueError.
-        """
+    def cost(self, run: SweepRun) -> Estimate:
+        """Returns the cost of a run. All seeds of a run have one estimate. Raises OSError or ValueError."""
         key = repr({name: value for name, value in run.settings.items() if name != "seed"})
         if key not in self.costs:
             job = self.job(run)
-            self.costs[key] = estimate.cost_of(job, None if vocabulary_size else job.data, vocabulary_size)
+            data = None if self.vocabulary_size else job.data
+            self.costs[key] = estimate.cost_of(job, data, self.vocabulary_size)
         return self.costs[key]
 
     def _grid(self) -> Iterator[VariedSettings]:

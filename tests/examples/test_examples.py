@@ -315,7 +315,8 @@ def test_the_multi30k_baseline_is_the_published_one():
 def test_the_second_multi30k_recipe_goes_on_from_the_baseline_on_more_data():
     recipes = {path.stem: resolved(path).tables() for path in (EXAMPLES / "multi30k").glob("*.toml")}
     recipes.pop("table3.sweep")
-    base, more = recipes.pop("baseline"), recipes.pop("diversified")
+    base, more, best = recipes.pop("baseline"), recipes.pop("diversified"), recipes.pop("best")
+    assert best["run"]["max_epoch"] is None and best["criterion"]["name"] == "simcut"
     assert not recipes  # a new recipe needs its own lines here
     assert {table: more[table] for table in ("architecture", "criterion", "optimizer")} == {
         table: base[table] for table in ("architecture", "criterion", "optimizer")
@@ -337,7 +338,7 @@ if command == "preprocess":
     Path(named["--destdir"], "manifest.json").touch()
 elif command == "train":
     Path(named["--save-dir"]).mkdir(parents=True, exist_ok=True)
-elif command == "average-checkpoints":
+elif "--output" in named:
     Path(named["--output"]).touch()
 else:
     print("translated")
@@ -385,6 +386,60 @@ def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path,
         ("data-bin", "baseline.toml"),
         ("data-bin-diversified", "diversified.toml"),
     ]
+
+
+@pytest.mark.slow
+def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path, monkeypatch):
+    """Runs the script with a stand-in for nmtkit that records its commands, and checks that nmtkit has the flags."""
+    folder, text, log = tmp_path / "multi30k", tmp_path / "text", tmp_path / "log"
+    shutil.copytree(EXAMPLES / "multi30k", folder, ignore=shutil.ignore_patterns("data*", "runs"))
+    text.mkdir()
+    for name, lines in {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000}.items():
+        for side in ("en", "de"):
+            (text / f"{name}.{side}.gz").write_bytes(gzip.compress(b"a\n" * lines))
+    (tmp_path / "nmtkit").write_text(STUB.format(python=sys.executable, log=log))
+    (tmp_path / "nmtkit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MULTI30K", str(text))
+    monkeypatch.chdir(folder)
+
+    def commands(*flags, **env):
+        log.write_text("")
+        done = subprocess.run(["./best.sh", *flags], check=True, capture_output=True, env=os.environ | env, text=True)
+        assert "core-hours so far: 0." in done.stderr
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    def value(command, flag):
+        return command[command.index(flag) + 1]
+
+    made = commands("--test", "--threads", "1", TEACHERS="2")
+    for one in made:
+        assert CliRunner().invoke(main, [*one, "--help"]).exit_code == 0, one
+    trained = {value(one, "--save-dir").removeprefix("runs/best/"): one for one in made if one[0] == "train"}
+    assert list(trained) == ["en-de-1", "de-en-1", "en-de-2", "de-en-2", "main-1", "late-1"]
+    assert all(value(one, "--threads") == "1" for one in trained.values())
+    assert [value(trained[name], "--seed") for name in ("de-en-1", "de-en-2")] == ["1", "2"]
+    assert value(trained["main-1"], "--criterion") == "simcut" and trained["main-1"][1] == "data-bin-best"
+    assert value(trained["late-1"], "--finetune-from") == "runs/best/main-1/averaged.pt"
+    assert value(trained["late-1"], "--transforms") == "bpe_dropout"
+    sources = [value(one, "--input") for one in made if one[0] == "generate" and "--input" in one]
+    assert [Path(source).name for source in sources] == ["train.en.gz", "train.de.gz"] * 2
+    (last,) = [one for one in made if one[0] == "preprocess" and "--drop-duplicates" in one]
+    prefixes = [str(text / "train"), *(f"data/best/{name}" for name in list(trained)[:4])]
+    assert value(last, "--trainpref").split(",") == prefixes
+    scored = [value(one, "--gen-subset") for one in made if one[0] == "score"]
+    assert scored == ["valid", "valid", "test", "test"]
+
+    made = commands(TEACHERS="2", SEEDS="1 2")
+    assert [value(one, "--save-dir") for one in made if one[0] == "train"] == ["runs/best/main-2", "runs/best/late-2"]
+    switches = {"TEACHERS": "0", "LATE_UPDATES": "0", "CRITERION": "r_drop", "RUN": "plain", "VOCAB": "4000"}
+    made = commands(**switches)
+    assert [one[0] for one in made] == ["preprocess", "train", "average-checkpoints", "generate", "score", "score"]
+    assert value(made[1], "--criterion") == "r_drop" and made[1][1] == "data-bin-4000"
+    made = commands(**switches | {"RUN": "both", "BOTH_UPDATES": "100"})
+    assert value(made[0], "--destdir") == "data-bin-both-both"
+    assert value(made[3], "--finetune-from") == "runs/both/both-1/averaged.pt"
+    assert (folder / "data/both/both.en").read_bytes().count(b"\n") == 58_000
 
 
 TRAINED = """#!{python}

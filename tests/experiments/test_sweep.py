@@ -112,6 +112,36 @@ def test_a_budget_beside_a_number_of_updates_is_refused(tmp_path: Path, varied: 
         sweeps.read(file_of(tmp_path, varied))
 
 
+def test_the_costs_of_table_3_are_those_of_the_formula_and_of_its_page() -> None:
+    example = Path(__file__).parents[2] / "examples" / "wmt14"
+    chosen = ("--only", "base*,C_layers_2*,big,seed=1", "--vocab-size", 37_000)
+    arguments = (example / "table3.sweep.toml", "--costs", *chosen)
+    rows = {row["row"]: row for row in json.loads(sweep(*arguments, "--format", "json").stdout)}
+    assert {name: row["runs"] for name, row in rows.items()} == {"base": 3, "C_layers_2": 3, "big": 1}
+    d, sentence = 512, 32
+    layer = 2 * (4 * d * d + 2 * d * 2048 + 2 * sentence * d) + 4 * d * d + 2 * sentence * d  # encoder and decoder
+    for name, layers in {"base": 6, "C_layers_2": 2}.items():
+        flop = 100_000 * 25_000 * 3 * 2 * (layers * layer + d * 37_000)
+        assert rows[name]["flop"] == pytest.approx(flop)
+        assert rows[name]["gpu_hours"] == pytest.approx(3 * flop / (312e12 / 3) / 3600)
+    text = sweep(*arguments).stdout
+    assert text.splitlines()[4].startswith("all rows")
+    page = (example / "README.md").read_text()
+    for name in ("base", "C_layers_2"):
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+        shown = f"| {rows[name]['parameters'] / 1e6:.1f} | {rows[name]['gpu_hours']:.1f} |"
+        assert line.endswith(shown)
+
+
+def test_the_costs_of_a_dataset_count_its_vocabulary(mirror_data: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n[sweep.runs]\nbase = {}\nwide = { d_ff = 64 }\n", mirror_data)
+    base, wide = json.loads(sweep(file, "--costs", "--format", "json").stdout)
+    assert wide["parameters"] - base["parameters"] == 2 * 2 * 16 * 32 + 2 * 32  # two layers, with biases
+    assert (base["updates"], base["runs"]) == (4, 2)
+    assert sweep(file, "--costs", "--dry-run").exit_code == 2 and sweep(file, "--vocab-size", 9).exit_code == 2
+    assert not (tmp_path / "runs").exists()
+
+
 def test_several_settings_vary_together(tmp_path: Path) -> None:
     varied = "[sweep.zip]\nencoder_layers = [1, 2]\ndecoder-layers = [1, 4]\n[sweep.grid]\n"
     varied += "shape = [{ d_model = 16, d_ff = 32 }, { d_model = 32, d_ff = 64 }]\n"

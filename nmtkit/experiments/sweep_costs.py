@@ -1,0 +1,85 @@
+"""The expected cost of the rows of a sweep, before anything is trained."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nmtkit.experiments.comparison import row_name
+from nmtkit.experiments.comparison_output import aligned, latex, markdown
+from nmtkit.experiments.estimate import NAMED_GPU, NAMED_GPU_FLOPS, TYPICAL_SHARE
+from nmtkit.experiments.sweep import Sweep, SweepRun
+
+GPUS = 8  # GPUs of a usual machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCost:
+    """The expected cost of a row: `runs` runs that differ only in the seed. `flop` is the cost of one run."""
+
+    row: str
+    runs: int
+    parameters: int
+    updates: int
+    flop: float
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of one GPU for all runs, at the speed that large models reach in training."""
+        return self.runs * self.flop / (NAMED_GPU_FLOPS * TYPICAL_SHARE) / 3600
+
+
+def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
+    """Returns the cost of each row of `runs`. Raises OSError, or ValueError for a run without an end."""
+    by_row: dict[str, list[SweepRun]] = {}
+    for run in runs:
+        by_row.setdefault(row_name(run.name), []).append(run)
+    costs = []
+    for name, group in by_row.items():
+        expected = sweep.cost(group[0])
+        if expected.updates is None:
+            raise ValueError(
+                f"{sweep.file}, run {group[0].name}: the number of updates is unknown; give max_update in [run], or "
+                "max_epoch and a dataset"
+            )
+        parameters = sum(expected.parameters.values())
+        flop = expected.updates * expected.flops
+        costs.append(RowCost(row=name, runs=len(group), parameters=parameters, updates=expected.updates, flop=flop))
+    return costs
+
+
+def formatted(costs: Sequence[RowCost], format: str) -> str:
+    """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON, the last row being the sum."""
+    if format in ("json", "tsv", "csv"):
+        plain = [
+            {"row": cost.row, "runs": cost.runs, "parameters": cost.parameters, "updates": cost.updates,
+             "flop": cost.flop, "gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours}
+            for cost in costs
+        ]  # fmt: skip
+        if format == "json":
+            return json.dumps(plain, ensure_ascii=False, indent=1) + "\n"
+        text = io.StringIO()
+        table = csv.DictWriter(text, plain[0], delimiter="\t" if format == "tsv" else ",", lineterminator="\n")
+        table.writeheader()
+        table.writerows(plain)
+        return text.getvalue()
+    header = ["row", "runs", "M parameters", "updates", "FLOP of a run", "GPU-hours", f"hours on {GPUS} GPUs"]
+    lines = [
+        [cost.row, str(cost.runs), f"{cost.parameters / 1e6:.1f}", f"{cost.updates:,}", f"{cost.flop:.2e}",
+         f"{cost.gpu_hours:,.1f}", f"{cost.gpu_hours / GPUS:,.1f}"]
+        for cost in costs
+    ]  # fmt: skip
+    total = sum(cost.gpu_hours for cost in costs)
+    runs = sum(cost.runs for cost in costs)
+    lines.append(["all rows", f"{runs:,}", "", "", "", f"{total:,.1f}", f"{total / GPUS:,.1f}"])
+    if format == "latex":
+        return latex(header, lines)
+    speed = f"a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in bf16"
+    note = (
+        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models and small shares of an update "
+        "reach less; validations are not counted."
+    )
+    if format == "markdown":
+        return f"{markdown(header, lines)}\n{note}\n"
+    return "\n".join([*aligned(header, lines), "", note]) + "\n"
