@@ -28,7 +28,6 @@ if [[ ${1:-} == --test ]]; then
     subsets+=(test)
     shift
 fi
-flags=("$@")
 run=${RUN:-best}
 vocab=${VOCAB:-5000}
 teachers=${TEACHERS:-3}
@@ -48,10 +47,12 @@ trap core_hours EXIT
 
 train() { # folder, dataset, flags: trains and averages
     if [[ ! -e $1/averaged.pt ]]; then
-        nmtkit train "$2" --config best.toml --save-dir "$1" --precision "${PRECISION:-auto}" "${@:3}" \
-            ${flags[@]+"${flags[@]}"}
+        nmtkit train "$2" --config best.toml --save-dir "$1" --precision "${PRECISION:-auto}" "${@:3}"
         nmtkit average-checkpoints "$1" --last "${AVERAGE:-20}" --output "$1/averaged.pt"
     fi
+}
+translate() { # teacher, text, output, flags of the search
+    [[ -e $3 ]] || nmtkit generate --path "$1/averaged.pt" --input "$2" --output "$3" --lenpen "${LENPEN:-1.4}" "${@:4}"
 }
 preprocess() { # source language, target language, training texts, folder, flags
     if [[ ! -e $4/manifest.json ]]; then
@@ -64,8 +65,8 @@ data=data-bin-$vocab
 DATA=$data ./prepare.sh --vocab-size "$vocab"
 if [[ $teachers -gt 0 ]]; then
     preprocess de en "$folder/train" "$data-de-en" --tokenizer-from "$data"
-    search=(--beam "${BEAM:-5}" --lenpen "${LENPEN:-1.4}")
-    [[ ${MBR:-no} == no ]] || search=(--beam 20 --nbest 20 --mbr "$MBR" --lenpen "${LENPEN:-1.4}")
+    search=(--beam "${BEAM:-5}")
+    [[ ${MBR:-no} == no ]] || search=(--beam 20 --nbest 20 --mbr "$MBR")
     texts=$folder/train
     for seed in $(seq "$teachers"); do
         for pair in en-de de-en; do
@@ -73,11 +74,8 @@ if [[ $teachers -gt 0 ]]; then
             [[ $pair == en-de ]] || of_pair=$data-de-en
             teacher=runs/$run/$pair-$seed
             train "$teacher" "$of_pair" --seed "$seed" --max-update "${TEACHER_UPDATES:-4600}" \
-                --criterion "${TEACHER_CRITERION:-label_smoothed_cross_entropy}"
-            if [[ ! -e $text/$pair-$seed.$target ]]; then
-                nmtkit generate --path "$teacher/averaged.pt" --input "$folder/train.$source.gz" "${search[@]}" \
-                    --output "$text/$pair-$seed.$target"
-            fi
+                --criterion "${TEACHER_CRITERION:-label_smoothed_cross_entropy}" "$@"
+            translate "$teacher" "$folder/train.$source.gz" "$text/$pair-$seed.$target" "${search[@]}"
             gzip -dc "$folder/train.$source.gz" > "$text/$pair-$seed.$source"
             texts+=,$text/$pair-$seed
         done
@@ -94,15 +92,15 @@ for seed in ${SEEDS:-1}; do
     model=runs/$run/main-$seed start=()
     if [[ ${BOTH_UPDATES:-0} -gt 0 ]]; then
         train "runs/$run/both-$seed" "data-bin-$run-both" --seed "$seed" --max-update "$BOTH_UPDATES" \
-            --criterion "${CRITERION:-simcut}"
+            --criterion "${CRITERION:-simcut}" "$@"
         start=(--finetune-from "runs/$run/both-$seed/averaged.pt")
     fi
     train "$model" "$data" --seed "$seed" --max-update "${UPDATES:-14000}" --criterion "${CRITERION:-simcut}" \
-        ${start[@]+"${start[@]}"}
+        ${start[@]+"${start[@]}"} "$@"
     if [[ $late -gt 0 ]]; then
         train "runs/$run/late-$seed" "$data" --seed "$seed" --max-update "$late" --criterion "${CRITERION:-simcut}" \
             --finetune-from "$model/averaged.pt" --transforms bpe_dropout --bpe-dropout "${LATE_DROPOUT:-0.1}" \
-            --lr 0.001
+            --lr 0.001 "$@"
         model=runs/$run/late-$seed
     fi
     for subset in "${subsets[@]}"; do
