@@ -40,6 +40,7 @@ from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment
 
 MOST_ROWS, MOST_SENTENCES = 64, 32  # open hypotheses, and sentences, that are searched together by one thread
 RECORDED = 1 << 22  # attention weights for which memory is reserved at first
+KEPT_BYTES = 1 << 27  # largest size of keys and values that a thread keeps for its next search
 
 
 class LockstepSearch:
@@ -84,7 +85,7 @@ class LockstepSearch:
 
         self.on_threads(encode, workers, memory)
         self.on_threads(decode, workers, memory)
-        self.free = workers
+        self.free = [worker for worker in workers if worker.cache_bytes <= KEPT_BYTES]
         return hypotheses_of(sentences, results, float(options.unkpen or 0))
 
     def on_threads(

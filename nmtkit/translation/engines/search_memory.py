@@ -192,6 +192,11 @@ class SearchMemory:
         row[CORRECTIONS] = self.kept((size,), np.int32)
         row[BIASES] = self.kept((size,), np.float32)
 
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the keys and values of all hypotheses, which grow with the longest translation so far."""
+        return sum(array.nbytes for array in self.caches)
+
     def connect(self, memories: Sequence[Array], counter: Array) -> None:
         """Connects the search with the keys and values of all source tokens, and with a counter of taken sentences."""
         for cache, array in zip(self.state.caches, memories, strict=True):

@@ -35,7 +35,7 @@ from nmtkit.translation.search.types import Hypothesis, Segment
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("numba")
-from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine
+from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine, lockstep
 from nmtkit.translation.engines.lockstep import LockstepSearch
 from nmtkit.translation.engines.numba_engine import NumbaEngine
 
@@ -302,6 +302,19 @@ def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatc
     several = engine.search(batch, options)
     monkeypatch.undo()
     assert engine.search(batch, options) == several
+
+
+def test_the_memory_of_long_translations_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, options = engine_of(ending(), "fp32"), SearchOptions(beam=2)
+    short = engine.search(segments(SOURCES), options)
+    search = engine.prepared()
+    (memory,) = search.free
+    monkeypatch.setattr(lockstep, "KEPT_BYTES", memory.cache_bytes)
+    assert engine.search(segments(SOURCES), options) == short
+    assert search.free == [memory]
+    engine.search(segments(SOURCES), SearchOptions(beam=2, min_len=70, max_len_b=90))
+    assert search.free == []
+    assert engine.search(segments(SOURCES), options) == short
 
 
 def test_an_overflow_gives_an_empty_translation(caplog: pytest.LogCaptureFixture) -> None:
