@@ -283,3 +283,32 @@ def test_wrong_names_and_flags_of_generate(server: FileServer, model: Path, flag
     result = call("generate", "--path", model, *flags, stdin="")
     assert result.exit_code == 2 and not re.search(r"Traceback", result.stderr)
     assert all(fact in result.stderr for fact in facts), result.stderr
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_set_becomes_a_corpus_with_all_references(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("fetch", "sacrebleu:wmt20/tworefs", "-s", "en", "-t", "de", "-o", "data")
+    assert result.exit_code == 0 and result.stdout == "data/wmt20-tworefs.en-de\n", result.stderr
+    sides = {
+        code: Path(f"data/wmt20-tworefs.en-de.{code}").read_text().splitlines() for code in ("en", "de", "ref2.de")
+    }
+    assert sides == {"en": read_sets(["wmt20/tworefs"], "en-de").sources, "de": REFERENCES, "ref2.de": OTHERS}
+    facts = json.loads(Path("data/wmt20-tworefs.en-de.provenance.json").read_text())
+    assert facts["corpus"] == "wmt20/tworefs" and facts["references"] == ["data/wmt20-tworefs.en-de.ref2.de"]
+    flags = [flag for name in ("de", "ref2.de") for flag in ("--ref", f"data/wmt20-tworefs.en-de.{name}")]
+    by_files = json.loads(call("score", *flags, "--format", "json", stdin=HYPOTHESES).stdout)
+    by_name = json.loads(
+        call("score", "--test-set", "wmt20/tworefs", "-l", "en-de", "--format", "json", stdin=HYPOTHESES).stdout
+    )
+    assert [each["score"] for each in by_files] == [each["score"] for each in by_name]
+
+
+def test_the_list_has_the_sets_of_both_languages() -> None:
+    result = call("fetch", "sacrebleu:", "-s", "eng_Latn", "-t", "de")
+    names = [line.split()[0].removeprefix("sacrebleu:") for line in result.stdout.splitlines()]
+    assert names == [name for name, each in DATASETS.items() if "en-de" in each.langpairs]
