@@ -4,13 +4,14 @@ import shlex
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from nmtkit.cli.command import Command, echo, show_next, stderr
-from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.flags import completed_name, flags, given_flags, on_command_line, published_sets
 from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive, split_settings
 from nmtkit.data.corpora.provenance import origins
 from nmtkit.data.fetch.downloads import HttpClient, HttpConfig
-from nmtkit.data.fetch.fetching import FetchConfig, FetchedCorpus, fetch, listing, parse_name
+from nmtkit.data.fetch.fetching import EXAMPLES, FetchConfig, FetchedCorpus, fetch, listing, parse_name
 from nmtkit.jobs import progress
 
 FETCH_RULES = (
@@ -30,8 +31,14 @@ COMMON = {
 }
 
 
+def complete_name(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    sources = [f"{source}:" for source in EXAMPLES]
+    sets = [f"sacrebleu:{name}" for name in published_sets()] if incomplete.startswith("sacrebleu:") else []
+    return completed_name(sets or sources, incomplete)
+
+
 @click.command(cls=Command, common=COMMON)
-@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_name)
 def command(names: tuple[str, ...], **settings: Any) -> None:
     """Download parallel text by name. A name without a corpus, such as opus:, lists the corpora of two languages.
 

@@ -4,7 +4,7 @@ import dataclasses
 import glob
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -100,6 +100,20 @@ def completed_name(names: Iterable[str], incomplete: str) -> list[CompletionItem
     return [CompletionItem(before + comma + name) for name in names if name.startswith(beginning)]
 
 
+def complete_with(options: Iterable[click.Parameter], field: str, names: Callable[[], Iterable[str]]) -> None:
+    """Makes the shell complete the values of the option of a field with `names`, which are found only then."""
+    for option in options:
+        if option.name == field and isinstance(option.type, FieldType):
+            option.type.names = names
+
+
+def published_sets() -> Iterable[str]:
+    """Returns the names of sacreBLEU's test sets."""
+    from nmtkit.data.fetch.sacrebleu_sets import known_sets
+
+    return known_sets()
+
+
 def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:
     long, required = flag_of(field), default is dataclasses.MISSING
     short = [name for name in (field.metadata.get("flag") or "").split("/") if name and name != long]
@@ -148,6 +162,7 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
     def __init__(self, hint: Any, checkpoint: bool = False) -> None:
         self.hint = hint
         self.checkpoint = checkpoint
+        self.names: Callable[[], Iterable[str]] | None = None  # names that complete a value
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -158,6 +173,8 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
             self.fail(str(error), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if self.names is not None:
+            return completed_name(self.names(), incomplete)
         if self.hint is Path or Path in typing.get_args(self.hint):
             return completed_path(incomplete, self.checkpoint)
         literals = [kind for kind in (self.hint, *typing.get_args(self.hint)) if typing.get_origin(kind) is Literal]

@@ -9,7 +9,15 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.components import ComponentCommand
-from nmtkit.cli.flags import CHECKPOINT, PATH, flags, on_command_line, plugin_option
+from nmtkit.cli.flags import (
+    CHECKPOINT,
+    PATH,
+    complete_with,
+    flags,
+    on_command_line,
+    plugin_option,
+    published_sets,
+)
 from nmtkit.cli.generate_config import (
     GenerateConfig,
     GenerateJob,
@@ -147,6 +155,7 @@ for part, title in (
     (TranslatorOptions, "Model and devices"), (TextOptions, "Text"), (ShardOptions, "Shards"),
 ):  # fmt: skip
     command.params += flags(part, title)
+complete_with(command.params, "test_set", published_sets)
 
 
 def derived(config: type, settings: dict[str, Any]) -> Any:

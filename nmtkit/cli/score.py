@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, standard_input
-from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line
+from nmtkit.cli.flags import PATH, complete_with, flags, given_flags, on_command_line, published_sets
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
@@ -227,6 +227,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
 
 
 command.params += flags(ScoreConfig)
+complete_with(command.params, "test_set", published_sets)
 
 
 def read(

@@ -202,6 +202,10 @@ def test_commands_flags_and_names_are_completed() -> None:
     assert completions("train", "--arch", "conv") == named != []
     assert completions("train", "--metrics", "bleu,ch") == ["bleu,chrf"]
     assert completions("generate", "--precision", "i") == ["int8"]
+    assert completions("score", "--test-set", "wmt14,wmt21/A") == ["wmt14,wmt21/AB", "wmt14,wmt21/AC"]
+    assert completions("generate", "--test-set", "wmt14/") == ["wmt14/full"]
+    assert completions("fetch", "op") == ["opus:"] and completions("fetch", "") == ["opus:", "sacrebleu:", "hf:"]
+    assert completions("fetch", "opus:Books", "sacrebleu:wmt14/") == ["sacrebleu:wmt14/full"]
     assert "--help" in completions("train", "--he")
     assert completions("train", "--arch", "nonsense", "--batch-t") == ["--batch-tokens"]
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from nmtkit.config import Config, option, suggestion
 from nmtkit.config.files import atomic_write
+from nmtkit.data.corpora.compression import COMPRESSIONS, is_compressed
 from nmtkit.data.corpora.corpus import Pairs, as_columns
 from nmtkit.data.corpora.provenance import read_provenance, write_provenance
 from nmtkit.data.corpora.writer import CorpusWriter, output_paths
@@ -114,7 +115,7 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
     paths = output_paths(f"{prefix}{ending}", config.languages)
     wanted = {"name": str(name), "languages": list(config.languages), "max_lines": config.max_lines}
     wanted["columns"] = list(config.columns) or None
-    if not config.overwrite and (facts := existing(paths, wanted)) is not None:
+    if (facts := existing(paths, wanted, config.overwrite)) is not None:
         return FetchedCorpus(prefix, facts, is_new=False)
     config.output.mkdir(parents=True, exist_ok=True)
     with opened(name, config, prefix, client) as text:
@@ -134,13 +135,19 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
     return FetchedCorpus(prefix, facts, is_new=True)
 
 
-def existing(paths: Sequence[Path], wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the provenance of a complete corpus that was fetched with the same settings, or None without files.
+def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """Returns the provenance of a complete corpus that was fetched with the same settings.
 
-    Raises ValueError if the files belong to something else.
+    Returns None without files, or if the files are to be overwritten. Raises ValueError if the files belong to
+    something else, and if the same text exists with a different compression.
     """
+    for path in paths:
+        plain = path.with_suffix("") if is_compressed(path) else path
+        for other in (plain, *(Path(f"{plain}{suffix}") for suffix in COMPRESSIONS)):
+            if other not in paths and other.exists():
+                raise ValueError(f"{other} exists, so {path} would be a second file of this text; remove one of them")
     present = [path for path in paths if path.exists()]
-    if not present:
+    if not present or overwrite:
         return None
     facts = read_provenance(paths) if len(present) == len(paths) else None
     if facts is None:

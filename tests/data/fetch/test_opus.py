@@ -142,6 +142,9 @@ def test_compressed_files(server: FileServer) -> None:
     assert fetch("opus:Books", "--compress", "gz").exit_code == 0
     assert files() == ["Books.en-de.de.gz", "Books.en-de.en.gz", "Books.en-de.provenance.json"]
     assert fetch("opus:Books", "--compress", "gz").exit_code == 0 and len(archives(server)) == 1
+    for flags in ([], ["--compress", "xz"], ["--overwrite"]):  # a prefix must not name two files
+        result = fetch("opus:Books", *flags)
+        assert result.exit_code == 2 and "Books.en-de.en.gz" in result.stderr, result.stderr
 
 
 def test_files_of_the_user_are_not_replaced(server: FileServer) -> None:
