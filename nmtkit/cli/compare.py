@@ -53,7 +53,7 @@ COMMON = {
     "--sys FILE": "translations of a system; repeat it",
     "--ref FILE": "references; repeatable",
     "--src PATH": "source text",
-    "--metric NAME,…": "scores of sentences",
+    "--metric NAME[=MODEL],…": "scores of sentences",
 }
 
 
