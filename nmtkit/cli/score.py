@@ -122,10 +122,10 @@ class ScoreConfig(Config):
     )
     metric: tuple[str, ...] = option(
         DEFAULT_METRICS,
-        "bleu, chrf, chrf++, ter, or tokenized-bleu (BLEU of papers around 2017, with Moses tokens and split "
-        "compounds, not comparable with bleu), or off-target (percentage of lines in a wrong language), or a neural "
-        "metric: comet and metricx, and without a reference cometkiwi and metricx-qe; comet=MODEL takes the model of a "
-        "folder, or hf:ORG/NAME[@REVISION] of the Hugging Face Hub",
+        "bleu, chrf, chrf++, ter; the neural metrics comet and metricx, and without a reference cometkiwi and "
+        "metricx-qe (comet=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION] of the Hugging Face Hub); "
+        "off-target (percentage of lines in a wrong language); tokenized-bleu (BLEU of papers around 2017, with Moses "
+        "tokens and split compounds, not comparable with bleu)",
         metavar="NAME[=MODEL],…",
     )
     languages: tuple[str, ...] = option(
@@ -201,7 +201,7 @@ COMMON = {
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in of --path first; repeatable."
 )
 def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any) -> None:
-    """Score translations with sacreBLEU, and test whether systems differ.
+    """Score translations with sacreBLEU, COMET or MetricX, and test whether systems differ.
 
     \b
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin

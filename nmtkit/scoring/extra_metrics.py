@@ -103,7 +103,8 @@ class SegmentScores(SentenceMetric):
         """Raises ValueError if there are no source sentences, and the errors of `segment_metric`."""
         super().__init__()  # type: ignore[no-untyped-call]
         if sources is None:
-            raise ValueError(f"{MetricName.parse(name).name} also reads the source: give --src FILE, or --data")
+            parsed = MetricName.parse(name)
+            raise ValueError(f"{parsed.name} also reads the source: give --src FILE, --data or --test-set")
         self.sources = sources
         self.metric = segment_metric(name, rank_device(device, 1))
         self.label = self.metric.label

@@ -94,7 +94,7 @@ class NeuralMetric(SegmentMetric):
         """Returns the given texts. Raises ValueError for texts that are missing or have another number of lines."""
         for name, lines in texts.items():
             if lines is None:
-                remedy = " (give --src FILE, or --data)" if name == "sources" else ""
+                remedy = " (give --src FILE, --data or --test-set)" if name == "sources" else ""
                 raise ValueError(f"{self.label} reads {name}, but there are none{remedy}")
         columns = [lines for lines in texts.values() if lines is not None]
         for name, lines in zip(texts, columns, strict=True):
