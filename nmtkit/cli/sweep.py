@@ -142,18 +142,25 @@ def command(
 
 
 def check_translation(sweep: "Sweep", run: "SweepRun") -> None:
-    """Raises ValueError for mistakes in [sweep.generate], before the first run is trained."""
+    """Raises ValueError before the first run is trained, if the rows would have no translations to compare."""
     from nmtkit.data.dataset.binarized import Dataset
 
+    if sweep.base and sweep.generate is None:
+        job = sweep.job(run)
+        if not job.run.validates or not any(metric.translates for metric in job.metrics().values()):
+            raise ValueError(
+                f"{sweep.file}, run {run.name}: base of [sweep] compares translations, and this run makes none; add "
+                "[sweep.generate], or validate with --metrics bleu"
+            )
     for command in sweep.translation_commands(run):
         if command[1] == "generate":
             try:
                 with generate.command.make_context("generate", command[2:]) as context:
                     settings = dict(context.params)
                     data, paths, files, plugins = map(settings.pop, ("data", "paths", "inputs", "plugins"))
-                    job = generate.parsed_job(data, paths, files, plugins, on_command_line(settings))
+                    parsed = generate.parsed_job(data, paths, files, plugins, on_command_line(settings))
                 if data.is_dir():  # otherwise, `nmtkit train` explains the error
-                    Dataset.open(data)[job.config.gen_subset]
+                    Dataset.open(data)[parsed.config.gen_subset]
             except (click.UsageError, ValueError) as error:
                 reason = error.format_message() if isinstance(error, click.UsageError) else error
                 raise ValueError(f"{sweep.file}: [sweep.generate]: {reason}") from None

@@ -53,8 +53,8 @@ def comparison_report(results: Sequence[Comparison], test: Test, samples: int, w
             lines.append(f"  {result.system:<{margin}}  {number(result.score, width)}{verdict}")
         lines.append("")
     baseline = results[0].system
-    method = {"bootstrap": "paired bootstrap", "randomization": "approximate randomization"}[test]
-    lines.append(f"* differs from {baseline}: p < 0.05, two-sided {method}, {samples} samples")
+    method = {"bootstrap": "one-sided paired bootstrap", "randomization": "two-sided approximate randomization"}[test]
+    lines.append(f"* differs from {baseline}: p < 0.05, {method}, {samples} samples")
     return ScoreReport({"baseline": baseline, "test": test, "samples": samples, "scores": rows}, lines)
 
 

@@ -259,6 +259,22 @@ def test_a_mistake_in_the_translation_is_found_before_anything_is_trained(
     assert not within_this_process
 
 
+def test_a_base_needs_runs_that_translate(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    file = tmp_path / "mine.sweep.toml"
+    text = SWEEP.format(data=mirror_data).partition("[sweep.generate]")[0].replace("average = 2", "")
+    file.write_text(text)
+    refused = invoke("sweep", file)
+    assert refused.exit_code == 2 and "[sweep.generate]" in refused.stderr and not within_this_process
+    file.write_text(
+        text.replace("metrics = []", "").replace('interval = "none"\nmax_tokens', "interval = 1\nmax_tokens")
+    )
+    compared = invoke("sweep", file, "--format", "json")
+    assert compared.exit_code == 0, compared.stderr
+    assert json.loads(compared.stdout)["made_by"] == "gen_subset valid, last validation, beam 4"
+
+
 def test_the_dry_run_of_a_sweep_lists_the_translations(mirror_data: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.sweep.toml"
     file.write_text(SWEEP.format(data=mirror_data))

@@ -8,6 +8,8 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from nmtkit.scoring import metrics, seeds, significance
+from nmtkit.scoring.report import comparison_report
+from nmtkit.scoring.significance import Test
 
 WORDS = "the a cat dog man woman runs sits eats on in red green small house street"
 
@@ -49,6 +51,20 @@ def test_with_one_seed_the_test_agrees_with_the_randomization_test_of_sacrebleu(
         assert compared.mean == pytest.approx(expected.score.value)
         assert compared.difference.p_value == pytest.approx(expected.p_value, abs=0.04)
         assert not compared.difference.covers_seeds and not compared.difference.significant
+
+
+def test_the_bootstrap_of_sacrebleu_is_one_sided_as_the_report_says() -> None:
+    references, base = texts(300, 0.30, 1)
+    _, system = texts(300, 0.27, 2)
+    systems = {"base": base, "new": system}
+    p_values: dict[str, float] = {}
+    tests: tuple[Test, ...] = ("bootstrap", "randomization")
+    for test in tests:
+        results = significance.compare(systems, [references], ("bleu",), test=test, samples=1000)
+        p_values[test] = results[1].p_value or 0.0
+        sides = {"bootstrap": "one-sided", "randomization": "two-sided"}[test]
+        assert sides in comparison_report(results, test, 1000, 1).lines[-1]
+    assert 0.3 * p_values["randomization"] < p_values["bootstrap"] < 0.6 * p_values["randomization"]
 
 
 def test_scores_of_the_whole_text_and_of_resamples_are_those_of_sacrebleu() -> None:
