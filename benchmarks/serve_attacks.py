@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import statistics
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -51,12 +52,36 @@ def upload(pair: tuple[str, str], extension: str, text: str) -> bytes:
     return form("/translate_file", pair, f'name="file"; filename="a.{extension}"', text)
 
 
-def attacks(pair: tuple[str, str], lines: list[str]) -> dict[str, bytes]:
-    """Returns the request of each attack. All have the largest size that the default limits of the service accept."""
+def for_deepl(path: str, pair: tuple[str, str], **fields: object) -> bytes:
+    languages = {"source_lang": pair[0], "target_lang": pair[1]}
+    return post(path, json.dumps({**languages, **fields}).encode())
+
+
+def document(pair: tuple[str, str], text: str) -> bytes:
+    parts = {'name="source_lang"': pair[0], 'name="target_lang"': pair[1], 'name="file"; filename="a.srt"': text}
+    body = "".join(f"--x\r\nContent-Disposition: form-data; {head}\r\n\r\n{part}\r\n" for head, part in parts.items())
+    return post("/v2/document", f"{body}--x--\r\n".encode(), "multipart/form-data; boundary=x")
+
+
+def terms_of(lines: list[str]) -> str:
+    """Returns a glossary of 100,000 characters in which every word of the lines is a term, badly translated."""
+    words = dict.fromkeys(word.strip(".,") for line in lines for word in line.split())
+    terms = "".join(f"{word}\t{word[::-1]}x|{word[::-1]}y\n" for word in words if word)
+    return terms[:99_000].rpartition("\n")[0]
+
+
+def attacks(pair: tuple[str, str], lines: list[str], glossary: str) -> dict[str, bytes]:
+    """Returns the request of each attack. All have the largest size that the default limits of the service accept.
+
+    `glossary` is the id of a glossary of `terms_of`.
+    """
     words = " ".join(itertools.islice(itertools.cycle(" ".join(lines).split()), 40_000))
     everything = {"alternatives": 10, "alignment": True, "quality": True}
     short, long = ([words[n * (size + 1) :][:size] for n in range(count)] for size, count in ((95, 1000), (4080, 24)))
-    cues = (f"{n}\n00:00:{n % 60:02},000 --> 00:00:{n % 60:02},500\n{words[n * 70 :][:60]}\n\n" for n in range(900))
+    cues = "".join(
+        f"{n}\n00:00:{n % 60:02},000 --> 00:00:{n % 60:02},500\n{words[n * 70 :][:60]}\n\n" for n in range(900)
+    )
+    with_glossary = {"glossary_id": glossary}
     catalogue = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8"\n\n'
     catalogue += "".join(f'msgid "{n} [X1X]_ %s {{name}}"\nmsgstr ""\n\n' for n in range(900))
     return {
@@ -79,7 +104,19 @@ def attacks(pair: tuple[str, str], lines: list[str]) -> dict[str, bytes]:
         "19,000 tags": translate(pair, "a<br>" * 19_000, format="html"),
         "19,000 tags with 10 alternatives": translate(pair, "a<b>a" * 19_000, format="html", alternatives=10),
         "numbers of characters with 5,000 digits": translate(pair, f"&#{'9' * 5000};" * 19, format="html"),
-        "subtitles": upload(pair, "srt", "".join(cues)),
+        "subtitles": upload(pair, "srt", cues),
+        "DeepL: subtitles": document(pair, cues),
+        "DeepL: 19,000 tags of XML": for_deepl("/v2/translate", pair, text="a<b>a" * 19_000, tag_handling="xml"),
+        "DeepL: 24,000 ignored elements": for_deepl(
+            "/v2/translate", pair, text="a<b>" * 24_000, tag_handling="xml", ignore_tags=["b"] * 1000
+        ),
+        "DeepL: a list of 300,000 tags": for_deepl("/v2/translate", pair, text="a", ignore_tags=[""] * 300_000),
+        "DeepL: a new glossary": for_deepl("/v2/glossaries", pair, name="x", entries=terms_of(lines)),
+        "DeepL: 1,000 lines of terms": for_deepl("/v2/translate", pair, text=short, **with_glossary),
+        "DeepL: 24 lines of 4,080 letters of terms": for_deepl("/v2/translate", pair, text=long, **with_glossary),
+        "DeepL: a line of 99,000 letters of terms": for_deepl(
+            "/v2/translate", pair, text=words[:99_000], **with_glossary
+        ),
         "1,000 lines in a language to detect": translate(("auto", pair[1]), short),
         "HTTP/1.0 without a Host": post("/translate", b"{}", version="1.0"),
         "a line of 99,000 letters, leaves": translate(pair, words[:99_000]),
@@ -188,6 +225,16 @@ def row(name: str, times: list[float], alone: list[float]) -> Row:
     return {"attack": name, "requests": len(times), **figures, "load": os.getloadavg()[0]}
 
 
+def new_glossary(port: int, pair: tuple[str, str], lines: list[str]) -> str:
+    """Creates the glossary of `terms_of`. Returns its id."""
+    fields = {"name": "x", "source_lang": pair[0], "target_lang": pair[1], "entries": terms_of(lines)}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v2/glossaries", json.dumps(fields).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["glossary_id"]
+
+
 async def measure(port: int, pair: tuple[str, str], lines: list[str], options: argparse.Namespace) -> list[Row]:
     wanted: list[dict[str, object]] = [{}, {"alignment": True, "quality": True}]
     normal = itertools.cycle(translate(pair, line, **fields) for line in lines for fields in wanted)
@@ -195,7 +242,7 @@ async def measure(port: int, pair: tuple[str, str], lines: list[str], options: a
     alone = await latencies(port, normal, options.seconds)
     rows = [row("none", alone, alone) | {"answers to the attacker": ""}]
     names = options.only.split(",") if options.only else [""]
-    for name, data in attacks(pair, lines).items():
+    for name, data in attacks(pair, lines, new_glossary(port, pair, lines)).items():
         if any(part in name for part in names):
             with attacked(port, name, data, options.connections) as statuses:
                 times = await latencies(port, normal, options.seconds)

@@ -24,6 +24,7 @@ from nmtkit.translation.search.options import SearchOptions
 
 COMMON = {
     "--path [SRC-TGT=]RUN|FILE": "checkpoint, or the folder of a run; repeatable",
+    "--models FILE": "list of checkpoints, which may change without a restart",
     "--host ADDRESS": "0.0.0.0 listens on all networks (default: 127.0.0.1)",
     "--port N": "port to listen on (default: 5000)",
     "--workers N": "processes on a CPU; one per core is the default",
@@ -33,7 +34,8 @@ COMMON = {
     "--beam N": "width of the search; 1 is greedy (default: 4)",
     "--pivot CODE": "also serve other pairs, through this language",
     "--glossary FILE": "terms and their translations",
-    "--api-keys PATH": "file of keys that requests need",
+    "--api-keys PATH": "file of keys that requests need, with quotas",
+    "--state FOLDER": "keeps counts of keys, and glossaries",
     "--[no-]split-sentences": "translate each sentence of a line alone",
 }
 
@@ -43,7 +45,6 @@ COMMON = {
     "--path",
     "paths",
     multiple=True,
-    required=True,
     metavar="[SRC-TGT=]RUN|FILE",
     help="Checkpoint. Repeat the flag for more language pairs; several checkpoints of one pair are an ensemble.",
 )
@@ -57,13 +58,16 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     curl localhost:5000/translate -d 'q=A dog runs.' -d source=en -d target=de
 
     Without SRC-TGT, the languages are read from the checkpoint. SIGTERM stops the server after the running requests.
-    The server reloads the models on SIGHUP, and when a checkpoint file has changed. Needs nmtkit[serve].
+    The server reloads the models on SIGHUP, and when a checkpoint file or the list of --models has changed. Needs
+    nmtkit[serve].
     """
     typed = on_command_line(flags)
     config: ServeConfig = derived(ServeConfig, typed)
     search: SearchOptions = derived(SearchOptions, typed)
     devices: DeviceOptions = derived(DeviceOptions, typed)
     check_combination(config, search, devices)
+    if not paths and config.models is None:
+        raise click.UsageError("give --path FILE, or --models FILE with a list of checkpoints")
     try:
         for package in ("prometheus_client", "pydantic", "python_multipart", "starlette", "uvicorn"):
             importlib.import_module(package)
@@ -75,6 +79,7 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     job = ServeJob(
         config=config,
         paths=[ModelPath.parse(path) for path in paths],
+        listed=config.listed_models(),
         plugins=plugins,
         search=search,
         devices=devices,

@@ -45,8 +45,8 @@ class FolderLock:
     regularly.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, flag: str = "--save-dir") -> None:
+        self.folder, self.flag = folder, flag
         self.path = folder / NAME
         self.file: IO[str] | None = None
         self.released = threading.Event()
@@ -89,7 +89,7 @@ class FolderLock:
         return False
 
     def _in_use(self, holder: dict[str, Any] | None) -> ValueError:
-        return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
+        return ValueError(f"{self.flag} {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
         """Returns whether the modification time of the file changes while this process waits.

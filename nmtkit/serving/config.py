@@ -30,6 +30,7 @@ RULES = (
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
 )
 
+FORMALITY_TAGS = {"more": "<formal>", "less": "<informal>"}  # DeepL's values -> tags before the source
 WEBLATE_PLACEHOLDER = re.compile(r"\[X[0-9]{1,9}X\]")  # stands for a variable in the texts that Weblate sends
 
 _PAIR = re.compile(r"([A-Za-z]\w*)-([A-Za-z]\w*)")
@@ -39,6 +40,12 @@ _PAIR = re.compile(r"([A-Za-z]\w*)-([A-Za-z]\w*)")
 class ServeConfig(Config):
     """Address, processes and limits of the server."""
 
+    models: Path | None = option(
+        None,
+        "file with a checkpoint per line, each written like the argument of --path; when the file changes, the server "
+        "loads and drops models without a restart",
+        metavar="FILE",
+    )
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 listens on all networks", metavar="ADDRESS")
     port: int = option(5000, "port to listen on; 0 chooses a free port", min=0, max=65_535)
     workers: int | None = option(
@@ -60,7 +67,15 @@ class ServeConfig(Config):
     )
     timeout: float = option(60.0, "maximum seconds of a request, including its upload", above=0, max=86_400)
     api_keys: Path | None = option(
-        None, "file of API keys, one per line; each request must then contain one of these keys as api_key"
+        None,
+        "file of API keys, one per line, perhaps with quotas such as characters=500000/month; each request must then "
+        "contain one of these keys",
+    )
+    state: Path | None = option(
+        None,
+        "folder in which the server keeps the counts of API keys, and glossaries of clients; default: they are lost "
+        "when the server ends",
+        metavar="FOLDER",
     )
     split_sentences: bool = option(
         False,
@@ -90,6 +105,22 @@ class ServeConfig(Config):
                 f"--public-url {self.public_url!r} is not an address such as https://example.org/translator"
             )
 
+    def listed_models(self) -> list["ModelPath"]:
+        """Returns the checkpoints of --models. Relative paths begin at the folder of the file.
+
+        Lines that begin with # are comments. Raises OSError or ValueError if the file does not list checkpoints.
+        """
+        if self.models is None:
+            return []
+        try:
+            lines = [line.strip() for line in self.models.read_text(encoding="utf-8-sig").split("\n")]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.models} is not UTF-8; write one checkpoint per line") from error
+        listed = [ModelPath.parse(line, self.models.parent) for line in lines if line and not line.startswith("#")]
+        if not listed:
+            raise ValueError(f"{self.models} lists no checkpoint; write one per line, such as en-de=en-de.pt")
+        return listed
+
 
 @dataclass(frozen=True)
 class ModelPath:
@@ -99,13 +130,16 @@ class ModelPath:
     pair: tuple[str, str] | None = None
 
     @staticmethod
-    def parse(text: str) -> "ModelPath":
-        """Parses `averaged.pt` or `en-de=averaged.pt`. The path may be the folder of a run."""
+    def parse(text: str, folder: Path = Path()) -> "ModelPath":
+        """Parses `averaged.pt` or `en-de=averaged.pt`. The path may be the folder of a run.
+
+        Relative paths begin at `folder`.
+        """
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
         if equals and match:
-            return ModelPath(checkpoint_of(Path(path)), (match[1], match[2]))
-        return ModelPath(checkpoint_of(Path(text)))
+            return ModelPath(checkpoint_of(folder / path), (match[1], match[2]))
+        return ModelPath(checkpoint_of(folder / text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +150,18 @@ class ServeJob:
     """
 
     config: ServeConfig
-    paths: Sequence[ModelPath]
+    paths: Sequence[ModelPath]  # of --path
     plugins: Sequence[str]
     search: SearchOptions
     devices: DeviceOptions
     translator: TranslatorOptions
     text: TextOptions
     processors: Mapping[str, Mapping[str, Any]]  # settings of the logits processors, by name
+    listed: Sequence[ModelPath] = ()  # of --models
+
+    @property
+    def all_paths(self) -> Sequence[ModelPath]:
+        return [*self.paths, *self.listed]
 
     @property
     def worker_count(self) -> int:
@@ -144,6 +183,8 @@ class ModelFacts:
     max_tokens: int  # estimated tokens of a batch
     engines: Mapping[str, str]  # the engine of each pair, such as "en-de", with the reason if PyTorch replaces it
     waits: bool  # whether PyTorch translates until the search is compiled
+    with_formality: Sequence[tuple[str, str]] = ()  # pairs whose model has the tags of FORMALITY_TAGS
+    with_glossary: Sequence[tuple[str, str]] = ()  # pairs that can be translated with a glossary of the client
 
     @property
     def longest(self) -> float:
@@ -154,15 +195,3 @@ class ModelFacts:
     def small_request(self) -> float:
         """Tokens of the largest small request."""
         return max(self.max_tokens, CPU_MAX_TOKENS) / 2
-
-
-def read_api_keys(path: Path) -> list[bytes]:
-    """Returns the keys of a file. Lines that begin with # are comments. Raises ValueError if there is no key."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8; write one key per line") from error
-    keys = [line.encode() for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ValueError(f"{path} contains no key; write one key per line, or omit --api-keys")
-    return keys

@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 SIMILAR = 4  # maximum ratio between the lengths of the first line and of any other line of a batch
 SHORT = 16  # lines of at most this many tokens count as lines of similar length
 CHOICE = 2  # number of batches that the candidates for one batch could fill
+GLOSSARY_WEIGHT = 4  # weight of a line with a glossary
 MAX_DEATHS = 3  # a line fails after this many workers have died while translating only this line
 
 Pair = tuple[str, str]  # codes of the source and the target language
@@ -45,14 +47,19 @@ class BatchKey:
     protect: bool = False  # protect placeholders and numbers, even if the server runs without --protect-spans
     placeholders: bool = False  # protect the placeholders of Weblate
     quality: bool = False
+    whole: bool = False  # do not split lines into sentences, even if the server runs with --split-sentences
+    tag: str | None = None  # a symbol of the vocabulary that begins every line, such as <formal>
+    glossary: Path | None = None  # terms of the client, which replace the terms of --glossary
 
     @property
     def weight(self) -> int:
         """The time of a line, divided by the time of the same line without alternatives. An estimate from above.
 
         Measured for 10 alternatives with a beam of 4: 2 to 3, and 6 with the alignment and quality of each alternative.
+        With a glossary, PyTorch searches again for the terms that a translation lacks.
         """
-        return -(-(1 + self.alternatives) // (2 if self.alignment or self.quality else 4))
+        weight = -(-(1 + self.alternatives) // (2 if self.alignment or self.quality else 4))
+        return weight * (1 if self.glossary is None else GLOSSARY_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,15 @@ class TranslationError(Exception):
 
 @dataclass(eq=False)
 class QueuedRequest:
-    """The lines of one request. `done` gets the translations of each line, best first."""
+    """The lines of one request. `done` gets the translations of each line, best first.
+
+    Only workers of the process `models` translate the lines, so a request has one model also during a reload.
+    """
 
     key: BatchKey
     lines: Sequence[str]
     done: "asyncio.Future[list[list[LineResult]]]"
+    models: Any = None
     results: list[list[LineResult]] = field(init=False)
     missing: int = field(init=False)  # lines without a result
     waiting: list[int] = field(init=False)  # indices of waiting lines, in ascending order of cost
@@ -193,6 +204,12 @@ class FairQueue:
         self.tokens += sum(request.costs)
         self.requests.append(request)
 
+    def requests_of(self, models: object) -> list[QueuedRequest]:
+        """Returns the requests that have waiting lines for these models."""
+        waiting = [request for request in self.requests if request.waiting]
+        waiting += [line.request for batch in self.retries for line in batch if not line.request.done.done()]
+        return [request for request in dict.fromkeys(waiting) if request.models is models]
+
     @property
     def waiting(self) -> int:
         """The number of lines that wait, also of failed batches."""
@@ -228,20 +245,22 @@ class FairQueue:
         half = len(batch) // 2
         self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 
-    def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> QueuedLines:
-        """Returns at most `max_lines` lines of the same key and of similar length.
+    def next_batch(
+        self, max_tokens: int, max_lines: int, longest: float = math.inf, models: object = None
+    ) -> QueuedLines:
+        """Returns at most `max_lines` lines for `models`, of the same key and of similar length.
 
         If all lines are padded to the longest line, they have at most `max_tokens` estimated tokens, unless one line
         alone has more. A line has at most `longest` tokens. The batch is empty if no such line is waiting.
         """
         for _ in range(len(self.retries)):
             batch = [line for line in self.retries.popleft() if not line.request.done.done()]
-            if batch and max(line.cost for line in batch) <= longest:
+            if batch and max(line.cost for line in batch) <= longest and batch[0].request.models is models:
                 return batch
             if batch:
                 self.retries.append(batch)
         self.requests = [request for request in self.requests if request.waiting]
-        requests = [request for request in self.requests if request.costs[-1] <= longest]
+        requests = [request for request in self.requests if request.costs[-1] <= longest and request.models is models]
         if not requests:
             return []
         heapq.heapify(requests)

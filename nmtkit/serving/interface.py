@@ -8,7 +8,7 @@ Errors have the form `{"error": "…"}`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
@@ -29,15 +29,26 @@ class RequestFields(BaseModel):
     """Fields of a request. Unknown fields are ignored, as in LibreTranslate."""
 
     model_config = ConfigDict(frozen=True)
+    texts_field: ClassVar[str] = "q"  # name of the field with a text or a list of texts; the field may be empty
+    counts: ClassVar[tuple[str, ...]] = ("requests", "characters")  # units that count for the quotas of the key
 
     api_key: Annotated[Any, Field(json_schema_extra={"type": "string"})] = Field(
         None, description="an API key of this server; clients may send the header `Authorization: Bearer KEY` instead"
     )
 
+    @classmethod
+    def raw_texts(cls, sent: Mapping[str, Any]) -> list[Any]:
+        """Returns the texts of a request that is not validated yet. An element may have any type."""
+        texts = sent.get(cls.texts_field)
+        return texts if isinstance(texts, list) else [texts]
+
 
 def _encodable(text: str) -> str:
     """Returns the text. Raises ValueError for half of a surrogate pair, which is valid in JSON but not in UTF-8."""
-    text.encode()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair") from None
     return text
 
 
@@ -51,6 +62,8 @@ Target = Annotated[Code, Field(description="language of the translation")]
 
 
 class DetectFields(RequestFields):
+    counts = ("requests",)
+
     q: TextOrTexts
 
 
@@ -129,7 +142,8 @@ STATUSES = {
     403: "the API key is missing or wrong",
     413: "the request exceeds --char-limit or --batch-limit",
     415: "the body is compressed, or it is neither JSON nor a form",
-    429: "too many lines wait, or too many large bodies are in memory; try again after `Retry-After` seconds",
+    429: "too many lines wait, too many large bodies are in memory, or a quota of the key is exceeded; try again after "
+    "`Retry-After` seconds",
     500: "a line of the text cannot be translated",
     501: "no language detector is installed",
     503: "no worker is running",
@@ -187,7 +201,7 @@ ENDPOINTS = (
         example={"q": "Hello!"},
         answer=list[DetectedLanguage],
         answer_example=[{"confidence": 97.0, "language": "en"}],
-        statuses=(400, 403, 413, 415, 501),
+        statuses=(400, 403, 413, 415, 429, 501),
     ),
     Endpoint(
         path="/languages",
@@ -217,10 +231,11 @@ ENDPOINTS = (
 def validated(model: type[Fields], fields: dict[str, Any]) -> Fields:
     """Returns an instance of `model` with the fields of a request. Raises Refusal with the first error.
 
-    A field that is null or empty counts as missing, but `q` may be empty.
+    A field that is null or empty counts as missing, but the texts may be empty.
     """
     known = {name: fields[name] for name in model.model_fields if name in fields}
-    sent = {name: value for name, value in known.items() if value is not None and (value != "" or name == "q")}
+    texts = model.texts_field
+    sent = {name: value for name, value in known.items() if value is not None and (value != "" or name == texts)}
     try:
         return model.model_validate(sent)
     except ValidationError as error:
@@ -234,9 +249,9 @@ def _message(error: ValidationError) -> str:
     if kind == "missing":
         return f"missing {name} parameter"
     if kind == "value_error":
-        return f"{name} holds half of a surrogate pair"
-    if name == "q":
-        return "q parameter is not a string or a list of strings"
+        return f"{name} parameter: {reason.removeprefix('Value error, ')}"
+    if name in ("q", "text"):
+        return f"{name} parameter is not a string or a list of strings"
     return f"{name} parameter: {reason[:1].lower()}{reason[1:]}"
 
 

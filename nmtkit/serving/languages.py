@@ -1,4 +1,4 @@
-"""Lists of language pairs for messages, and detection of languages.
+"""Lists of language pairs for messages, codes of languages, and detection of languages.
 
 py3langid (BSD license) detects the language of a text. The package contains a model of 142 languages (5 MB). On English
 and German captions cut to three words, py3langid is more accurate than langdetect. It is as accurate as lingua, and
@@ -30,6 +30,64 @@ def served_code(code: str, served: Iterable[str]) -> str:
 
     codes = list(served)
     return code if code in codes else next((each for each in codes if simplified(each) == simplified(code)), code)
+
+
+# --- codes of DeepL ---------------------------------------------------------------------------------------------------
+
+_CHINESE_SCRIPTS = {"cn": "hans", "sg": "hans", "tw": "hant", "hk": "hant", "mo": "hant"}
+# DeepL's codes for languages of which clients of DeepL demand a region as target language
+_REGIONS = {"EN": ("EN-GB", "EN-US"), "PT": ("PT-BR", "PT-PT")}
+
+
+@lru_cache(maxsize=4096)
+def code_parts(code: str) -> tuple[str, str, str]:
+    """Returns language, script and region of a code, in small letters, or empty texts for missing parts."""
+    language, *rest = subtags(code)
+    script = next((part for part in rest if len(part) == 4), "")
+    region = next((part for part in rest if len(part) in (2, 3)), "")
+    if language == "zh" and not script:
+        script = _CHINESE_SCRIPTS.get(region, "")
+    return ("nb" if language == "no" else language), script, region
+
+
+def served_code_for_deepl(code: str, served: Iterable[str]) -> str | None:
+    """Returns the served code that DeepL's code means, or None.
+
+    The language must be the same. Scripts and regions may be missing on one side: EN-US selects en, and EN selects
+    en_US or eng_Latn. The same region is better than no region. Of several scripts, simplified Chinese comes first.
+    """
+    codes = list(dict.fromkeys(served))
+    if (same := served_code(code, codes)) in codes:
+        return same
+    language, script, region = code_parts(code)
+    candidates = [
+        (region != other_region, other_region != "", other_script != "hans", index)
+        for index, (other, other_script, other_region) in enumerate(map(code_parts, codes))
+        if other == language
+        and ("" in (script, other_script) or script == other_script)
+        and ("" in (region, other_region) or region == other_region)
+    ]
+    return codes[min(candidates)[-1]] if candidates else None
+
+
+def deepl_code(code: str, served: Iterable[str]) -> str:
+    """Returns DeepL's code for a served code: the language alone, unless several served codes have this language."""
+    language, script, region = code_parts(code)
+    others = {other for other in served if code_parts(other)[0] == language}
+    parts = [language, script, region] if len(others) > 1 else [language]
+    return "-".join(filter(None, parts)).upper()
+
+
+def deepl_target_codes(code: str, served: Iterable[str]) -> Sequence[str]:
+    """Returns DeepL's codes that select a served target language. English and Portuguese always have a region."""
+    language, _, region = code_parts(code)
+    if region and language.upper() in _REGIONS:
+        return [f"{language}-{region}".upper()]
+    shown = deepl_code(code, served)
+    return _REGIONS.get(shown, [shown])
+
+
+# --- detection --------------------------------------------------------------------------------------------------------
 
 
 class Detector:

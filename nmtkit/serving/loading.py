@@ -14,12 +14,12 @@ from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
 from nmtkit.models.building import check_translation_models, directions_of, languages_of, tokenizer_of
-from nmtkit.serving.config import CPU_MAX_TOKENS, ModelPath, ServeJob
+from nmtkit.serving.config import CPU_MAX_TOKENS, FORMALITY_TAGS, ModelPath, ServeJob
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
 from nmtkit.translation.languages import codes_for
-from nmtkit.translation.options import TextOptions
+from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
@@ -52,6 +52,16 @@ class ServedModel:
             return all(model.attention_weights(source, begin).get("cross") for model in self.translator.models)
         except ValueError:
             return False
+
+    @property
+    def has_formality(self) -> bool:
+        """Whether the model was trained with the tags of formality."""
+        return all(map(self.translator.tokenizer.has_tag, FORMALITY_TAGS.values()))
+
+    @property
+    def takes_glossary(self) -> bool:
+        """Whether the search can require the terms of a glossary, and reads the text in which they are found."""
+        return self.first is None and not changed_flags(self.search).intersection(GLOSSARY_RULE.excludes)
 
     def check(self) -> None:
         """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
@@ -109,7 +119,7 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     options = dataclasses.asdict(job.translator)
     if device == "cpu":
         options["max_tokens"] = GUESS * (options["max_tokens"] or CPU_MAX_TOKENS)
-    groups = grouped(job.paths)
+    groups = grouped(job.all_paths)
     configs = [derive(LOGITS_PROCESSORS[name].preset, settings, "serve") for name, settings in job.processors.items()]
     base_search = dataclasses.replace(job.search, processor_configs=tuple(configs))
     loaded: dict[tuple[Path, ...], Translator] = {}

@@ -65,3 +65,5 @@ class _PoolCollector(Collector):
         yield CounterMetricFamily("nmtkit_batches", "Batches sent to workers.", pool.scheduler.sent)
         yield CounterMetricFamily("nmtkit_worker_deaths", "Workers that died and were replaced.", pool.death_count)
         yield CounterMetricFamily("nmtkit_reloads", "Reloads of the models.", pool.reload_count)
+        failed = pool.failed_reload_count
+        yield CounterMetricFamily("nmtkit_failed_reloads", "Reloads that failed, so the old models stayed.", failed)

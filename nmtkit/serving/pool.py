@@ -8,18 +8,12 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import signal
-import socket
-import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from nmtkit.jobs.processes import SocketChannel
-from nmtkit.jobs.scheduler import RemoteWorker, Scheduler
-from nmtkit.serving.config import ModelFacts, ServeJob
+from nmtkit.jobs.scheduler import Scheduler
+from nmtkit.serving.config import ServeJob
 from nmtkit.serving.fair_queue import (
     BatchKey,
     FairQueue,
@@ -30,134 +24,18 @@ from nmtkit.serving.fair_queue import (
     QueuedLines,
     QueuedRequest,
     QueueFull,
+    TranslationError,
 )
+from nmtkit.serving.model_process import ModelProcess, PoolWorker
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
-STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
-STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
 FEW_LINES = 8  # fewer lines are not divided among workers: the fixed cost of a search step equals about 8 lines
-LOW_PRIORITY = 10  # niceness of workers for large requests: beside a small request, they get a tenth of a core
 IDLE_SECONDS = 60.0  # time without a batch after which a worker for large requests ends
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
 GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
 
 logger = logging.getLogger("nmtkit")
-
-
-class ModelProcess:
-    """The process that loads the models and starts the workers. `start` creates it, `close` ends it."""
-
-    facts: ModelFacts
-    retired = False  # whether newer models have replaced the models of this process
-
-    def __init__(self, process: asyncio.subprocess.Process, channel: SocketChannel) -> None:
-        self.process, self.channel = process, channel
-        self.asking = asyncio.Lock()
-
-    @staticmethod
-    async def start(job: ServeJob) -> "ModelProcess":
-        """Starts a process and waits for its models. Raises ValueError if a model cannot be loaded."""
-        ours, theirs = socket.socketpair()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "nmtkit.serving.workers", str(theirs.fileno()),
-            stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-        )  # fmt: skip
-        theirs.close()
-        self = ModelProcess(process, SocketChannel(ours, buffers=True))
-        self.channel.send((job, logger.getEffectiveLevel()))
-        try:
-            answer = await next_message(self.channel)
-        except EOFError:
-            self.close()
-            raise ValueError(f"loading the models failed (exit code {await process.wait()})") from None
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(answer, ValueError):
-            self.close()
-            await process.wait()
-            raise answer
-        self.facts = answer
-        return self
-
-    async def new_worker(self, is_large: bool) -> "PoolWorker":
-        """Starts a worker for large or for small requests. Raises OSError if the process has ended."""
-        ours, theirs = socket.socketpair()
-        async with self.asking:
-            try:
-                niceness = LOW_PRIORITY if is_large else 0
-                socket.send_fds(self.channel.connection, [bytes([niceness])], [theirs.fileno()])
-                pid = await next_message(self.channel)
-            except EOFError:
-                ours.close()
-                raise ConnectionResetError("the process that loaded the models has ended") from None
-            finally:
-                theirs.close()
-        name, channel = f"worker process {pid}", SocketChannel(ours, buffers=True)
-        return PoolWorker(name, channel, parent=self, pid=pid, is_large=is_large)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.channel.connection.shutdown(socket.SHUT_RDWR)  # also ends a `new_worker` that waits
-
-
-async def next_message(channel: SocketChannel) -> Any:
-    """Waits for a message. Raises EOFError if the other end is closed."""
-    loop = asyncio.get_running_loop()
-    while (message := channel.receive(wait=False)) is None:
-        readable = asyncio.Event()
-        loop.add_reader(channel, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(channel)
-    return message
-
-
-@dataclass(eq=False, kw_only=True)
-class PoolWorker(RemoteWorker):
-    """A process that translates batches: one after another on a CPU, several at once on a GPU ("streaming")."""
-
-    parent: ModelProcess
-    pid: int
-    is_large: bool = False  # whether this worker translates large requests, with a low priority
-    sent_at: float = 0.0  # time when the last batch was sent
-    ended: bool = False
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether all clients of this worker have disconnected. A streaming worker is never abandoned."""
-        return bool(self.tasks) and not self.parent.facts.streams and all(map(is_abandoned, self.tasks.values()))
-
-    def capacity(self) -> tuple[int, float]:
-        """Returns the maximum tokens of the next batch (0 if the worker is full) and of a line in this batch.
-
-        A CPU worker translates a very long line in parts. Meanwhile the worker also takes a batch of shorter lines and
-        translates this batch between two parts. A line is very long if it alone has more than `max_tokens` tokens.
-        """
-        max_tokens = self.parent.facts.max_tokens
-        batches: list[QueuedLines] = list(self.tasks.values())
-        if self.parent.retired:
-            return 0, 0.0
-        if self.parent.facts.streams:
-            tokens = sum(line.cost for batch in batches for line in batch)
-            return (max_tokens // STREAM_PARTS if tokens < STREAM_SHARE * max_tokens else 0), math.inf
-        if not batches:
-            return max_tokens, math.inf
-        has_parts = len(batches) == 1 and len(batches[0]) == 1 and batches[0][0].cost > max_tokens
-        return (max_tokens if has_parts and not is_abandoned(batches[0]) else 0), max_tokens
-
-    def end_if_abandoned(self, sent_at: float) -> None:
-        """Kills the process if it is abandoned and has not received a batch since `sent_at`."""
-        if self.sent_at == sent_at and self.is_abandoned and not self.ended:
-            self.ended = True
-            os.kill(self.pid, signal.SIGKILL)
-
-
-def is_abandoned(batch: QueuedLines) -> bool:
-    """Returns whether all clients of the batch have disconnected."""
-    return all(line.request.done.done() for line in batch)
 
 
 class Pool:
@@ -174,7 +52,7 @@ class Pool:
         self.models: ModelProcess | None = None
         self.scheduler = Scheduler()
         self.workers: list[PoolWorker] = self.scheduler.workers
-        self.death_count = self.reload_count = 0
+        self.death_count = self.reload_count = self.failed_reload_count = 0
         self.closing = False
         self.background: set[asyncio.Task[None]] = set()
         self.planned_dispatch: asyncio.TimerHandle | None = None
@@ -215,7 +93,7 @@ class Pool:
         """
         if not lines:
             return []
-        request = QueuedRequest(key, lines, asyncio.get_running_loop().create_future())
+        request = QueuedRequest(key, lines, asyncio.get_running_loop().create_future(), self.models)
         queue = self.queues[self._is_large(request)]
         queue.add(request)
         self._plan_dispatch()
@@ -225,13 +103,19 @@ class Pool:
             queue.drop(request)
             if request.missing:
                 self._end_abandoned_later()
+            if request.models is not self.models:
+                self._close_unneeded(request.models)
 
     def _is_large(self, request: QueuedRequest) -> bool:
-        """Returns whether a request is large. Without forked workers, no request is large."""
+        """Returns whether a request is large. Without forked workers, no request is large.
+
+        A request with a glossary of the client is large: a line full of terms takes up to a hundred times as long.
+        """
         if self.models is None or not self.models.facts.forks:
             return False
         facts = self.models.facts
-        return request.costs[-1] > facts.longest or sum(request.costs) > facts.small_request
+        is_long = request.costs[-1] > facts.longest or sum(request.costs) > facts.small_request
+        return is_long or request.key.glossary is not None
 
     def _plan_dispatch(self) -> None:
         """Schedules the next dispatch. If few lines wait and a worker is busy, waits a short time for more lines.
@@ -274,7 +158,7 @@ class Pool:
     def _next_batch(self, worker: PoolWorker) -> tuple[QueuedLines, LineBatch] | None:
         max_tokens, longest = worker.capacity()
         queue, share = self.queues[worker.is_large], self._share(worker.is_large)
-        lines = queue.next_batch(max_tokens, share, longest) if max_tokens else []
+        lines = queue.next_batch(max_tokens, share, longest, worker.parent) if max_tokens else []
         if not lines:
             return None
         worker.sent_at = time.monotonic()
@@ -313,6 +197,8 @@ class Pool:
                 worker = await models.new_worker(is_large)
                 self.workers.append(worker)
                 asyncio.get_running_loop().add_reader(worker.channel, self._read, worker)
+        if models.retired:
+            self._close_unneeded(models)
         self._plan_dispatch()
 
     def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -340,8 +226,8 @@ class Pool:
             self._close(worker)
             self._recover(worker)
         else:
-            if worker.parent.retired and not worker.tasks:
-                self._close(worker)
+            if worker.parent.retired:
+                self._close_unneeded(worker.parent)
             elif worker.is_large:
                 loop = asyncio.get_running_loop()
                 loop.call_later(IDLE_SECONDS, self._close_if_idle, worker, worker.sent_at)
@@ -353,7 +239,7 @@ class Pool:
         whole = line.request
         if cost <= longest or whole.done.done():
             return self.queues[False].put_back(line, cost)
-        part = QueuedRequest(whole.key, [line.text], asyncio.get_running_loop().create_future())
+        part = QueuedRequest(whole.key, [line.text], asyncio.get_running_loop().create_future(), whole.models)
         part.costs = [cost]
         try:
             self.queues[True].add(part)
@@ -372,6 +258,8 @@ class Pool:
 
         part.done.add_done_callback(finish)
         whole.done.add_done_callback(drop)
+        if part.models is not self.models:
+            self._take_over(part.models)
 
     def _close(self, worker: PoolWorker) -> None:
         """Closes the channel of a worker, which ends the worker."""
@@ -381,17 +269,38 @@ class Pool:
         worker.channel.close()
         if worker in self.workers:
             self.workers.remove(worker)
-        self._close_if_unused(worker.parent)
+        if worker.parent.retired:
+            self._take_over(worker.parent)
+            self._close_if_unused(worker.parent)
 
     def _close_if_idle(self, worker: PoolWorker, sent_at: float) -> None:
         """Closes a worker that has no batch and has not received a batch since `sent_at`."""
         if not worker.tasks and worker.sent_at == sent_at and worker in self.workers:
             self._close(worker)
 
+    def _close_unneeded(self, old: ModelProcess) -> None:
+        """Closes the workers with old models that translate nothing, unless lines of their requests wait."""
+        for worker in [worker for worker in self.workers if worker.parent is old and not worker.tasks]:
+            if not self.queues[worker.is_large].requests_of(old):
+                self._close(worker)
+
     def _close_if_unused(self, models: ModelProcess) -> None:
         """Ends a process with old models when its last worker has ended."""
-        if models.retired and all(worker.parent is not models for worker in self.workers):
+        if all(worker.parent is not models for worker in self.workers):
             models.close()
+
+    def _take_over(self, old: ModelProcess) -> None:
+        """Gives waiting requests of old models to the newest models, if no worker with the old models is left.
+
+        Requests for language pairs that the newest models lack fail.
+        """
+        for is_large, queue in self.queues.items():
+            if any(worker.parent is old for worker in self._workers_for(is_large)):
+                continue
+            for request in queue.requests_of(old):
+                request.models = self.models
+                if request.key.pair not in self.pairs:
+                    request.fail(TranslationError("this language pair is no longer served"))
 
     def _recover(self, worker: PoolWorker) -> None:
         """Queues the lines of a worker that has ended, and starts another worker."""
@@ -406,7 +315,9 @@ class Pool:
             )
         for batch in worker.tasks.values():
             self.queues[worker.is_large].give_back(batch)
-        if not worker.parent.retired and not worker.is_large:  # workers for large requests start when lines wait
+        if worker.parent.retired:
+            self._take_over(worker.parent)
+        elif not worker.is_large:  # workers for large requests start when lines wait
             self._in_background(self._replace(worker.parent))
 
     async def _replace(self, models: ModelProcess, is_large: bool = False) -> None:
@@ -421,25 +332,35 @@ class Pool:
                     return
             await asyncio.sleep(RESTART_SECONDS)
 
-    async def reload(self) -> bool:
-        """Loads the models again and switches to them. Workers with the old models finish their batches.
+    async def reload(self, job: ServeJob | None = None) -> bool:
+        """Loads the models of `job`, or the last job again. Workers with the old models finish their batches.
 
         Returns False if loading fails: the log gives the reason, and the old models stay.
         """
         async with self.reloading:
             before = time.monotonic()
+            models = None
             try:
-                models = await ModelProcess.start(self.job)
+                models = await ModelProcess.start(job or self.job)
                 await self._add_workers(models)
             except (ValueError, OSError) as error:
-                logger.warning("could not reload the models, so the old ones stay: %s", error)
+                self.failed_reload(error)
+                if models is not None:
+                    models.retired = True
+                    self._close_unneeded(models)
+                    self._close_if_unused(models)
                 return False
+            self.job = job or self.job
             old, self.models = self.models, models
             if old is not None:
                 old.retired = True
-                for worker in [worker for worker in self.workers if worker.parent is old and not worker.tasks]:
-                    self._close(worker)
+                self._take_over(old)
+                self._close_unneeded(old)
                 self._close_if_unused(old)
             self.reload_count += 1
             logger.info("reloaded the models in %.1f s", time.monotonic() - before)
             return True
+
+    def failed_reload(self, error: Exception) -> None:
+        self.failed_reload_count += 1
+        logger.warning("could not reload the models, so the old ones stay: %s", error)

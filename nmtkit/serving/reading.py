@@ -23,14 +23,14 @@ from starlette.requests import ClientDisconnect, Request
 from nmtkit.serving.fair_queue import LineResult
 from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
-from nmtkit.text.documents import Document, ReadOptions, WebPage, format_of, read_document
+from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, format_of, read_document
 from nmtkit.text.documents.encoding import Encoding
 
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests together, apart from short bodies
 LONG_TEXT = 10_000  # length from which the work on a text is done in the thread of long texts
-RETRY_SECONDS = 2  # value of the header Retry-After in answers with status 429
+RETRY = {"Retry-After": "2"}  # header of answers with status 429
 MAX_FIELDS = 5000
 MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
@@ -107,7 +107,7 @@ class BodyMemory:
             nonlocal size
             if size + count > OTHER_BYTES and self.bytes + count > BODIES_BYTES:
                 message = "the server receives too many large requests; try again later"
-                raise Refusal(429, message, {"Retry-After": str(RETRY_SECONDS), "Connection": "close"})
+                raise Refusal(429, message, {**RETRY, "Connection": "close"})
             size += count
             self.bytes += count
 
@@ -230,16 +230,19 @@ async def _multipart(headers: Headers, body: bytes) -> dict[str, Any]:
 
 
 class PlainText:
-    """A plain text, split into lines and the white space around each line. Translations keep the white space."""
+    """A plain text, split into lines and the white space around each line. Translations keep the white space.
+
+    Without `by_line`, the line ends inside the text are spaces.
+    """
 
     protects = False
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, by_line: bool = True) -> None:
         self.text = text
         # Each line gives three parts: white space before the text, the text, and white space after the text. Each line
         # end also gives three parts: the line end and two empty parts.
         self.parts: list[str] = []
-        for part in _NEWLINE.split(text):
+        for part in _NEWLINE.split(text) if by_line else [text]:
             line = part.strip()
             before, _, after = part.partition(line) if line else (part, "", "")
             self.parts += [before, line, after]
@@ -247,7 +250,7 @@ class PlainText:
 
     @property
     def segments(self) -> list[str]:
-        return [self.parts[index] for index in self.indices]
+        return [_NEWLINE.sub(" ", self.parts[index]) for index in self.indices]
 
     def rendered(self, lines: Sequence[LineResult]) -> LineResult:
         """Returns the translation of the whole text, with the line ends and the white space of the source.
@@ -291,8 +294,8 @@ def unchanged(line: str) -> LineResult:
     return {"text": line, "alignment": [[*span, *span] for span in words(line)]}
 
 
-def web_page(text: str, target: str) -> Document:
-    return WebPage(text, Encoding(), ReadOptions(target))
+def web_page(text: str, target: str, tags: TagRules | None = None) -> Document:
+    return WebPage(text, Encoding(), ReadOptions(target, tags=tags or TagRules()))
 
 
 def listed(texts: Any) -> list[Any]:
@@ -300,14 +303,14 @@ def listed(texts: Any) -> list[Any]:
     return texts if isinstance(texts, list) else [texts]
 
 
-async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
-    """Returns the extension and the bytes of an uploaded file.
+async def upload(file: Any, char_limit: int, name: str | None = None) -> tuple[str, bytes]:
+    """Returns the extension and the bytes of an uploaded file. `name` replaces the name of the file.
 
     Raises Refusal if the file is missing, is too large, or has an unknown extension.
     """
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
-    extension = PurePath(file.filename).suffix.lower()
+    extension = PurePath(name or file.filename).suffix.lower()
     if extension not in EXTENSIONS:
         raise Refusal(400, f"Invalid request: this file format is not supported; supported: {', '.join(EXTENSIONS)}")
     data = await file.read()

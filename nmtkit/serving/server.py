@@ -1,4 +1,4 @@
-"""Starts the server, reloads changed models, and stops the server after the running requests."""
+"""Starts the server, and stops the server after the running requests."""
 
 import asyncio
 import contextlib
@@ -6,19 +6,18 @@ import functools
 import logging
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nmtkit.jobs import machine_code
+from nmtkit.jobs.folder_lock import FolderLock
 from nmtkit.jobs.threads import short_switch_interval
-from nmtkit.serving.config import ServeJob, read_api_keys
+from nmtkit.serving.config import ServeJob
+from nmtkit.serving.glossaries import GlossaryStore
+from nmtkit.serving.keys import Keys, Usage, read_api_keys
 from nmtkit.serving.languages import described
 
-if TYPE_CHECKING:
-    from nmtkit.serving.app import Service
-
-WATCH_SECONDS = 2.0  # pause between two checks of the checkpoint files
+SAVE_SECONDS = 1.0  # pause between two writes of the counts of API keys
 KEEP_ALIVE_SECONDS = 75  # longer than the keep-alive time of proxies (60 s)
 CONNECTIONS = 2000  # maximum number of connections; further connections get status 503
 GRACE_SECONDS = 5  # time beyond --timeout that a stopping server gives to running requests
@@ -29,23 +28,64 @@ logger = logging.getLogger("nmtkit")
 def run(job: ServeJob) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or ValueError if a model cannot be loaded or the port is taken."""
     config = job.config
-    keys = [] if config.api_keys is None else read_api_keys(config.api_keys)
+    keys = {} if config.api_keys is None else read_api_keys(config.api_keys)
+    if config.state is None and any(key.quotas for key in keys.values()):
+        logger.warning("the counts of the quotas are lost when the server ends; give --state FOLDER to keep them")
     raise_open_files()
-    with listening_socket(config.host, config.port) as listener:
-        asyncio.run(serve(job, keys, listener))
+    with listening_socket(config.host, config.port) as listener, state_folder(config.state) as (usage, glossaries):
+        asyncio.run(serve(job, keys, usage, glossaries, listener))
 
 
-async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> None:
+@contextlib.contextmanager
+def state_folder(folder: Path | None) -> Iterator[tuple[Usage, GlossaryStore]]:
+    """Locks the folder of --state, and yields its counts of API keys and its glossaries. Writes the counts at the end.
+
+    Raises ValueError if another server uses the folder.
+    """
+    if folder is None:
+        with contextlib.closing(GlossaryStore(None)) as glossaries:
+            yield Usage(), glossaries
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder, "--state")
+    lock.acquire()
+    try:
+        usage = Usage(folder / "usage.json")
+        (folder / "glossaries").mkdir(exist_ok=True)
+        yield usage, GlossaryStore(folder / "glossaries")
+        if (contents := usage.unsaved()) is not None:
+            usage.save(contents)
+    finally:
+        lock.release()
+
+
+async def save(usage: Usage) -> None:
+    """Saves new counts of API keys every SAVE_SECONDS. Logs the first of several errors in a row."""
+    is_logged = False
+    while True:
+        await asyncio.sleep(SAVE_SECONDS)
+        if (contents := usage.unsaved()) is not None:
+            try:
+                await asyncio.to_thread(usage.save, contents)
+                is_logged = False
+            except OSError as error:
+                if not is_logged:
+                    logger.warning("the counts of API keys are not saved: %s", error)
+                is_logged = True
+
+
+async def serve(job: ServeJob, keys: Keys, usage: Usage, glossaries: GlossaryStore, listener: socket.socket) -> None:
     import uvicorn
 
     from nmtkit.serving.app import Service
+    from nmtkit.serving.file_watcher import FileWatcher
     from nmtkit.serving.pool import Pool
     from nmtkit.serving.protocol import HttpProtocol
 
     config = job.config
-    logger.info("loading %s", ", ".join(str(model.path) for model in job.paths))
+    logger.info("loading %s", ", ".join(str(model.path) for model in job.all_paths))
     async with Pool(job) as pool:
-        service = Service(config, pool, keys)
+        service = Service(config, pool, keys, usage, glossaries)
         await asyncio.to_thread(lambda: service.detector)  # load the detector now, not in the first request
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # suppresses a warning for each invalid request
         protocol: Any = functools.partial(HttpProtocol, refused=lambda status: service.metrics.observe("", status, 0))
@@ -75,7 +115,7 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
             loop.add_signal_handler(number, stop)
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
-        watching = loop.create_task(keep_up_to_date([model.path for model in job.paths], reload_requested, service))
+        tasks = [loop.create_task(FileWatcher(job, service, reload_requested).run()), loop.create_task(save(usage))]
         pairs = described(pool.pairs)
         address = listener.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -86,48 +126,8 @@ async def serve(job: ServeJob, keys: list[bytes], listener: socket.socket) -> No
             with short_switch_interval():  # the event loop does not wait for threads that read texts
                 await server.serve(sockets=[listener])
         finally:
-            watching.cancel()
-
-
-async def keep_up_to_date(files: Sequence[Path], reload_requested: asyncio.Event, service: "Service") -> None:
-    """Reloads models and API keys when `reload_requested` is set, and when checkpoint files have changed.
-
-    Changed files are loaded only if two checks in a row see the same state, because a file may still be incomplete.
-    Models are also loaded again when the search of their engine has been compiled, which is started here.
-    """
-    loaded = before = states(files)
-    while True:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reload_requested.wait(), WATCH_SECONDS)
-        now = states(files)
-        models = service.pool.models
-        if models is not None and models.facts.waits:
-            machine_code.background.start()
-            if machine_code.background.is_ready():
-                reload_requested.set()
-        if reload_requested.is_set() or (now != loaded and now == before and None not in now):
-            reload_requested.clear()
-            loaded = now
-            logger.info("reloading the models")
-            await service.pool.reload()
-            if service.config.api_keys is not None:
-                try:
-                    service.keys = read_api_keys(service.config.api_keys)
-                except (OSError, ValueError) as error:
-                    logger.warning("could not reload the API keys, so the old ones stay: %s", error)
-        before = now
-
-
-def states(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """Returns inode, size and modification time of each file, or None for a missing file."""
-    result: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            status = file.stat()
-            result.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            result.append(None)
-    return result
+            for task in tasks:
+                task.cancel()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

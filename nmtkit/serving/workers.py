@@ -83,6 +83,8 @@ def main(control: socket.socket) -> None:
     channel.send(ModelFacts(
         list(models), str(device), workers, forks=forks, streams=streams, max_tokens=max_tokens, engines=engines,
         waits=waits,
+        with_formality=[pair for pair, model in models.items() if model.has_formality],
+        with_glossary=[pair for pair, model in models.items() if model.takes_glossary],
     ))  # fmt: skip
     while (order := _next_order(control)) is not None:
         niceness, connection = order
@@ -200,7 +202,7 @@ def through_pivot(first: ServedModel, batch: LineBatch, between_parts: Callable[
 
     The returned batch has no word links, because they would refer to the pivot text, not to the original text.
     """
-    key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False)
+    key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False, tag=None)
     lines = translate(first, LineBatch(key, batch.texts), between_parts)
     return LineBatch(dataclasses.replace(batch.key, alignment=False), [line[0]["text"] for line in lines])
 
@@ -212,8 +214,12 @@ def pipeline_of(model: ServedModel, key: BatchKey) -> Pipeline:
         text = dataclasses.replace(text, protect=(*text.protect, WEBLATE_PLACEHOLDER.pattern))
     if key.html:
         text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or key.protect)
+    if key.whole:
+        text = dataclasses.replace(text, split_sentences=None)
+    if key.glossary is not None:
+        text = dataclasses.replace(text, glossary=key.glossary)
     search = dataclasses.replace(with_alternatives(model.search, key.alternatives), quality=key.quality)
-    return model.translator.pipeline(search, text, links=key.alignment and model.aligns)
+    return model.translator.pipeline(search, text, key.tag, links=key.alignment and model.aligns)
 
 
 def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
@@ -226,7 +232,7 @@ def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions
 
 def needs_own_search(key: BatchKey) -> bool:
     """Returns whether a batch needs results that the shared search does not compute."""
-    return bool(key.alternatives or key.html or key.alignment or key.quality or key.placeholders)
+    return dataclasses.replace(key, protect=False) != BatchKey(key.pair)
 
 
 def result_of(hypothesis: Hypothesis) -> LineResult:

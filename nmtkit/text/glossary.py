@@ -248,7 +248,7 @@ def _load(path: Path, modified: int, size: int) -> Glossary:
             raise ValueError(f"{location}: byte {error.start + 1} is not UTF-8; convert the file with iconv") from None
         if not line.strip():
             continue
-        source, new = _term(line.removesuffix("\r"), location)
+        source, new = parse_term(line.removesuffix("\r"), location)
         known = targets.setdefault(source, {})
         if known and not known.keys() >= set(new):
             repeated.append(f"{location}: {source!r} is also on line {first_line[source]}")
@@ -264,7 +264,7 @@ def _load(path: Path, modified: int, size: int) -> Glossary:
     return Glossary([Term(source, tuple(each)) for source, each in targets.items()])
 
 
-def _term(line: str, location: str) -> tuple[str, list[str]]:
+def parse_term(line: str, location: str) -> tuple[str, list[str]]:
     """Returns the source and target terms of a line. Raises ValueError with `location` if a term is missing."""
     fields = line.split("\t")
     if len(fields) != 2:

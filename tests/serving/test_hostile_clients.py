@@ -122,7 +122,14 @@ def test_a_body_of_tiny_chunks_is_refused_before_the_event_loop_is_busy_for_long
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), [("/translate?api_key=wrong", "X: y"), ("/translate", "Authorization: Bearer wrong")]
+    ("path", "field"),
+    [
+        ("/translate?api_key=wrong", "X: y"),
+        ("/translate", "Authorization: Bearer wrong"),
+        ("/v2/translate", "X: y"),
+        ("/v2/document", "Authorization: DeepL-Auth-Key wrong"),
+        ("/v3/glossaries", "Authorization: DeepL-Auth-Key"),
+    ],
 )
 def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server, path, field):
     found = exchange(server, head("Content-Length: 100000", JSON.strip(), field, path=path), wait=1.5)
@@ -138,17 +145,26 @@ def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server
         ("/translate", {"q": [""] * 420_000}),
         ("/detect", {"q": [""] * 420_000}),
         ("/translate", {"q": "", "source": "a" * 300_000, "target": "A" * 300_000}),
+        ("/v2/translate", {"text": [""] * 420_000}),
+        ("/v2/translate", {"text": "", "target_lang": "A-" * 50_000, "source_lang": "a_" * 50_000}),
+        ("/v2/translate", {"text": "1<b>" * 49_000, "tag_handling": "xml", "ignore_tags": "c"}),
+        ("/v2/translate", {"text": "", "ignore_tags": [["a"]] * 300_000}),
+        ("/v2/translate", {"text": "", "splitting_tags": "a," * 600_000}),
+        ("/v2/glossaries", {"name": "x", "source_lang": "en", "target_lang": "de", "entries": "a\tb\n" * 49_000}),
+        ("/v3/glossaries", {"name": "x", "dictionaries": [{}] * 600_000}),
     ],
     ids=[
         *("combining marks", "combining marks in HTML", "a list with an error in each element"),
         *("a list of empty texts", "a list of empty texts to detect", "long names of languages"),
+        *("a list for DeepL", "long names for DeepL", "tags of XML", "a list of tags", "a text of tags"),
+        *("terms of a glossary", "a list of dictionaries"),
     ],
 )
 def test_no_text_holds_up_other_clients(server, path, body):
     """Each of these texts once kept the server from all other clients for 4 to 12 seconds of CPU time."""
-    fields = {"source": "en", "target": "de", "api_key": "secret-key", **body}
+    fields = {"source": "en", "target": "de", "source_lang": "EN", "target_lang": "DE", **body}
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(server.ask, path, fields)
+        answer = threads.submit(server.ask, path, fields, {"Authorization": "Bearer secret-key"})
         longest = 0.0
         while not answer.done():
             start = server.cpu_seconds()

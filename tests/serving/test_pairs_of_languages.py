@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from nmtkit.serving.languages import Detector, described
+from nmtkit.serving.languages import Detector, deepl_code, deepl_target_codes, described, served_code_for_deepl
 from nmtkit.serving.loading import ServedModel, through_pivot
 from nmtkit.text.languages import name_of
 from nmtkit.translation.options import TextOptions
@@ -47,3 +47,38 @@ def test_logits_processors_belong_to_the_second_step_of_a_pivot() -> None:
     assert both.search == search and both.first is not None
     assert both.first.search == SearchOptions(beam=3)
     assert models["it", "en"].search == search, "the direct translation into en has the processors"
+
+
+@pytest.mark.parametrize(
+    ("code", "served", "found"),
+    [
+        ("EN-US", ["de", "en"], "en"),
+        ("EN", ["en_GB", "en_US"], "en_GB"),
+        ("EN-US", ["en_GB", "en_US"], "en_US"),
+        ("EN-US", ["en_GB"], None),
+        ("PT-BR", ["pt_PT", "pt"], "pt"),
+        ("pt-br", ["pt", "pt_BR"], "pt_BR"),
+        ("ZH-HANS", ["zh"], "zh"),
+        ("ZH-HANT", ["zh_CN", "zh_TW"], "zh_TW"),
+        ("ZH", ["zho_Hant", "zho_Hans"], "zho_Hans"),
+        ("ZH-HANT", ["zho_Hans"], None),
+        ("EN-GB", ["eng_Latn"], "eng_Latn"),
+        ("NB", ["no"], "no"),
+        ("NB", ["nob_Latn"], "nob_Latn"),
+        ("ES-419", ["es"], "es"),
+        ("SR", ["srp_Cyrl"], "srp_Cyrl"),
+        ("IT", ["en", "de"], None),
+    ],
+)
+def test_a_code_of_deepl_selects_a_served_language(code: str, served: list[str], found: str | None) -> None:
+    assert served_code_for_deepl(code, served) == found
+
+
+@pytest.mark.parametrize(
+    "served", [["en", "pt"], ["eng_Latn", "zho_Hans", "zho_Hant"], ["pt_BR", "pt_PT"], ["no", "sr_Latn"], ["en_US"]]
+)
+def test_every_listed_code_selects_its_language(served: list[str]) -> None:
+    for code in served:
+        for shown in (deepl_code(code, served), *deepl_target_codes(code, served)):
+            assert served_code_for_deepl(shown, served) == code
+        assert not {"EN", "PT"} & set(deepl_target_codes(code, served))  # DeepL's client refuses these targets

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from nmtkit.jobs.processes import SocketChannel
 from nmtkit.serving import pool as pools
 from nmtkit.serving.config import ModelFacts, ServeConfig, ServeJob
 from nmtkit.serving.fair_queue import BatchKey, LineBatch, LineResult
-from nmtkit.serving.pool import Pool, PoolWorker
+from nmtkit.serving.model_process import PoolWorker
+from nmtkit.serving.pool import Pool
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
 
@@ -29,6 +31,7 @@ LARGE = {
     "long lines": (KEY, ["word " * 800] * 24),
     "many lines": (KEY, ["Two men are walking in the snow."] * 1000),
     "a line with alternatives": (EVERYTHING, ["word " * 100]),
+    "a line with a glossary": (BatchKey(PAIR, glossary=Path("terms.tsv")), [SHORT]),
     "lines with alternatives": (EVERYTHING, ["Two men are walking in the snow."] * 12),
 }
 

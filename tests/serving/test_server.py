@@ -29,7 +29,6 @@ from serving_process import serving
 import nmtkit
 from nmtkit.cli import main
 from nmtkit.serving import loading
-from nmtkit.serving.config import read_api_keys
 from nmtkit.translation.translator import Translator
 
 LINES = REAL_LINES * 3
@@ -439,11 +438,6 @@ def test_the_help_shows_the_default_of_the_server():
     assert loading.CPU_MAX_TOKENS == 1024
 
 
-def test_keys_have_no_byte_order_mark(tmp_path):
-    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbfsecret\r\n# a comment\r\nother\r\n")
-    assert read_api_keys(tmp_path / "keys") == [b"secret", b"other"]
-
-
 @pytest.mark.slow
 def test_mistakes_end_with_one_line(tmp_path, model):
     taken = socket.create_server(("127.0.0.1", 0))
@@ -452,6 +446,7 @@ def test_mistakes_end_with_one_line(tmp_path, model):
         (["--path", "en-de=none.pt"], "none.pt: no such file"),
         (["--path", f"en-de={model}", "--port", str(taken.getsockname()[1])], "cannot listen on 127.0.0.1:"),
         (["--path", f"en-de={model}", "--workers", "2", "--threads", "2"], "every worker has one thread"),
+        ([], "--models FILE"),
     ):
         result = subprocess.run(
             [sys.executable, "-m", "nmtkit", "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60

@@ -20,6 +20,8 @@ from serving_process import serving
 from nmtkit.serving import web
 from nmtkit.serving.app import Service
 from nmtkit.serving.config import ServeConfig
+from nmtkit.serving.glossaries import GlossaryStore
+from nmtkit.serving.keys import Usage
 from nmtkit.translation.translator import Translator
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -96,7 +98,8 @@ def test_the_interface_is_a_page_in_the_same_style(server):
 
 def test_without_the_page_the_interface_stays():
     def paths(**settings):
-        return {route.path for route in Service(ServeConfig(**settings), None, []).application().routes}
+        service = Service(ServeConfig(**settings), None, {}, Usage(), GlossaryStore(None))
+        return {route.path for route in service.application().routes}
 
     assert paths() - paths(disable_web_ui=True) == {"/", "/frontend/settings"}
     assert {"/translate", "/docs"} <= paths(disable_web_ui=True)

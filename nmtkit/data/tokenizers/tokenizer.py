@@ -377,6 +377,10 @@ class Tokenizer:
             self.source.processor.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL)
         )
 
+    def has_tag(self, tag: str) -> bool:
+        """Returns whether `tag` is a tag of the source vocabulary."""
+        return self.source.processor.piece_to_id(SPACE_SYMBOL + tag) in self.source_tags
+
     @cached_property
     def languages(self) -> dict[str, int]:
         """Ids of the language tokens by code, such as "de" for __de__. Empty unless the model is multilingual."""

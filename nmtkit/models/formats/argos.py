@@ -24,8 +24,9 @@ argospm install FILE.argosmodel
 argos-translate --from {source} --to {target} "A sentence."
 ```
 
-Argos Translate splits text into sentences itself, searches with a beam of 4 and a length penalty of 0.2, and writes a
-space for each underscore.
+Argos Translate splits text into sentences itself, searches with a beam of 4, divides log probabilities by n^0.2 for n
+pieces, and writes a space for each underscore. A package cannot change this search; the nearest setting of nmtkit is
+`--beam 4 --lenpen 0.28`.
 """
 
 

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from nmtkit.text.documents.gettext_po import Catalogue
-from nmtkit.text.documents.interface import Document, ReadOptions
+from nmtkit.text.documents.interface import Document, ReadOptions, TagRules
 from nmtkit.text.documents.recognition import check_text, notice
 from nmtkit.text.documents.subtitles import SubRip, WebVTT
+from nmtkit.text.documents.tagged_text import TaggedText
 from nmtkit.text.documents.web import WebPage
 from nmtkit.text.documents.xliff import Xliff
 
 __all__ = [
-    "EXTENSIONS", "FORMATS", "Document", "ReadOptions", "WebPage", "check_text", "format_of", "notice", "read_document",
-    "translated_pairs",
+    "EXTENSIONS", "FORMATS", "Document", "ReadOptions", "TagRules", "TaggedText", "WebPage", "check_text", "format_of",
+    "notice", "read_document", "translated_pairs",
 ]  # fmt: skip
 
 FORMATS: dict[str, type[Document]] = {"html": WebPage, "srt": SubRip, "vtt": WebVTT, "po": Catalogue, "xliff": Xliff}

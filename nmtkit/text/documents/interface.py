@@ -15,11 +15,21 @@ FileEdit = tuple[int, int, str]  # start and end of a part of a file, and its ne
 
 
 @dataclass(frozen=True)
+class TagRules:
+    """Names of elements, in small letters, that differ from the rules of a format with tags."""
+
+    untranslated: frozenset[str] = frozenset()  # their content is copied; they may stand inside a sentence
+    splitting: frozenset[str] = frozenset()  # no sentence continues at their tags
+    inline: frozenset[str] = frozenset()  # a sentence may continue at their tags
+
+
+@dataclass(frozen=True)
 class ReadOptions:
     """Settings of reading and writing a document."""
 
     target_language: str | None = None  # a code, such as de or deu_Latn
     overwrite: bool = False  # replace existing translations, in formats with source and target texts
+    tags: TagRules = TagRules()  # of web pages and tagged texts
 
 
 class Document(ABC):

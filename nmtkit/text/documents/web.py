@@ -21,7 +21,7 @@ from itertools import islice, takewhile
 
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
-from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, spliced, without_white_space
+from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, TagRules, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
 from nmtkit.text.markup import TAG, VOID, names, partners, unescape_entities
 from nmtkit.text.template_code import codes, masked
@@ -125,10 +125,6 @@ def is_separate(name: str) -> bool:
     return name in SEPARATE or "-" in name
 
 
-def is_inline(name: str) -> bool:
-    return name in INLINE or "-" in name
-
-
 def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
     """Returns start, end and value of each attribute of a start tag, by name. Only the first of equal names counts.
 
@@ -162,8 +158,9 @@ def shown_attributes(name: str, by_name: dict[str, tuple[int, int, str]]) -> lis
 class _PageReader:
     """Finds the runs of text and inline tags of a page, and the attributes to translate."""
 
-    def __init__(self, text: str) -> None:
-        self.text, self.xml = text, is_xml(text)
+    def __init__(self, text: str, tags: TagRules) -> None:
+        self.text, self.xml, self.tags = text, is_xml(text), tags
+        self.inline, self.untranslated = INLINE | tags.inline | tags.untranslated, UNTRANSLATED | tags.untranslated
         self.codes = codes(text)
         self.masked = masked(text, self.codes)
         self.runs: list[list[Piece]] = []
@@ -184,6 +181,9 @@ class _PageReader:
     @property
     def preserves(self) -> bool:
         return bool(self.open) and self.open[-1][2]
+
+    def is_inline(self, name: str) -> bool:
+        return (name in self.inline or "-" in name) and name not in self.tags.splitting
 
     def read(self) -> None:
         for token in tokens(self.masked):
@@ -248,9 +248,9 @@ class _PageReader:
             translate = "no"
         if inherited and translate != "no":
             self.attributes += [by_name[key][:2] for key in shown_attributes(name, by_name)]
-        translates = translate in ("yes", "") or (inherited and translate != "no" and name not in UNTRANSLATED)
+        translates = translate in ("yes", "") or (inherited and translate != "no" and name not in self.untranslated)
         alone = name in VOID or ((self.xml or "-" in name) and self.text[tag.end - 2] == "/")
-        if not is_inline(name):
+        if not self.is_inline(name):
             self.flush_at_block()
         elif alone:
             self.add_tag("alone", tag)
@@ -269,7 +269,7 @@ class _PageReader:
             while self.open[-1][0] != tag.name:
                 self.pop(tag.start)
             self.pop(tag.end)
-        if not is_inline(tag.name):
+        if not self.is_inline(tag.name):
             self.flush_at_block()
         # if the tag ended the copied element, that element is already in the run
         elif not self.run or self.run[-1].end < tag.end:
@@ -363,7 +363,7 @@ class WebPage(Document):
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
-        reader = self.reader = _PageReader(text)
+        reader = self.reader = _PageReader(text, options.tags)
         reader.read()
         self.runs: list[tuple[int, int, Inline]] = []
         self.attributes: list[tuple[int, int, str, Inline]] = []  # start, end, quote, text

@@ -30,7 +30,8 @@ def test_a_package_translates_like_the_checkpoint(tmp_path: Path) -> None:
     assert {metadata[name] for name in ("from_code", "to_code", "from_name", "to_name")} == {
         "en", "de", "English", "German",
     }  # fmt: skip
-    assert "argos-translate --from en --to de" in (package / "README.md").read_text()
+    card = (package / "README.md").read_text()
+    assert "argos-translate --from en --to de" in card and "--lenpen 0.28" in card
     processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
     translator = ctranslate2.Translator(str(package / "model"))
     pieces = [processor.encode(line, out_type=str) for line in REAL_LINES]

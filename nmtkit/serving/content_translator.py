@@ -1,0 +1,127 @@
+"""Translates texts and documents of requests with the workers, and finds their languages."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from nmtkit.serving import reading
+from nmtkit.serving.door import Door
+from nmtkit.serving.fair_queue import BatchKey, LineResult, Pair
+from nmtkit.serving.interface import DetectedLanguage
+from nmtkit.serving.keys import ApiKey
+from nmtkit.serving.languages import Detector, described, detector_of, served_code
+from nmtkit.serving.pool import Pool
+from nmtkit.serving.reading import Content, Refusal
+
+SAME_LANGUAGE = 90.0  # confidence in percent from which a text in the target language is not translated
+
+
+class ContentTranslator:
+    """Translates the contents of requests: the door to the workers for the routes of all interfaces."""
+
+    def __init__(self, door: Door, pool: Pool) -> None:
+        self.door, self.pool, self.threads = door, pool, door.threads
+
+    async def translations(
+        self, key: ApiKey, pieces: Sequence[Content], pairs: Sequence[Pair], batch_key: Callable[[Pair], BatchKey]
+    ) -> list[list[LineResult]]:
+        """Returns a list of results for each piece: first the translation, then the alternatives.
+
+        `pairs` has the language pair of each piece. A piece with two equal languages stays as it is. `batch_key` makes
+        the settings of the translation from the language pair.
+
+        Raises Refusal if the pieces together exceed --char-limit or --batch-limit, and QuotaExceeded if they exceed a
+        quota of the API key. The characters count only if the translation succeeds, or if the client has disconnected.
+        """
+        characters = sum(len(piece.text) for piece in pieces)
+        self.door.check_characters(characters)
+        self.door.check_lines(sum(len(piece.segments) for piece in pieces))
+        self.door.usage.count(key, characters=characters)
+        try:
+            translated = await self._translated_lines(pieces, pairs, batch_key)
+        except Exception:
+            self.door.usage.take_back(key, characters)
+            raise
+        results = []
+        for piece, pair in zip(pieces, pairs, strict=True):
+            of_lines = [next(translated[pair]) for _ in piece.segments]
+            ranks = range(min(map(len, of_lines), default=1))
+            by_rank = [[line[rank] for line in of_lines] for rank in ranks]
+            length = len(piece.text)
+            results.append([await self.threads.run(length, reading.rendered, piece, lines) for lines in by_rank])
+            results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines if "quality" in line[0]]
+        return results
+
+    async def _translated_lines(
+        self, pieces: Sequence[Content], pairs: Sequence[Pair], batch_key: Callable[[Pair], BatchKey]
+    ) -> dict[Pair, Iterator[list[LineResult]]]:
+        """Returns the results of the lines of all pieces of each language pair."""
+        translated: dict[Pair, Iterator[list[LineResult]]] = {}
+        for pair in dict.fromkeys(pairs):
+            of_pair = [piece for piece, other in zip(pieces, pairs, strict=True) if other == pair]
+            lines = [line for piece in of_pair for line in piece.segments]
+            if pair[0] == pair[1]:
+                translated[pair] = iter([[reading.unchanged(line)] for line in lines])
+                continue
+            translated[pair] = iter(await self.pool.translate(batch_key(pair), lines))
+            self.door.metrics.count(pair, len(lines), sum(len(piece.text) for piece in of_pair))
+        return translated
+
+    # --- languages ----------------------------------------------------------------------------------------------------
+
+    async def pairs_of(
+        self, source: str, target: str, texts: Sequence[str]
+    ) -> tuple[list[Pair], list[DetectedLanguage] | None]:
+        """Returns the language pair of each text, and if the source is `auto`, the detected language of each text.
+
+        The languages of a pair are equal if the text is in the target language with at least SAME_LANGUAGE percent.
+
+        Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
+        pt_BR. Raises Refusal for languages that are not served.
+        """
+        target = served_code(target, (target for _, target in self.pool.pairs))
+        if source.lower() != "auto":
+            pair = served_code(source, (source for source, _ in self.pool.pairs)), target
+            self.check_pair(pair)
+            return [pair] * len(texts), None
+        sources = [source for source, other in self.pool.pairs if other == target]
+        if self.detector is None or not sources:
+            self.check_pair(("auto", target))
+
+        def detected(text: str) -> DetectedLanguage:
+            languages = self.detected([text])
+            if languages[0]["language"] == target and languages[0]["confidence"] >= SAME_LANGUAGE:
+                return languages[0]
+            listed = next((language for language in languages if language["language"] in sources), None)
+            return listed or DetectedLanguage(language=sources[0], confidence=0.0)
+
+        languages = await self.threads.run(sum(map(len, texts)), lambda: list(map(detected, texts)))
+        return [(language["language"], target) for language in languages], languages
+
+    def check_pair(self, pair: Pair) -> None:
+        """Raises Refusal if no served model translates the pair."""
+        pairs = self.pool.pairs
+        if pair in pairs:
+            return
+        known = described(pairs)
+        if pair[0] == "auto" and self.detector is None:
+            raise Refusal(400, f"source auto needs a language detector, which is not installed; served: {known}")
+        for code, side in zip(pair, (0, 1), strict=True):
+            if code != "auto" and code not in {languages[side] for languages in pairs}:
+                raise Refusal(400, f"{code[:40]} is not supported; served: {known}")
+        raise Refusal(400, f"{pair[1]} is not available as a target language from {pair[0]}; served: {known}")
+
+    def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
+        """Detects the common language of `texts`. Returns the languages that the server translates, most likely first.
+
+        Each language has a confidence from 0 to 100. If no language is found, as in texts without letters, the answer
+        is the source language of the first pair, with confidence 0, as in LibreTranslate. Raises Refusal 501 if no
+        detector is installed.
+        """
+        detector = self.detector
+        if detector is None:
+            raise Refusal(501, "no language detector is installed: pip install 'nmtkit[detect]'")
+        languages = detector.detect(texts) or [(self.pool.pairs[0][0], 0.0)]
+        return [DetectedLanguage(confidence=confidence, language=code) for code, confidence in languages]
+
+    @property
+    def detector(self) -> Detector | None:
+        return detector_of(frozenset(code for pair in self.pool.pairs for code in pair))

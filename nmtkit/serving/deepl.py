@@ -1,0 +1,287 @@
+"""The routes of DeepL's interface for texts, documents, languages and usage."""
+
+import asyncio
+import dataclasses
+import functools
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from nmtkit.serving import reading
+from nmtkit.serving.config import FORMALITY_TAGS, ModelFacts
+from nmtkit.serving.content_translator import ContentTranslator
+from nmtkit.serving.deepl_fields import (
+    DocumentKeyFields,
+    LanguagesFields,
+    NoFields,
+    TranslateDocumentFields,
+    TranslateTextFields,
+    TranslationFields,
+)
+from nmtkit.serving.door import FieldsHandler, refusal_of
+from nmtkit.serving.fair_queue import BatchKey, Pair
+from nmtkit.serving.glossaries import GlossaryStore, Languages
+from nmtkit.serving.interface import RequestFields
+from nmtkit.serving.kept_files import FILE_SECONDS, KeptFiles
+from nmtkit.serving.keys import ApiKey, Period
+from nmtkit.serving.languages import code_parts, deepl_code, deepl_target_codes, described, served_code_for_deepl
+from nmtkit.serving.libretranslate import download, has_placeholders
+from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.text.documents import ReadOptions, TaggedText, TagRules
+from nmtkit.text.languages import name_of
+
+NO_LIMIT = 10**12  # DeepL's limit of an account without a limit
+UPLOAD_SECONDS = 1.0  # time that an upload waits for the translation, so that short documents need a single poll
+POLL_SECONDS = 5  # remaining seconds that the status of an unfinished document reports
+MAX_DOCUMENTS = 10_000
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded document. `task` translates and keeps it, and returns the error, if any."""
+
+    key: str
+    characters: int
+    task: "asyncio.Task[Refusal | None]"
+    expiry: float  # time of `time.monotonic`
+
+
+class DeepL:
+    """The handlers of DeepL's routes, without the routes of glossaries."""
+
+    def __init__(self, translator: ContentTranslator, files: KeptFiles, glossaries: GlossaryStore) -> None:
+        self.translator, self.files, self.glossaries = translator, files, glossaries
+        self.door, self.pool, self.threads = translator.door, translator.pool, translator.threads
+        self.documents: dict[str, Upload] = {}
+
+    def routes(self) -> list[Route]:
+        handlers: list[tuple[str, list[str], type[RequestFields], FieldsHandler]] = [
+            ("/v2/translate", ["POST"], TranslateTextFields, self.translate),
+            ("/v2/languages", ["GET", "POST"], LanguagesFields, self.languages),
+            ("/v2/usage", ["GET", "POST"], NoFields, self.usage),
+            ("/v2/document", ["POST"], TranslateDocumentFields, self.upload),
+            ("/v2/document/{id}", ["POST"], DocumentKeyFields, self.status),
+            ("/v2/document/{id}/result", ["POST"], DocumentKeyFields, self.result),
+        ]
+        return [
+            Route(path, self.door.answering(path, self.door.with_fields(fields, handler)), methods=methods)
+            for path, methods, fields, handler in handlers
+        ]
+
+    # --- texts --------------------------------------------------------------------------------------------------------
+
+    async def translate(self, request: Request, fields: TranslateTextFields) -> Response:
+        texts = reading.listed(fields.text)
+        source, target = self.served_languages(fields)
+        pairs, _ = await self.translator.pairs_of(source, target, texts)
+        settings = self.settings(request.state.key, fields, pairs)
+        contents = await self.threads.run(sum(map(len, texts)), contents_of, texts, target, fields)
+        batch_key = functools.partial(
+            dataclasses.replace,
+            settings,
+            html=fields.tag_handling is not None,
+            whole=fields.split_sentences == "0",
+            placeholders=has_placeholders(texts),
+        )
+        results = await self.translator.translations(
+            request.state.key, contents, pairs, lambda pair: batch_key(pair=pair)
+        )
+        answers = []
+        for (language, _), text, (result, *_) in zip(pairs, texts, results, strict=True):
+            answer: dict[str, object] = {"detected_source_language": self.source_code(language), "text": result["text"]}
+            if fields.show_billed_characters:
+                answer["billed_characters"] = len(text)
+            answers.append(answer)
+        return JSONResponse({"translations": answers})
+
+    def served_languages(self, fields: TranslationFields) -> Pair:
+        """Returns the served codes of the languages of a request, or auto if the request has no source language.
+
+        Without a language detector, the only source language of the target is the language of every text. Raises
+        Refusal for languages that are not served, and for fields that no model here can honour.
+        """
+        if fields.unsupported:
+            raise Refusal(400, f"this server does not support {', '.join(fields.unsupported)}")
+        pairs = self.pool.pairs
+        target = served_code_for_deepl(fields.target_lang, (target for _, target in pairs))
+        if target is None:
+            raise Refusal(
+                400, f"Value for 'target_lang' not supported: {fields.target_lang[:40]}; served: {described(pairs)}"
+            )
+        sources = [source for source, other in pairs if other == target]
+        if fields.source_lang is None:
+            return ("auto" if self.translator.detector is not None or len(sources) > 1 else sources[0]), target
+        source = served_code_for_deepl(fields.source_lang, sources)
+        if source is None:
+            raise Refusal(
+                400,
+                f"Value for 'source_lang' not supported for this target_lang: {fields.source_lang[:40]}; served: "
+                f"{described(pairs)}",
+            )
+        return source, target
+
+    def settings(self, key: ApiKey, fields: TranslationFields, pairs: Sequence[Pair]) -> BatchKey:
+        """Returns the settings of a translation, of any pair: tag of formality and glossary.
+
+        Raises Refusal if a model does not support a setting.
+        """
+        facts, different = self.facts, [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1]]
+        preferred = fields.formality.startswith("prefer_")
+        tag = FORMALITY_TAGS.get(fields.formality.removeprefix("prefer_"))
+        if tag is not None and not set(different) <= set(facts.with_formality):
+            if not preferred:
+                raise Refusal(400, "'formality' is not supported for given 'target_lang'")
+            tag = None
+        settings = BatchKey(pairs[0] if pairs else ("", ""), tag=tag)
+        if fields.glossary_id is None:
+            return settings
+        if fields.source_lang is None:
+            raise Refusal(400, "'source_lang' is required with 'glossary_id'")
+        stored = self.glossaries.get(key.account, fields.glossary_id)
+        for pair in different:
+            if pair not in facts.with_glossary:
+                raise Refusal(400, f"this server does not support glossaries from {pair[0]} to {pair[1]}")
+            settings = dataclasses.replace(settings, glossary=self.glossaries.path(stored, base_languages(pair)))
+        return settings
+
+    # --- documents ----------------------------------------------------------------------------------------------------
+
+    async def upload(self, request: Request, fields: TranslateDocumentFields) -> Response:
+        """Begins the translation of a document. The limits and quotas are checked in this request."""
+        extension, data = await reading.upload(fields.file, self.door.config.char_limit, fields.filename)
+        if fields.output_format is not None and f".{fields.output_format.lower()}" != extension:
+            raise Refusal(400, f"the translation of a {extension} file has the same format; leave out output_format")
+        source, target = self.served_languages(fields)
+        content = await self.threads.run(len(data), reading.content_of, extension, data, target)
+        pairs, _ = await self.translator.pairs_of(source, target, ["\n".join(content.segments)])
+        settings = self.settings(request.state.key, fields, pairs)
+        batch_key = functools.partial(
+            dataclasses.replace, settings, html=not isinstance(content, PlainText), protect=content.protects
+        )
+        characters = len(content.text)
+        self.door.usage.check(request.state.key, characters=characters)
+        now = time.monotonic()
+        self.documents = {id: document for id, document in self.documents.items() if document.expiry > now}
+        if len(self.documents) >= MAX_DOCUMENTS:
+            raise Refusal(429, "too many documents wait for their download", reading.RETRY)
+        id = secrets.token_hex(16)
+
+        async def translate() -> Refusal | None:
+            """Keeps the translated file, and returns None or the error."""
+            try:
+                async with asyncio.timeout(self.door.config.timeout):
+                    ((best, *_),) = await self.translator.translations(
+                        request.state.key, [content], pairs, lambda pair: batch_key(pair=pair)
+                    )
+                self.files.keep(id, extension, await self.threads.run(len(data), content.encoded, best["text"]))
+                return None
+            except TimeoutError:
+                return Refusal(504, f"the translation took longer than {self.door.config.timeout:g} seconds")
+            except Exception as error:
+                return refusal_of(error)
+
+        task = asyncio.create_task(translate())
+        try:
+            await asyncio.wait([task], timeout=UPLOAD_SECONDS)
+        except asyncio.CancelledError:  # the client has disconnected, so nobody knows the id
+            task.cancel()
+            raise
+        if task.done() and (refusal := task.result()) is not None:
+            raise refusal
+        document = Upload(secrets.token_hex(32), characters, task, now + self.door.config.timeout + FILE_SECONDS)
+        self.documents[id] = document
+        return JSONResponse({"document_id": id, "document_key": document.key})
+
+    def document(self, request: Request, fields: DocumentKeyFields) -> tuple[str, Upload]:
+        """Returns the id of a document, and the document. Raises Refusal 404 if the key of the document is wrong."""
+        id = request.path_params["id"]
+        document = self.documents.get(id)
+        if document is None or not hmac.compare_digest(document.key.encode(), fields.document_key.encode()):
+            raise Refusal(404, "this document does not exist")
+        return id, document
+
+    async def status(self, request: Request, fields: DocumentKeyFields) -> Response:
+        id, document = self.document(request, fields)
+        answer: dict[str, object] = {"document_id": id, "status": "translating", "seconds_remaining": POLL_SECONDS}
+        if document.task.done():
+            error = document.task.result()
+            answer = {"document_id": id, "status": "done", "billed_characters": document.characters}
+            if error is not None:
+                answer = {"document_id": id, "status": "error", "error_message": error.message}
+        return JSONResponse(answer)
+
+    async def result(self, request: Request, fields: DocumentKeyFields) -> Response:
+        """Answers with the translated document, once."""
+        id, document = self.document(request, fields)
+        if not document.task.done():
+            raise Refusal(503, "the document is not translated yet")
+        if (error := document.task.result()) is not None:
+            raise Refusal(404, f"the document has no translation: {error.message}")
+        file = self.files.get(id)
+        self.files.remove(id)
+        del self.documents[id]
+        if file is None:
+            raise Refusal(404, "the translation is no longer kept; upload the document again")
+        return download(file.extension, file.data)
+
+    # --- languages and usage ------------------------------------------------------------------------------------------
+
+    async def languages(self, request: Request, fields: LanguagesFields) -> Response:
+        facts = self.facts
+        if fields.type == "source":
+            sources = dict.fromkeys(source for source, _ in facts.pairs)
+            codes = dict(sorted((deepl_code(code, sources), code) for code in sources))
+            return JSONResponse([{"language": shown, "name": name_of(code)} for shown, code in codes.items()])
+        targets = dict.fromkeys(target for _, target in facts.pairs)
+        formal = {target for _, target in facts.with_formality}
+        codes = dict(sorted((shown, code) for code in targets for shown in deepl_target_codes(code, targets)))
+        return JSONResponse(
+            [
+                {"language": shown, "name": name_of(code), "supports_formality": code in formal}
+                for shown, code in codes.items()
+            ]
+        )
+
+    async def usage(self, request: Request, fields: NoFields) -> Response:
+        """Answers with the characters of the shortest period that has a quota, or of the month."""
+        key: ApiKey = request.state.key
+        quotas = {quota.period: quota.limit for quota in key.quotas if quota.unit == "characters"}
+        period: Period = "month" if "month" in quotas or not quotas else next(iter(quotas))
+        count = self.door.usage.counts(key)[period].characters
+        return JSONResponse({"character_count": count, "character_limit": quotas.get(period, NO_LIMIT)})
+
+    def source_code(self, code: str) -> str:
+        return deepl_code(code, {source for source, _ in self.pool.pairs})
+
+    @property
+    def facts(self) -> ModelFacts:
+        if self.pool.models is None:
+            raise Refusal(503, "no models are loaded")
+        return self.pool.models.facts
+
+
+def base_languages(pair: Pair) -> Languages:
+    """Returns the languages of a pair without script and region, as glossaries have them."""
+    return code_parts(pair[0])[0], code_parts(pair[1])[0]
+
+
+def contents_of(texts: Sequence[str], target: str, fields: TranslateTextFields) -> list[Content]:
+    """Returns the contents of a request. Called in a thread, because a long text takes time."""
+    tags = TagRules(
+        *(
+            frozenset(name.lower() for name in names)
+            for names in (fields.ignore_tags, fields.splitting_tags, fields.non_splitting_tags)
+        )
+    )
+    if fields.tag_handling == "html":
+        return [reading.web_page(text, target, tags) for text in texts]
+    if fields.tag_handling == "xml":
+        options = ReadOptions(target, tags=tags)
+        return [TaggedText(text, options, fields.outline_detection) for text in texts]
+    return [PlainText(text, by_line=fields.split_sentences == "1") for text in texts]

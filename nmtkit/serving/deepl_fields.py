@@ -1,0 +1,139 @@
+"""The fields of requests to DeepL's routes. Fields that DeepL has and this service cannot honour are errors."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from nmtkit.serving.interface import Code, RequestFields, Text, TextOrTexts
+
+MAX_TAG_NAMES = 1000  # maximum number of names in a list of tags
+
+
+def _tag_names(value: Any) -> Any:
+    """Returns a list of names. A form has the names in one text with commas."""
+    names = value if isinstance(value, list) else [value]
+    if len(names) > MAX_TAG_NAMES:
+        raise ValueError(f"a list of tags has at most {MAX_TAG_NAMES} names")
+    if not all(isinstance(name, str) for name in names):
+        return value
+    return [name.strip() for text in names for name in text.split(",", MAX_TAG_NAMES) if name.strip()]
+
+
+TagNames = Annotated[list[Text], BeforeValidator(_tag_names)]
+Formality = Literal["default", "more", "less", "prefer_more", "prefer_less"]
+
+
+class NoFields(RequestFields):
+    counts = ()
+
+
+class LanguagesFields(RequestFields):
+    counts = ()
+
+    type: Literal["source", "target"] = "source"
+
+
+class TranslationFields(RequestFields):
+    """Fields of translations of texts and of documents."""
+
+    source_lang: Code | None = None
+    target_lang: Code
+    formality: Formality = "default"
+    glossary_id: Code | None = None
+
+    UNSUPPORTED: ClassVar[tuple[str, ...]] = (
+        *("glossary_ids", "style_id", "translation_memory_id", "custom_instructions"),
+    )
+    glossary_ids: Any = None
+    style_id: Any = None
+    translation_memory_id: Any = None
+    custom_instructions: Any = None
+
+    @property
+    def unsupported(self) -> list[str]:
+        """Names of the fields of the request that change translations of DeepL and that no model here can honour."""
+        return [name for name in self.UNSUPPORTED if getattr(self, name) not in (None, [], "")]
+
+
+class TranslateTextFields(TranslationFields):
+    """Fields of /v2/translate.
+
+    `context`, `model_type`, `preserve_formatting` and `tag_handling_version` are accepted without an effect.
+    """
+
+    texts_field = "text"
+
+    text: TextOrTexts
+    split_sentences: Annotated[Literal["0", "1", "nonewlines"], BeforeValidator(str)] = "1"
+    show_billed_characters: bool = False
+    tag_handling: Literal["html", "xml"] | None = None
+    outline_detection: bool = True
+    non_splitting_tags: TagNames = Field(default_factory=list)
+    splitting_tags: TagNames = Field(default_factory=list)
+    ignore_tags: TagNames = Field(default_factory=list)
+
+
+class TranslateDocumentFields(TranslationFields):
+    file: Any
+    filename: Text | None = None
+    output_format: Text | None = None
+
+
+class DocumentKeyFields(RequestFields):
+    counts = ()
+
+    document_key: Code
+
+
+# --- glossaries -------------------------------------------------------------------------------------------------------
+
+
+class DictionaryFields(BaseModel):
+    """The terms of a glossary for a language pair. `entries` are lines of a source term, a separator and a target."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source_lang: Code
+    target_lang: Code
+    entries: Text
+    entries_format: Literal["tsv", "csv"] = "tsv"
+
+
+class GlossaryFields(DictionaryFields, RequestFields):
+    """A glossary of /v2/glossaries, which has one language pair."""
+
+    counts = ("requests",)
+    texts_field = "entries"
+
+    name: Annotated[Text, Field(min_length=1, max_length=1024)]
+
+
+class ReplaceDictionaryFields(DictionaryFields, RequestFields):
+    counts = ("requests",)
+    texts_field = "entries"
+
+
+class MultilingualGlossaryFields(RequestFields):
+    """A glossary of /v3/glossaries, or its changes."""
+
+    counts = ("requests",)
+
+    name: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    dictionaries: list[DictionaryFields] = Field(default_factory=list)
+
+    @classmethod
+    def raw_texts(cls, sent: Mapping[str, Any]) -> list[Any]:
+        dictionaries = sent.get("dictionaries")
+        if not isinstance(dictionaries, list):
+            return []
+        return [each.get("entries") if isinstance(each, dict) else None for each in dictionaries]
+
+
+class LanguagePairFields(RequestFields):
+    """The language pair of a dictionary, in the query string."""
+
+    counts = ()
+
+    source_lang: Code | None = None
+    target_lang: Code | None = None

@@ -1,0 +1,177 @@
+"""The routes of DeepL's interface for glossaries: /v2 has one language pair in a glossary, and /v3 has several."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from nmtkit.serving.deepl import DeepL, base_languages
+from nmtkit.serving.deepl_fields import (
+    DictionaryFields,
+    GlossaryFields,
+    LanguagePairFields,
+    MultilingualGlossaryFields,
+    NoFields,
+    ReplaceDictionaryFields,
+)
+from nmtkit.serving.door import FieldsHandler
+from nmtkit.serving.glossaries import Languages, StoredGlossary, Terms, read_terms
+from nmtkit.serving.interface import RequestFields
+from nmtkit.serving.languages import code_parts
+from nmtkit.serving.reading import Refusal
+
+TSV = "text/tab-separated-values; charset=utf-8"
+
+
+class DeepLGlossaries:
+    """The handlers of DeepL's routes of glossaries. Each account sees its own glossaries only."""
+
+    def __init__(self, deepl: DeepL) -> None:
+        self.deepl, self.store, self.door = deepl, deepl.glossaries, deepl.door
+
+    def routes(self) -> list[Route]:
+        one = "/v3/glossaries/{id}"
+        handlers: list[tuple[str, str, type[RequestFields], FieldsHandler]] = [
+            ("/v2/glossary-language-pairs", "GET", NoFields, self.language_pairs),
+            ("/v2/glossaries", "GET", NoFields, self.list_single),
+            ("/v2/glossaries", "POST", GlossaryFields, self.create_single),
+            ("/v2/glossaries/{id}", "GET", NoFields, self.show_single),
+            ("/v2/glossaries/{id}", "DELETE", NoFields, self.delete),
+            ("/v2/glossaries/{id}/entries", "GET", NoFields, self.entries_single),
+            ("/v3/glossaries", "GET", NoFields, self.list_all),
+            ("/v3/glossaries", "POST", MultilingualGlossaryFields, self.create),
+            (one, "GET", NoFields, self.show),
+            (one, "PATCH", MultilingualGlossaryFields, self.change),
+            (one, "DELETE", NoFields, self.delete),
+            (f"{one}/entries", "GET", LanguagePairFields, self.entries),
+            (f"{one}/dictionaries", "PUT", ReplaceDictionaryFields, self.replace_dictionary),
+            (f"{one}/dictionaries", "DELETE", LanguagePairFields, self.delete_dictionary),
+        ]
+        return [
+            Route(path, self.door.answering(path, self.door.with_fields(fields, handler)), methods=[method])
+            for path, method, fields, handler in handlers
+        ]
+
+    def account_and_id(self, request: Request) -> tuple[str, str]:
+        return request.state.key.account, request.path_params["id"]
+
+    def stored(self, request: Request) -> StoredGlossary:
+        return self.store.get(*self.account_and_id(request))
+
+    async def terms(self, dictionaries: Iterable[DictionaryFields]) -> dict[Languages, Terms]:
+        """Returns the terms of each language pair. Raises Refusal for pairs that are not served, and wrong terms."""
+        served = {base_languages(pair) for pair in self.deepl.facts.with_glossary}
+        result: dict[Languages, Terms] = {}
+        for fields in dictionaries:
+            languages = languages_of(fields)
+            if languages not in served:
+                raise Refusal(400, f"this server has no glossaries from {languages[0]} to {languages[1]}")
+            if languages in result:
+                raise Refusal(400, f"the glossary has two dictionaries from {languages[0]} to {languages[1]}")
+            result[languages] = await self.door.threads.run(
+                len(fields.entries), read_terms, fields.entries, fields.entries_format
+            )
+        return result
+
+    async def language_pairs(self, request: Request, fields: NoFields) -> Response:
+        pairs = sorted({base_languages(pair) for pair in self.deepl.facts.with_glossary})
+        return JSONResponse({"supported_languages": [language_fields(pair) for pair in pairs]})
+
+    async def delete(self, request: Request, fields: NoFields) -> Response:
+        await self.store.write(self.store.delete, *self.account_and_id(request))
+        return Response(status_code=204)
+
+    # --- one language pair --------------------------------------------------------------------------------------------
+
+    def single(self, request: Request) -> tuple[StoredGlossary, Languages]:
+        """Returns a glossary and its only language pair. Raises Refusal 404 for a glossary with several pairs."""
+        stored = self.stored(request)
+        if len(stored.counts) != 1:
+            raise Refusal(404, "this glossary has several language pairs; use /v3/glossaries")
+        return stored, next(iter(stored.counts))
+
+    async def list_single(self, request: Request, fields: NoFields) -> Response:
+        stored = self.store.listed(request.state.key.account)
+        return JSONResponse({"glossaries": [single_facts(each) for each in stored if len(each.counts) == 1]})
+
+    async def create_single(self, request: Request, fields: GlossaryFields) -> Response:
+        terms = await self.terms([fields])
+        stored = await self.store.write(self.store.create, request.state.key.account, fields.name, terms)
+        return JSONResponse(single_facts(stored), 201)
+
+    async def show_single(self, request: Request, fields: NoFields) -> Response:
+        return JSONResponse(single_facts(self.single(request)[0]))
+
+    async def entries_single(self, request: Request, fields: NoFields) -> Response:
+        return Response(self.store.terms(*self.single(request)), media_type=TSV)
+
+    # --- several language pairs ---------------------------------------------------------------------------------------
+
+    async def list_all(self, request: Request, fields: NoFields) -> Response:
+        stored = self.store.listed(request.state.key.account)
+        return JSONResponse({"glossaries": [facts(each) for each in stored]})
+
+    async def create(self, request: Request, fields: MultilingualGlossaryFields) -> Response:
+        if fields.name is None or not fields.dictionaries:
+            raise Refusal(400, "a glossary has a name and dictionaries")
+        terms = await self.terms(fields.dictionaries)
+        stored = await self.store.write(self.store.create, request.state.key.account, fields.name, terms)
+        return JSONResponse(facts(stored), 201)
+
+    async def show(self, request: Request, fields: NoFields) -> Response:
+        return JSONResponse(facts(self.stored(request)))
+
+    async def change(self, request: Request, fields: MultilingualGlossaryFields) -> Response:
+        """Changes the name, and adds terms to the dictionaries."""
+        glossary, limit = self.account_and_id(request), self.door.config.char_limit
+        for languages, terms in (await self.terms(fields.dictionaries)).items():
+            await self.store.write(self.store.put, *glossary, languages, terms, limit)
+        if fields.name is not None:
+            await self.store.write(self.store.rename, *glossary, fields.name)
+        return JSONResponse(facts(self.stored(request)))
+
+    async def replace_dictionary(self, request: Request, fields: ReplaceDictionaryFields) -> Response:
+        ((languages, terms),) = (await self.terms([fields])).items()
+        glossary = self.account_and_id(request)
+        stored = await self.store.write(self.store.put, *glossary, languages, terms, None)
+        return JSONResponse({**language_fields(languages), "entry_count": stored.counts[languages]})
+
+    async def delete_dictionary(self, request: Request, fields: LanguagePairFields) -> Response:
+        await self.store.write(self.store.remove, *self.account_and_id(request), languages_of(fields))
+        return Response(status_code=204)
+
+    async def entries(self, request: Request, fields: LanguagePairFields) -> Response:
+        stored, languages = self.stored(request), languages_of(fields)
+        terms = {"entries": self.store.terms(stored, languages), "entries_format": "tsv"}
+        return JSONResponse({"dictionaries": [{**language_fields(languages), **terms}]})
+
+
+def languages_of(fields: DictionaryFields | LanguagePairFields) -> Languages:
+    """Returns the languages of a dictionary, without regions. Raises Refusal 400 if a language is missing."""
+    if fields.source_lang is None or fields.target_lang is None:
+        raise Refusal(400, "give source_lang and target_lang")
+    return code_parts(fields.source_lang)[0], code_parts(fields.target_lang)[0]
+
+
+def language_fields(languages: Languages) -> dict[str, Any]:
+    return dict(zip(("source_lang", "target_lang"), languages, strict=True))
+
+
+def single_facts(stored: StoredGlossary) -> dict[str, Any]:
+    ((languages, count),) = stored.counts.items()
+    facts = {"glossary_id": stored.id, "name": stored.name, "ready": True, "creation_time": stored.creation_time}
+    return {**facts, **language_fields(languages), "entry_count": count}
+
+
+def facts(stored: StoredGlossary) -> dict[str, Any]:
+    dictionaries: Sequence[dict[str, Any]] = [
+        {**language_fields(languages), "entry_count": count} for languages, count in stored.counts.items()
+    ]
+    return {
+        "glossary_id": stored.id,
+        "name": stored.name,
+        "creation_time": stored.creation_time,
+        "dictionaries": dictionaries,
+    }

@@ -1,0 +1,163 @@
+"""The door of the service, for the routes of all interfaces: keys, quotas, limits, fields, and answers to errors."""
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from nmtkit.serving import reading
+from nmtkit.serving.config import ServeConfig
+from nmtkit.serving.fair_queue import QueueFull, TranslationError
+from nmtkit.serving.interface import Fields, RequestFields, validated
+from nmtkit.serving.keys import ApiKey, Keys, QuotaExceeded, Usage, found
+from nmtkit.serving.metrics import Metrics
+from nmtkit.serving.reading import Refusal
+
+CLIENT_CLOSED = 499  # status in the metrics if the client has disconnected; the same number as in nginx
+QUOTA_EXCEEDED = 456  # status of DeepL for a quota that does not renew soon
+DEEPL_PATHS = ("/v2/", "/v3/")  # beginnings of the paths of DeepL's interface
+SCHEMES = ("bearer", "deepl-auth-key")  # of the header Authorization
+
+Handler = Callable[[Request], Awaitable[Response]]
+FieldsHandler = Callable[[Request, Any], Awaitable[Response]]  # the second argument: validated fields
+
+logger = logging.getLogger("nmtkit")
+
+
+class Door:
+    """Checks the key, the quotas, the limits and the fields of each request before its handler runs."""
+
+    def __init__(self, config: ServeConfig, keys: Keys, usage: Usage, metrics: Metrics) -> None:
+        self.config, self.keys, self.usage, self.metrics = config, keys, usage, metrics
+        self.memory, self.threads = reading.BodyMemory(), reading.TextThreads()
+
+    def answering(self, path: str, handler: Handler) -> Handler:
+        """Returns `handler` with a time limit and metrics. Every error becomes an answer."""
+
+        async def answer(request: Request) -> Response:
+            start = time.monotonic()
+            response = await self.answer_or_error(request, handler)
+            self.metrics.observe(path, response.status_code, time.monotonic() - start)
+            return response
+
+        return answer
+
+    async def answer_or_error(self, request: Request, handler: Handler) -> Response:
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                return await handler(request)
+        except TimeoutError:
+            message = f"the request took longer than {self.config.timeout:g} seconds"
+            return error_response(request, 504, message, {"Connection": "close"})
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED)
+        except Exception as error:
+            refusal = refusal_of(error)
+            status = refusal.status
+            if isinstance(error, QuotaExceeded) and error.period != "minute" and is_deepl(request):
+                status = QUOTA_EXCEEDED  # clients of DeepL would send the request again after status 429
+            return error_response(request, status, refusal.message, refusal.headers)
+
+    def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
+        """Returns a handler that reads the fields of a request for `handler`, which finds the key in `request.state`.
+
+        A key in a header or in the query string is checked before the body is read. DeepL's routes accept no other key.
+        If the client disconnects, all work for the request ends, also the work that waits for a thread.
+        """
+
+        async def handle(request: Request) -> Response:
+            fields = reading.query_fields(request)
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() in SCHEMES:
+                fields["api_key"] = token.strip()
+            if has_key := "api_key" in fields or is_deepl(request):
+                self.admit(request, model, fields.get("api_key"))
+
+            async def work(body: bytes) -> Response:
+                body_fields = await self.threads.run(len(body), reading.body_fields, request.headers, body)
+                if not has_key:
+                    self.admit(request, model, body_fields.get("api_key"))
+                sent = {**fields, **body_fields}
+                key = request.state.key
+                return await handler(request, await self.threads.run(len(body), self.fields, model, sent, key))
+
+            with self.memory.body() as hold:
+                body = await reading.body(request, self.config.char_limit, hold)
+                return await reading.unless_disconnected(request, work(body))
+
+        return handle
+
+    def fields(self, model: type[Fields], sent: dict[str, Any], key: ApiKey) -> Fields:
+        """Returns validated fields. Raises Refusal for invalid fields and for texts that exceed a limit, and
+        QuotaExceeded for texts that exceed a quota of the key.
+
+        The limits are checked first, because the validation of a list makes objects of all its elements.
+        """
+        texts = model.raw_texts(sent)
+        self.check_lines(len(texts))
+        characters = sum(len(text) for text in texts if isinstance(text, str))
+        self.check_characters(characters)
+        if "characters" in model.counts:
+            self.usage.check(key, characters=characters)
+        return validated(model, sent)
+
+    def admit(self, request: Request, model: type[RequestFields], sent: Any) -> None:
+        """Finds the key of a request and counts the request.
+
+        Raises Refusal if the server needs a key and `sent` is not valid, and QuotaExceeded for too many requests.
+        """
+        key: ApiKey | None = ApiKey()
+        if self.keys:
+            given = sent.encode("utf-8", "replace") if isinstance(sent, str) else b""
+            key = found(self.keys, given)
+            if key is None:
+                raise Refusal(403, "Invalid API key" if given else "this server needs an API key")
+        request.state.key = key
+        if "requests" in model.counts:
+            self.usage.count(request.state.key, requests=1)
+
+    def check_characters(self, characters: int) -> None:
+        """Raises Refusal if a number of characters exceeds --char-limit."""
+        if characters > self.config.char_limit:
+            limit = self.config.char_limit
+            raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
+
+    def check_lines(self, count: int) -> None:
+        """Raises Refusal if a number of lines or texts exceeds --batch-limit."""
+        if count > self.config.batch_limit:
+            raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({self.config.batch_limit})")
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Returns the answer to a request that raised an error. Logs errors of this program."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, QueueFull):
+        return Refusal(429, "too many texts are waiting; try again later", reading.RETRY)
+    if isinstance(error, QuotaExceeded):
+        return Refusal(429, str(error), {"Retry-After": str(error.seconds)})
+    if isinstance(error, TranslationError):
+        return Refusal(500, str(error))
+    logger.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
+    return Refusal(500, "internal error")
+
+
+def is_deepl(request: Request) -> bool:
+    return request.url.path.startswith(DEEPL_PATHS)
+
+
+def error_response(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """Returns an error in the format of LibreTranslate, or of DeepL for a path of DeepL's interface."""
+    return JSONResponse({"message" if is_deepl(request) else "error": message}, status, headers)
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answers a request that matches no route."""
+    assert isinstance(error, HTTPException)
+    return error_response(request, error.status_code, error.detail, dict(error.headers or {}))

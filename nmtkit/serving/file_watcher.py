@@ -1,0 +1,113 @@
+"""Loads checkpoints, the list of models and API keys again when their files change, without a restart."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from nmtkit.jobs import machine_code
+from nmtkit.serving.app import Service
+from nmtkit.serving.config import ServeJob
+from nmtkit.serving.keys import read_api_keys
+
+WATCH_SECONDS = 2.0  # pause between two checks of the files
+
+FileState = tuple[int, int, int] | None  # inode, size and modification time, or None for a missing file
+
+logger = logging.getLogger("nmtkit")
+
+
+class FileChanges:
+    """Notices changes of `files`. A change counts when two checks in a row see the same state and no file is missing,
+    because a file may still be incomplete."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+        self.accept()
+
+    def accept(self) -> None:
+        """Counts the present state of the files as loaded."""
+        self.loaded = self.before = states(self.files)
+
+    def check(self) -> bool:
+        """Returns whether the files have changed since they were loaded, or since the last call that returned True."""
+        now = states(self.files)
+        changed = now != self.loaded and now == self.before and None not in now.values()
+        self.before = now
+        if changed:
+            self.loaded = now
+        return changed
+
+
+class FileWatcher:
+    """Loads models and API keys when their files change, and when `reload_requested` is set."""
+
+    def __init__(self, job: ServeJob, service: Service, reload_requested: asyncio.Event) -> None:
+        self.job, self.service, self.reload_requested = job, service, reload_requested
+        self.list_changes = FileChanges(given(job.config.models))
+        self.model_changes = FileChanges(self.checkpoints)
+        self.key_changes = FileChanges(given(job.config.api_keys))
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        return [model.path for model in self.job.all_paths]
+
+    async def run(self) -> None:
+        """Models are also loaded again when the search of their engine has been compiled, which is started here."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.reload_requested.wait(), WATCH_SECONDS)
+            models = self.service.pool.models
+            if models is not None and models.facts.waits:
+                machine_code.background.start()
+                if machine_code.background.is_ready():
+                    self.reload_requested.set()
+            requested = self.reload_requested.is_set()
+            self.reload_requested.clear()
+            if self.key_changes.check() or requested:
+                self.load_keys()
+            if self.list_changes.check() or requested:
+                if not self.load_list():
+                    continue
+                requested = True
+            if self.model_changes.check() or requested:
+                self.model_changes.accept()
+                logger.info("reloading the models")
+                await self.service.pool.reload(self.job)
+
+    def load_keys(self) -> None:
+        self.key_changes.accept()
+        for path in self.key_changes.files:
+            try:
+                self.service.door.keys = read_api_keys(path)
+            except (OSError, ValueError) as error:
+                logger.warning("could not reload the API keys, so the old ones stay: %s", error)
+
+    def load_list(self) -> bool:
+        """Reads the list of models. Returns False if the list is wrong: the old models stay."""
+        self.list_changes.accept()
+        try:
+            self.job = dataclasses.replace(self.job, listed=self.job.config.listed_models())
+        except (OSError, ValueError) as error:
+            self.service.pool.failed_reload(error)
+            return False
+        self.model_changes.files = self.checkpoints
+        return True
+
+
+def given(path: Path | None) -> list[Path]:
+    return [] if path is None else [path]
+
+
+def states(files: Sequence[Path]) -> dict[Path, FileState]:
+    """Returns the state of each file."""
+    result: dict[Path, FileState] = {}
+    for file in files:
+        try:
+            status = file.stat()
+            result[file] = status.st_ino, status.st_size, status.st_mtime_ns
+        except OSError:
+            result[file] = None
+    return result

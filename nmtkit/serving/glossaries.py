@@ -1,0 +1,202 @@
+"""Glossaries that clients create: a folder for each glossary, with a file of terms for each of its language pairs.
+
+The files of terms have the format of `--glossary`, so the workers read them as they read that file.
+"""
+
+import asyncio
+import csv
+import io
+import json
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from nmtkit.config.files import atomic_write, new_folder
+from nmtkit.serving.reading import Refusal
+from nmtkit.text import glossary
+
+MAX_GLOSSARIES = 1000  # maximum number of glossaries of an account
+FACTS = "glossary.json"
+
+Languages = tuple[str, str]  # source and target language without script and region, such as ("en", "de")
+Terms = Mapping[str, str]
+T = TypeVar("T")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class StoredGlossary:
+    id: str
+    account: str
+    name: str
+    creation_time: str
+    counts: Mapping[Languages, int]  # number of terms of each language pair
+
+    @property
+    def facts(self) -> bytes:
+        counts = {"-".join(languages): count for languages, count in self.counts.items()}
+        return json.dumps({**vars(self), "counts": counts}, ensure_ascii=False, indent=1).encode()
+
+
+class GlossaryStore:
+    """The glossaries of all accounts.
+
+    Without a `folder`, they are in a temporary folder that is made for the first glossary. Raises ValueError for a
+    damaged file in the folder.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self.temporary = folder, folder is None
+        self.writing = asyncio.Lock()
+        self.glossaries: dict[str, StoredGlossary] = {}
+        for path in folder.glob(f"*/{FACTS}") if folder is not None else ():
+            try:
+                facts = json.loads(path.read_text(encoding="utf-8"))
+                counts = {tuple(pair.split("-")): int(count) for pair, count in facts.pop("counts").items()}
+                stored = StoredGlossary(counts=counts, **facts)
+                assert _ID.fullmatch(stored.id) and stored.id == path.parent.name
+            except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+                raise ValueError(f"{path} is damaged; restore or remove {path.parent}") from error
+            self.glossaries[stored.id] = stored
+
+    def close(self) -> None:
+        if self.temporary and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def listed(self, account: str) -> list[StoredGlossary]:
+        mine = (stored for stored in self.glossaries.values() if stored.account == account)
+        return sorted(mine, key=lambda stored: (stored.creation_time, stored.id))
+
+    def get(self, account: str, id: str) -> StoredGlossary:
+        """Returns a glossary of an account. Raises Refusal 404."""
+        stored = self.glossaries.get(id)
+        if stored is None or stored.account != account:
+            raise Refusal(404, "this glossary does not exist")
+        return stored
+
+    def path(self, stored: StoredGlossary, languages: Languages) -> Path:
+        """Returns the file of terms of a language pair. Raises Refusal 404 if the glossary lacks the pair."""
+        if languages not in stored.counts:
+            raise Refusal(404, f"this glossary has no terms from {languages[0]} to {languages[1]}")
+        assert self.folder is not None
+        return self.folder / stored.id / _file_name(languages)
+
+    def terms(self, stored: StoredGlossary, languages: Languages) -> str:
+        """Returns the terms of a language pair as lines of a source term, a tab and a target term."""
+        return self.path(stored, languages).read_text(encoding="utf-8")
+
+    async def write(self, change: Callable[..., T], *arguments: object) -> T:
+        """Runs a change, such as `create`, in a thread, one after another. Raises Refusal 507 if a write fails."""
+        async with self.writing:
+            try:
+                return await asyncio.to_thread(change, *arguments)
+            except OSError as error:
+                raise Refusal(507, f"the server cannot write glossaries: {error.strerror or error}") from error
+
+    def create(self, account: str, name: str, dictionaries: Mapping[Languages, Terms]) -> StoredGlossary:
+        """Creates a glossary. Raises Refusal 456 if the account has too many glossaries."""
+        if len(self.listed(account)) >= MAX_GLOSSARIES:
+            raise Refusal(456, f"an account has at most {MAX_GLOSSARIES} glossaries; delete some")
+        time = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        counts = {languages: len(terms) for languages, terms in dictionaries.items()}
+        stored = StoredGlossary(secrets.token_hex(16), account, name, time, counts)
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="nmtkit-glossaries-"))
+        with new_folder(self.folder / stored.id) as folder:
+            for languages, terms in dictionaries.items():
+                (folder / _file_name(languages)).write_bytes(_lines(terms))
+            (folder / FACTS).write_bytes(stored.facts)
+        self.glossaries[stored.id] = stored
+        return stored
+
+    def rename(self, account: str, id: str, name: str) -> StoredGlossary:
+        return self._replace(replace(self.get(account, id), name=name))
+
+    def put(self, account: str, id: str, languages: Languages, terms: Terms, limit: int | None) -> StoredGlossary:
+        """Replaces a dictionary. With a `limit`, adds the terms to the dictionary instead.
+
+        A new target term replaces the old target term of its source term. Raises Refusal 413 if the dictionary would
+        have more than `limit` characters.
+        """
+        stored = self.get(account, id)
+        assert self.folder is not None
+        if limit is not None and languages in stored.counts:
+            terms = {**read_terms(self.terms(stored, languages), "tsv"), **terms}
+        lines = _lines(terms)
+        if limit is not None and len(lines.decode()) > limit:
+            raise Refusal(413, f"the dictionary would have more than {limit} characters")
+        with atomic_write(self.folder / id / _file_name(languages)) as file:
+            file.write(lines)
+        return self._replace(replace(stored, counts={**stored.counts, languages: len(terms)}))
+
+    def remove(self, account: str, id: str, languages: Languages) -> StoredGlossary:
+        """Removes a dictionary. Raises Refusal 404 if the glossary lacks the dictionary."""
+        stored = self.get(account, id)
+        path = self.path(stored, languages)
+        counts = {pair: count for pair, count in stored.counts.items() if pair != languages}
+        stored = self._replace(replace(stored, counts=counts))
+        path.unlink(missing_ok=True)
+        return stored
+
+    def _replace(self, stored: StoredGlossary) -> StoredGlossary:
+        assert self.folder is not None
+        with atomic_write(self.folder / stored.id / FACTS) as file:
+            file.write(stored.facts)
+        self.glossaries[stored.id] = stored
+        return stored
+
+    def delete(self, account: str, id: str) -> None:
+        self.get(account, id)
+        assert self.folder is not None
+        (self.folder / id / FACTS).unlink(missing_ok=True)  # the glossary is gone, even if the rest fails
+        del self.glossaries[id]
+        shutil.rmtree(self.folder / id, ignore_errors=True)
+
+
+def _file_name(languages: Languages) -> str:
+    return f"{'-'.join(languages)}.tsv"
+
+
+def _lines(terms: Terms) -> bytes:
+    return "".join(f"{source}\t{target}\n" for source, target in terms.items()).encode()
+
+
+def read_terms(entries: str, format: str) -> Terms:
+    """Returns the terms in the lines of a client. Lines of `csv` may also have the languages.
+
+    Raises Refusal, with the number of the line, for a line that is not a term and for a repeated term. The target terms
+    may be alternatives, separated by |, as in the file of --glossary.
+    """
+    terms: dict[str, str] = {}
+    try:
+        rows = csv.reader(io.StringIO(entries)) if format == "csv" else (line.split("\t") for line in _split(entries))
+        for number, row in enumerate(rows, 1):
+            fields = [field.strip() for field in row]
+            if not any(fields):
+                continue
+            if len(fields) != 2 and (format == "tsv" or len(fields) != 4):
+                raise Refusal(400, f"line {number} of the glossary is not a source term and a target term")
+            source, target = fields[:2]
+            if any(map(_CONTROL.search, fields[:2])):
+                raise Refusal(400, f"line {number} of the glossary contains a control character")
+            if source in terms:
+                raise Refusal(400, f"line {number} of the glossary repeats a source term")
+            glossary.parse_term(f"{source}\t{target}", f"line {number} of the glossary")
+            terms[source] = target
+    except (csv.Error, ValueError) as error:
+        raise Refusal(400, str(error)) from error
+    if not terms:
+        raise Refusal(400, "the glossary has no terms")
+    return terms
+
+
+def _split(entries: str) -> list[str]:
+    return [line.removesuffix("\r") for line in entries.split("\n")]

@@ -1,0 +1,202 @@
+"""API keys: the keys of a file with their quotas, and the counts of each account.
+
+Each line of the file is a key, perhaps followed by settings:
+
+    secret-of-the-website requests=100/minute characters=500000/month
+    secret-of-the-office account=office
+
+Keys with the same account share counts and glossaries, so a key can be replaced by another key. The other keys have an
+account each. PeriodCounts are kept for days and months of UTC. They never contain a key, but the hash of the key.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, get_args
+
+from nmtkit.config.files import atomic_write
+
+Period = Literal["minute", "day", "month"]
+PERIODS: tuple[Period, ...] = get_args(Period)
+EXPECTED_SETTINGS = "account=NAME, requests=N/minute, requests=N/day, characters=N/month, …"
+
+_QUOTA = re.compile(r"(requests|characters)=([1-9][0-9]{0,17})/(minute|day|month)")
+_ACCOUNT = re.compile(r"account=([\w.-]{1,100})")
+
+
+class QuotaExceeded(Exception):  # noqa: N818  # an answer to the client, not an error of this program
+    """Raised if a request exceeds a quota. `seconds` is the time until the next period."""
+
+    def __init__(self, quota: "Quota", seconds: int) -> None:
+        super().__init__(f"the quota of this key is exceeded: {quota.limit} {quota.unit} per {quota.period}")
+        self.period, self.seconds = quota.period, seconds
+
+
+@dataclass(frozen=True)
+class Quota:
+    unit: Literal["requests", "characters"]
+    limit: int
+    period: Period
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A valid key. Requests of a server without keys have the key of the account ""."""
+
+    account: str = ""
+    quotas: tuple[Quota, ...] = ()
+
+
+@dataclass
+class PeriodCounts:
+    """Requests and characters of an account in one period, such as the day 2026-11-26."""
+
+    period: str
+    requests: int = 0
+    characters: int = 0
+
+
+@dataclass
+class Usage:
+    """PeriodCounts the requests and characters of all accounts, in memory, and in `path` if it is not None.
+
+    Raises ValueError if the file exists but does not contain counts.
+    """
+
+    path: Path | None = None
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    accounts: dict[str, dict[Period, PeriodCounts]] = field(default_factory=dict)
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            for account, periods in json.loads(self.path.read_text(encoding="utf-8")).items():
+                self.accounts[account] = {name: PeriodCounts(**periods[name]) for name in PERIODS}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{self.path} does not contain the counts of API keys; restore the file, or remove it to count from 0"
+            ) from error
+
+    def counts(self, key: ApiKey) -> dict[Period, PeriodCounts]:
+        """Returns the counts of the account of a key in the current minute, day and month."""
+        counts, names = self.accounts.setdefault(key.account, {}), self.period_names()
+        for period in PERIODS:
+            if period not in counts or counts[period].period != names[period]:
+                counts[period] = PeriodCounts(names[period])
+        return counts
+
+    def period_names(self) -> dict[Period, str]:
+        now = self.now().strftime("%Y-%m-%dT%H:%M")
+        return {"minute": now, "day": now[:10], "month": now[:7]}
+
+    def count(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
+        """Adds to the counts of a key. Raises QuotaExceeded, without a change, if a quota would be exceeded."""
+        self.check(key, requests=requests, characters=characters)
+        for counts in self.counts(key).values():
+            counts.requests += requests
+            counts.characters += characters
+        self.changed = True
+
+    def check(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
+        """Raises QuotaExceeded if a quota of the key would be exceeded."""
+        more = {"requests": requests, "characters": characters}
+        counts = self.counts(key)
+        for quota in key.quotas:
+            if more[quota.unit] and getattr(counts[quota.period], quota.unit) + more[quota.unit] > quota.limit:
+                raise QuotaExceeded(quota, self.seconds_left(quota.period))
+
+    def take_back(self, key: ApiKey, characters: int) -> None:
+        """Subtracts the characters of a request that failed."""
+        for counts in self.counts(key).values():
+            counts.characters = max(0, counts.characters - characters)
+        self.changed = True
+
+    def seconds_left(self, period: Period) -> int:
+        """Returns the number of seconds until the next period begins, rounded up."""
+        now = self.now()
+        end = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
+        if period != "minute":
+            end = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+        if period == "month":
+            end = (end - timedelta(days=1)).replace(day=1) + timedelta(days=32)
+            end = end.replace(day=1)
+        return max(1, -int((now - end).total_seconds() // 1))
+
+    def unsaved(self) -> bytes | None:
+        """Returns the contents of the file with all counts of the current month, or None if the file is up to date."""
+        if self.path is None or not self.changed:
+            return None
+        self.changed = False
+        month = self.period_names()["month"]
+        self.accounts = {
+            account: periods for account, periods in self.accounts.items() if periods["month"].period == month
+        }
+        data = {
+            name: {period: asdict(each) for period, each in counts.items()} for name, counts in self.accounts.items()
+        }
+        return json.dumps(data, indent=1).encode()
+
+    def save(self, contents: bytes) -> None:
+        """Writes the contents of the file. Raises OSError; `unsaved` then returns contents again."""
+        assert self.path is not None
+        try:
+            with atomic_write(self.path) as file:
+                file.write(contents)
+        except OSError:
+            self.changed = True
+            raise
+
+
+Keys = Mapping[bytes, ApiKey]  # by the hash of the key
+
+
+def found(keys: Keys, sent: bytes) -> ApiKey | None:
+    """Returns the key that a client has sent, or None if no such key exists.
+
+    The time does not depend on the characters of the keys, because only hashes are compared.
+    """
+    return keys.get(hashlib.sha256(sent).digest())
+
+
+def read_api_keys(path: Path) -> Keys:
+    """Returns the keys of a file. Lines that begin with # are comments.
+
+    Raises ValueError, with the line, for an unknown setting, a repeated key, or a file without keys. Messages do not
+    contain keys.
+    """
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8; write one key per line") from error
+    keys: dict[bytes, ApiKey] = {}
+    for number, words in enumerate(lines, 1):
+        if not words or words[0].startswith("#"):
+            continue
+        digest = hashlib.sha256(words[0].encode()).digest()
+        if digest in keys:
+            raise ValueError(f"{path}:{number}: this key is also on a line above; remove one of the lines")
+        keys[digest] = _api_key(words[1:], digest.hex()[:32], f"{path}:{number}")
+    if not keys:
+        raise ValueError(f"{path} contains no key; write one key per line, or omit --api-keys")
+    return keys
+
+
+def _api_key(settings: Sequence[str], account: str, location: str) -> ApiKey:
+    quotas = []
+    for number, setting in enumerate(settings, 2):
+        if (match := _ACCOUNT.fullmatch(setting)) is not None:
+            account = match[1]
+        elif (match := _QUOTA.fullmatch(setting)) is not None:
+            quotas.append(Quota(match[1], int(match[2]), match[3]))  # type: ignore[arg-type]  # words of _QUOTA
+        else:
+            raise ValueError(
+                f"{location}: word {number} is not a setting of a key; settings are {EXPECTED_SETTINGS}, and a key has "
+                "no spaces"
+            )
+    return ApiKey(account, tuple(quotas))

@@ -1,0 +1,91 @@
+"""Texts with tags of any XML format, such as the entries of a content management system.
+
+The structure of the text decides where sentences end: the tags of an element are inside a sentence if text stands
+beside an element of this name, and sentences end at all other tags.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from nmtkit.text import markup
+from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
+from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, without_white_space
+from nmtkit.text.documents.web import written
+
+_NAME = re.compile(r"</?([A-Za-z][^\s/>]*)")
+
+
+class TaggedText(Document):
+    """A text with tags, without a declaration. With `finds_structure` off, sentences end only at the tags that the
+    options name."""
+
+    def __init__(self, text: str, options: ReadOptions, finds_structure: bool = True) -> None:
+        super().__init__(text, Encoding(), options)
+        self.parts = list(_parts(text))
+        self.partners = markup.partners([(part.role, part.name) for part in self.parts])
+        self.splitting = options.tags.splitting
+        if finds_structure:
+            names = {part.name for part in self.parts if part.name}
+            self.splitting |= names - self.names_beside_text() - options.tags.inline - options.tags.untranslated
+        self.runs = [(run[0].start, run[-1].end, Inline(run)) for run in map(translatable, self.sentences()) if run]
+        self.segments = [inline.markup for _, _, inline in self.runs]
+
+    def names_beside_text(self) -> set[str]:
+        """Returns the names of the elements that have words beside them, in the same parent."""
+        names_by_parent: dict[int, set[str]] = {}
+        with_text: set[int] = set()
+        closing = set(self.partners.values())
+        around = [-1]  # indices of the start tags of the open elements; -1 stands for the whole text
+        for index, part in enumerate(self.parts):
+            if index in closing:
+                around.pop()
+            elif part.role != "text":
+                names_by_parent.setdefault(around[-1], set()).add(part.name)
+                around += [index] if index in self.partners else []
+            elif has_words([part]):
+                with_text.add(around[-1])
+        return set().union(*(names for parent, names in names_by_parent.items() if parent in with_text))
+
+    def sentences(self) -> Iterator[list[Piece]]:
+        """Yields the runs of text and tags between the tags at which sentences end."""
+        run: list[Piece] = []
+        index = 0
+        while index < len(self.parts):
+            part = self.parts[index]
+            if part.name in self.options.tags.untranslated and part.role in ("opening", "alone"):
+                index = self.partners.get(index, index)
+                run.append(Piece("alone", "", "", part.name, True, part.start, self.parts[index].end))
+            elif part.name in self.splitting:
+                yield run
+                run = []
+            else:
+                run.append(part)
+            index += 1
+        yield run
+
+    def edits(self, translations: Sequence[str]) -> list[FileEdit]:
+        edits = []
+        for (start, end, inline), translation in zip(self.runs, translations, strict=True):
+            new = inline.written(translation, written, lambda code: self.text[code.start : code.end])
+            if new is not None:
+                edits.append((*without_white_space(self.text, start, end), new))
+        return edits
+
+
+def _parts(text: str) -> Iterator[Piece]:
+    """Yields the texts and tags of a text. Comments and declarations are tags without a name."""
+    cursor = 0
+    for tag in markup.tags(text):
+        if cursor < tag.start:
+            yield _text(text, cursor, tag.start)
+        name = _NAME.match(text, tag.start)
+        role = "closing" if text.startswith("</", tag.start) else "alone" if text[tag.end - 2] == "/" else "opening"
+        yield Piece(role if name else "alone", "", "", name[1].lower() if name else "", False, tag.start, tag.end)
+        cursor = tag.end
+    if cursor < len(text):
+        yield _text(text, cursor, len(text))
+
+
+def _text(text: str, start: int, end: int) -> Piece:
+    return Piece("text", markup.unescape_entities(text[start:end]), "", "", False, start, end)
