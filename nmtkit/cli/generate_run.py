@@ -110,6 +110,17 @@ def warn_of_several_sentences(count: int, total: int, unit: str) -> None:
         )  # fmt: skip
 
 
+def tell_of_loops(loops: int, total: int) -> None:
+    """Logs the number of lines that were decoded again."""
+    if loops:
+        from nmtkit.translation.search.rules import LONGEST_RUN
+
+        logger.info(
+            "%s of %s lines repeated a text again and again, and were decoded again with --no-repeat-ngram %d; "
+            "--keep-loops keeps such lines", f"{loops:,}", f"{total:,}", LONGEST_RUN,
+        )  # fmt: skip
+
+
 def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "Dataset":
     """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the checkpoint."""
     from nmtkit.data.dataset.binarized import Dataset
@@ -204,6 +215,7 @@ def generate_shards(job: GenerateJob, device: str) -> None:
     translation = ShardedTranslation(bulk, settings, job.files, languages, config.both_columns, workers, this_command())
     run_shards(bulk, translation.plan, translation.run)
     counts = translation.counts()
+    tell_of_loops(counts["loops"], counts["lines"])
     if text.split_sentences is None and counts["several sentences"] >= MANY_LINES * counts["lines"]:
         warn_of_several_sentences(counts["several sentences"], counts["lines"], "lines")
 
@@ -264,13 +276,15 @@ class Generation:
 
     def counted(self, translations: Iterable["Translation"]) -> Iterator["Translation"]:
         """Yields translations, and shows their progress. Warns if many lines look like several sentences."""
-        several = count = 0
+        several = count = loops = 0
         plain = self.dataset is None and self.job.document is None and self.text.split_sentences is None
         progress.begin("Translating", "lines", self.total_lines, 1 if self.config.pivot is None else 2)
         for translation in translations:
             yield translation
             count += 1
             several += plain and has_several(translation.source)
+            loops += translation.decoded_again
+        tell_of_loops(loops, count)
         if not self.search.score_reference and several >= MANY_LINES * count:
             warn_of_several_sentences(several, count, "lines")
 

@@ -51,4 +51,6 @@ def show(translation: Translation, pipeline: Pipeline) -> None:
         pairs = ""
         if pipeline.search.alignment == "hard":
             pairs = " ".join(f"{source[int(i)]}→{hypothesis.pieces[int(j)]}" for i, j in hypothesis.alignment or [])
+        again = hypothesis.no_repeat_ngram
+        pairs += "" if again is None else f"decoded again with --no-repeat-ngram {again}, because of a loop"
         stderr.print(f"  {hypothesis.score:.3f}  {pairs}", style="dim", markup=False, highlight=False)

@@ -15,6 +15,7 @@ from nmtkit.scoring.significance import Comparison
 from nmtkit.scoring.texts import ScoredTexts
 
 SHOWN = 3000  # maximum number of sentences on the page
+FEW_WORDS = 2  # references with at most this many words are a separate length class
 LONGEST = 1000  # words beyond this number are not compared, because the time grows with the square of the number
 LOWER_IS_BETTER = ("TER", "off-target", "MetricX")  # first words of the names of scores
 # words, single characters of scripts without spaces, and other characters
@@ -186,12 +187,18 @@ def _score_row(
 def _by_length(
     texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings, compared: Sequence[ComparedSentence]
 ) -> list[list[str]]:
-    """Returns the score of the first metric for four classes of reference lengths with about equal numbers."""
+    """Returns the score of the first metric for references of few words, and for four classes of longer references.
+
+    The four classes have about equal numbers of sentences. BLEU has no class of few words, because its 4-grams need at
+    least four words.
+    """
     if len(compared) < 40:
         return []
     order = sorted(range(len(compared)), key=lambda row: compared[row].length)
-    rows, bounds = [], [len(order) * part // 4 for part in range(5)]
-    for start, end in pairwise(bounds):
+    short = 0 if metrics[0] == "bleu" else sum(each.length <= FEW_WORDS for each in compared)
+    bounds = {0, *(short + (len(order) - short) * part // 4 for part in range(5))}
+    rows = []
+    for start, end in pairwise(sorted(bounds)):
         chosen = order[start:end]
         references = [[text[row] for row in chosen] for text in texts.references]
         sources = None if settings.sources is None else tuple(settings.sources[row] for row in chosen)

@@ -17,7 +17,7 @@ CPU_MAX_TOKENS = 1024  # maximum source tokens of a CPU batch; small, because ne
 # Fields of SearchOptions that are flags of the server. They apply to all requests.
 SEARCH_FIELDS = (
     *("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "diverse_groups", "diversity"),
-    *("unkpen", "replace_unknown", "shortlist", "logits_processors"),
+    *("unkpen", "replace_unknown", "keep_loops", "shortlist", "logits_processors"),
 )
 
 # Fields of TextOptions that are not flags: the request gives the format, and the language pair gives the language.

@@ -61,8 +61,9 @@ class ContentTranslator:
             if pair[0] == pair[1]:
                 translated[pair] = iter([[reading.unchanged(line)] for line in lines])
                 continue
-            translated[pair] = iter(await self.pool.translate(batch_key(pair), lines))
-            self.door.metrics.count(pair, len(lines), sum(len(piece.text) for piece in of_pair))
+            of_lines = await self.pool.translate(batch_key(pair), lines)
+            translated[pair] = iter(of_lines)
+            self.door.metrics.count(pair, of_lines, sum(len(piece.text) for piece in of_pair))
         return translated
 
     # --- languages ----------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Metrics of the service for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nmtkit.serving.fair_queue import Pair
+from nmtkit.serving.fair_queue import LineResult, Pair
 from nmtkit.serving.pool import Pool
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # latencies in seconds
@@ -33,6 +33,10 @@ class Metrics:
         self.characters = Counter(
             "nmtkit_characters", "Characters translated.", ["source", "target"], registry=self.registry
         )
+        self.loops = Counter(
+            "nmtkit_loops", "Lines decoded again, because they were loops.", ["source", "target"],
+            registry=self.registry,
+        )  # fmt: skip
         self.registry.register(_PoolCollector(pool))
 
     def observe(self, route: str, status: int, seconds: float) -> None:
@@ -40,8 +44,9 @@ class Metrics:
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
 
-    def count(self, pair: Pair, lines: int, characters: int) -> None:
-        self.lines.labels(*pair).inc(lines)
+    def count(self, pair: Pair, lines: Sequence[list[LineResult]], characters: int) -> None:
+        self.lines.labels(*pair).inc(len(lines))
+        self.loops.labels(*pair).inc(sum("decoded_again" in line[0] for line in lines))
         self.characters.labels(*pair).inc(characters)
 
     def page(self) -> bytes:

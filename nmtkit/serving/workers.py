@@ -240,6 +240,8 @@ def result_of(hypothesis: Hypothesis) -> LineResult:
     result: LineResult = {"text": hypothesis.text}
     if hypothesis.alignment is not None:
         result["alignment"] = hypothesis.alignment
+    if hypothesis.no_repeat_ngram is not None:
+        result["decoded_again"] = True
     if hypothesis.quality is not None:
         result["quality"] = dataclasses.asdict(hypothesis.quality)
     return result

@@ -56,11 +56,11 @@ def protected_spans(
     """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as one of these.
 
     If spans overlap, the span that begins first is returned, or the longest of the spans with the same start. If
-    `patterns` include the built-in patterns, a plural or select message of ICU is one span, because a partly translated
-    message is invalid.
+    `patterns` include the built-in patterns, two kinds of text are one span: a plural or select message of ICU, because
+    a partly translated message is invalid, and a text without a letter, such as a list of numbers.
     """
-    names = {pattern.pattern for pattern in patterns}
-    if names.issuperset(PATTERNS) and is_message(text):
+    built_in = {pattern.pattern for pattern in patterns}.issuperset(PATTERNS)
+    if built_in and (is_message(text) or (text.strip() and not any(map(str.isalpha, text)))):
         return [ProtectedSpan(0, len(text))]
     matched = [
         ProtectedSpan(*match.span(), pattern.pattern in MEASURES)

@@ -30,7 +30,7 @@ HEAD_LINES = 10  # lines that show whether the text is a document
 # Fields of a hypothesis in --format jsonl; a field without a value is left out.
 JSONL_FIELDS = (
     *("text", "pieces", "score", "log_probability", "alignment", "utility", "token_log_probabilities"),
-    *("quality", "terms"),
+    *("quality", "no_repeat_ngram", "terms"),
 )
 
 logger = logging.getLogger("nmtkit")

@@ -17,7 +17,7 @@ from nmtkit.translation.translator import WINDOW, Translator
 
 # Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,
 # without sampling, without <unk> and without logits processors, which belong to the target language.
-OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "shortlist")
+OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "keep_loops", "shortlist")
 
 
 class PivotTranslator:
@@ -68,24 +68,29 @@ class PivotTranslator:
         processes: int = 1,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests, like `Translator.run`. Step i uses `decoders[i]`."""
-        sources: deque[tuple[str, str]] = deque()  # source text and pivot text of the lines in the second step
+        sources: deque[tuple[str, Translation]] = deque()  # the lines in the second step: source and first step
 
         def in_pivot_language() -> Iterator[list[Request]]:
             line = 0
             for window in windows:
                 lines = [Request(request.source, request.ids) for request in window]  # drops the constraints
-                translations = self.first.run([lines], self.pipelines[0], decoders[0], processes, line)
-                texts = [translation.text for translation in translations]
+                pairs = [
+                    *zip(window, self.first.run([lines], self.pipelines[0], decoders[0], processes, line), strict=True)
+                ]
                 line += len(window)
-                sources.extend(zip((request.source for request in window), texts, strict=True))
-                pairs = zip(window, texts, strict=True)
-                yield [dataclasses.replace(request, source=text, ids=None) for request, text in pairs]
+                sources.extend((request.source, first) for request, first in pairs)
+                yield [dataclasses.replace(request, source=first.text, ids=None) for request, first in pairs]
 
         # without background threads, because two threads must not record CUDA graphs at the same time
         run = functools.partial(self.second.run, background=False)
         for translation in run(in_pivot_language(), self.pipelines[1], decoders[1], processes):
-            source, text = sources.popleft()
-            yield dataclasses.replace(translation, source=source, pivot=text)
+            source, first = sources.popleft()
+            again = first.hypotheses[0].no_repeat_ngram
+            hypotheses = [
+                dataclasses.replace(each, no_repeat_ngram=each.no_repeat_ngram or again)
+                for each in translation.hypotheses
+            ]
+            yield dataclasses.replace(translation, source=source, pivot=first.text, hypotheses=hypotheses)
 
 
 def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:

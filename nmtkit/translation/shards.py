@@ -130,6 +130,7 @@ class ShardTranslator:
         written = 0
         for translation in translations:
             yield output_line(translation, settings.format, settings.search.score_reference) + b"\n"
+            counts["loops"] += translation.decoded_again
             written += 1
         assert written == shard.lines, f"{written} lines of {shard}"
 

@@ -249,6 +249,7 @@ def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts:
         pieces=[piece for hypothesis in hypotheses for piece in hypothesis.pieces],
         links=links,
         utility=fmean(utilities) if utilities else None,
+        no_repeat_ngram=next((each.no_repeat_ngram for each in hypotheses if each.no_repeat_ngram), None),
         terms=[term for hypothesis in hypotheses for term in hypothesis.terms or []] if with_terms else None,
     )
 
@@ -284,7 +285,8 @@ class Protection(Step):
             unknown = self.unknown(sentence_case(text) if upper else text)
             spans = protected_spans(text, self.patterns, unknown)
         found = protect(text, spans, self.tokenizer.knows)
-        return [replace(node.segment, text=found.text if found.plain else "", capitals=upper, protected=found)]
+        for_model = found.text if found.plain or not found.spans else ""
+        return [replace(node.segment, text=for_model, capitals=upper, protected=found)]
 
     def unknown(self, text: str) -> list[Span]:
         """Returns the words and emoji that the model's vocabulary does not know. Punctuation is not included."""

@@ -132,3 +132,17 @@ def test_runs_with_absolute_and_relative_paths(folder: Path) -> None:
     result = compare("one", str(folder / "two"))
     assert result.exit_code == 0, result.output
     assert "one" in result.stdout and "two" in result.stdout
+
+
+def test_references_of_few_words_are_a_length_class_of_their_own(folder: Path) -> None:
+    """6 of 48 references have one or two words. BLEU is 0 without 4-grams, so BLEU has four classes only."""
+    short, long = ["Ja.", "Nein, danke."], [f"{'sehr ' * number}gut." for number in range(2, 44)]
+    for name in ("ref.de", "a.de", "b.de"):
+        (folder / name).write_text("".join(f"{line}\n" for line in [*short * 3, *long]), encoding="utf-8")
+    assert compare(*SYSTEMS, "--ref", "ref.de", "--metric", "chrf").exit_code == 0
+    page = (folder / "comparison.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    classes = re.findall(r"<td[^>]*>(\d+ to \d+)</td>\s*<td[^>]*>(\d+)</td>", page)
+    assert classes == [("1 to 2", "6"), ("3 to 12", "10"), ("13 to 23", "11"), ("24 to 33", "10"), ("34 to 44", "11")]
+    assert compare(*SYSTEMS, "--ref", "ref.de", "--metric", "bleu", "--report", "bleu.html").exit_code == 0
+    page = (folder / "bleu.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert len(re.findall(r"<td[^>]*>(\d+ to \d+)</td>", page)) == 4

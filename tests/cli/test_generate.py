@@ -42,7 +42,7 @@ def run(*arguments: object, text: str | bytes | None = None) -> Result:
 
 
 def test_standard_input_gives_a_line_for_each_line(folder):
-    result = run("--path", folder / "model.pt", text="\n".join(LINES))
+    result = run("--path", folder / "model.pt", "--keep-loops", text="\n".join(LINES))
     assert result.exit_code == 0, result.output
     lines = result.stdout.split("\n")
     assert len(lines) == len(LINES) + 1 and lines[-1] == ""
@@ -169,14 +169,14 @@ def test_every_mode_gives_the_same_from_one_process_and_from_two_workers(folder,
 @pytest.mark.parametrize(
     "flags",
     [
-        [],
-        ["--alignment", "hard"],
-        ["--alignment", "soft"],
-        ["--alignment", "words"],
-        ["--mbr", "chrf", "--nbest", "3"],
+        ["--keep-loops"],
+        ["--keep-loops", "--alignment", "hard"],
+        ["--keep-loops", "--alignment", "soft"],
+        ["--keep-loops", "--alignment", "words"],
+        ["--keep-loops", "--mbr", "chrf", "--nbest", "3"],
         ["--mbr", "bleu", "--nbest", "3", "--sampling", "--quality"],
-        ["--glossary", "terms"],
-        ["--protect-spans", "--truecase-caps", "--markup", "html"],
+        ["--keep-loops", "--glossary", "terms"],
+        ["--keep-loops", "--protect-spans", "--truecase-caps", "--markup", "html"],
     ],
 )
 def test_a_line_without_words_has_the_fields_of_other_lines(folder, tmp_path, monkeypatch, flags):
@@ -268,8 +268,8 @@ def test_what_is_protected_is_copied_and_the_flag_may_be_given_twice(folder):
 
 
 def test_windows_line_ends_and_a_byte_order_mark_change_nothing_and_are_counted(folder):
-    plain = run("--path", folder / "model.pt", text="a dog runs .\n\nthe cat\n")
-    windows = run("--path", folder / "model.pt", text=b"\xef\xbb\xbfa dog runs .\r\n\r\nthe cat\r\n")
+    plain = run("--path", folder / "model.pt", "--keep-loops", text="a dog runs .\n\nthe cat\n")
+    windows = run("--path", folder / "model.pt", "--keep-loops", text=b"\xef\xbb\xbfa dog runs .\r\n\r\nthe cat\r\n")
     assert windows.stdout == plain.stdout and plain.stderr == ""
     assert "input: the byte-order mark" in windows.stderr
     assert "end of 3 lines" in windows.stderr
@@ -302,10 +302,10 @@ def test_white_space_of_the_vocabulary_stays(tmp_path):
 
 def test_lines_of_several_sentences_are_told_once(folder):
     lines = "A dog runs. Two men sleep.\nthe cat sleeps . The cat runs .\n"
-    told = run("--path", folder / "model.pt", text=lines + "the cat\n").stderr
+    told = run("--path", folder / "model.pt", "--keep-loops", text=lines + "the cat\n").stderr
     assert told.startswith("warning: 1 of 3 lines") and told.count("\n") == 1
     assert "--split-sentences" in told
-    assert run("--path", folder / "model.pt", text=lines + "the cat\n" * 10).stderr == ""
+    assert run("--path", folder / "model.pt", "--keep-loops", text=lines + "the cat\n" * 10).stderr == ""
 
 
 @pytest.mark.parametrize("name", ["model.pt", "terms.tsv", "prefixes"])

@@ -305,11 +305,16 @@ def test_no_answer_holds_a_path_or_a_traceback(server, model):
     assert not re.search(rf"Traceback|\.py|{re.escape(str(model.parent))}|/home|/usr|/tmp", json.dumps(answers))
 
 
-def test_metrics_count_requests_and_lines(server):
+def test_metrics_count_requests_lines_and_loops(server, model):
+    server.translate(LINES[0])
     name = 'nmtkit_sentences_total{source="en",target="de"}'
     before = server.metric(name)
+    loops = 'nmtkit_loops_total{source="en",target="de"}'
+    again = Translator.load(model).translate(LINES[:5], max_len_b=5)
+    counted = server.metric(loops)
     server.translate("\n".join(LINES[:5]))
     assert server.metric(name) == before + 5
+    assert server.metric(loops) == counted + sum(line.decoded_again for line in again) > counted
     assert server.metric('nmtkit_request_seconds_count{route="/translate"}') >= 1
     assert server.ask("/health") == (200, {"status": "ok", "engines": {"en-de": "torch"}})
     assert server.ask("/openapi.json")[1]["paths"]["/translate"]["post"]["requestBody"]

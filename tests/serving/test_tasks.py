@@ -340,7 +340,7 @@ def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
     assert len(set(german)) > 3
     assert texts_of(translate_or_fail(models, task(LINES, pair=("it", "de")))) == german
     answer = translate_or_fail(models, task(LINES[:4], pair=("it", "de"), alternatives=1, alignment=True, quality=True))
-    assert [sorted(line[0]) for line in answer] == [["quality", "text"]] * 4
+    assert [sorted({*line[0]} - {"decoded_again"}) for line in answer] == [["quality", "text"]] * 4
     assert all(len(line) == 2 for line in answer)
     assert [line[0]["text"] for line in answer] == german[:4]
     page = translate_or_fail(models, task(["<b>All</b> are equal"], pair=("it", "de"), html=True))

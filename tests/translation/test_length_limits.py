@@ -102,7 +102,7 @@ def test_the_lines_of_files_are_checked_before_the_first_batch(path, tmp_path, m
     source.write_bytes(b"All\r\n" * 6)
     too_long = text_of(nmtkit.load(path, device="cpu"), POSITIONS)
     prefixes.write_text("\n" * 4 + f"{too_long}\n\n")
-    flags = ["generate", "--path", str(path), "--device", "cpu", "--max-len-b", "5", "--beam", "1"]
+    flags = ["generate", "--path", str(path), "--device", "cpu", "--max-len-b", "5", "--beam", "1", "--keep-loops"]
     result = CliRunner().invoke(main, [*flags, "--input", str(source), "--prefix", str(prefixes)])
     assert result.exit_code == 2 and "line 5" in result.stderr and not searched and not result.stdout
     result = CliRunner().invoke(main, [*flags, "--prefix", str(prefixes)], input=source.read_bytes())

@@ -6,6 +6,7 @@ support are handled here, once for all engines.
 
 import copy
 import logging
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,14 +26,16 @@ from nmtkit.models.layers import ModuleWatch
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import free_search
+from nmtkit.translation.search.constrained_search import lacking_sentences
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.rules import LONGEST_RUN, is_loop, searches_again
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 
 # Options that do not concern an engine: `Decoder` and the text pipeline compute the results of these options, and
 # languages are tokens of each segment.
-OUTSIDE = {"--alignment", "--quality", "--mbr", "--source-lang", "--target-lang"}
+OUTSIDE = {"--alignment", "--quality", "--mbr", "--source-lang", "--target-lang", "--keep-loops"}
 
 logger = logging.getLogger("nmtkit")
 
@@ -374,8 +377,9 @@ class Decoder:
         return lambda batches: self.decode(engine, batches, options, polled)
 
     def decode(
-        self, engine: Engine, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool
+        self, engine: Engine, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool, tell: bool = True
     ) -> Iterator[tuple[int, BatchHypotheses]]:
+        """Yields the number and the hypotheses of each batch. With `tell`, the log names the engine."""
         under_way: dict[int, tuple[SegmentBatch, list[int]]] = {}  # batches, with the indices of supported segments
 
         def supported() -> Iterator[SegmentBatch]:
@@ -386,7 +390,7 @@ class Decoder:
 
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
-            if batch and not options.score_reference:
+            if tell and batch and not options.score_reference:
                 self.tell(options)
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
             if self.automatic and engine is self.torch is self.decided:
@@ -404,6 +408,28 @@ class Decoder:
         results = [searched[index] for index in range(len(batch))]
         if any(segment.constraints.required for segment in batch) and not options.score_reference:
             results = self.torch.with_required_phrases(batch, results, options)
+        if batch:
+            results = self.without_loops(batch, results, options)
         if batch and (options.alignment is not None or options.replace_unknown or options.quality):
             results = self.torch.annotated(batch, results, options)
+        return results
+
+    def without_loops(self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions) -> BatchHypotheses:
+        """Returns `results`, with the hypotheses of a second search for each segment whose best hypothesis is a loop.
+
+        The hypotheses stay if the second search finds only another loop, nothing, or no required phrase.
+        """
+        tokenizer, loops = self.torch.loaded.tokenizer, []
+        if searches_again(options):
+            loops = [row for row, own in enumerate(results) if is_loop(own[0].tokens, batch[row], tokenizer)]
+        if not loops:
+            return results
+        results, segments = list(results), [batch[row] for row in loops]
+        again = replace(options, no_repeat_ngram=LONGEST_RUN)
+        engine = self.engine_for(again, alone=False)
+        ((_, found),) = self.decode(engine, [segments], again, polled=False, tell=False)
+        lacking = lacking_sentences([segment.constraints for segment in segments], found, again)
+        for number, (row, own) in enumerate(zip(loops, found, strict=True)):
+            if number not in lacking and own[0].score > -math.inf and not is_loop(own[0].tokens, batch[row], tokenizer):
+                results[row] = [replace(each, no_repeat_ngram=LONGEST_RUN) for each in own]
         return results

@@ -17,6 +17,11 @@ SEARCH_RULES = (
     FlagRule("--diversity", needs=("--diverse-groups",)),
     FlagRule("--shortlist", excludes=("--logits-processors",), reason="processors need all target pieces"),
     FlagRule(
+        "--keep-loops",
+        excludes=("--sampling", "--no-repeat-ngram", "--score-reference"),
+        reason="no line is decoded again",
+    ),
+    FlagRule(
         "--score-reference",
         excludes=(
             *(
@@ -83,6 +88,11 @@ class SearchOptions(Config):
     min_len: int = option(0, "minimum length of an output in pieces", min=0, max=LONGEST)
     no_repeat_ngram: int = option(
         0, "forbid a second occurrence of the same n successive pieces; 0: off", min=0, max=LONGEST
+    )
+    keep_loops: bool = option(
+        False,
+        "keep outputs that repeat a text more than three times in a row, and more often than the source; by default, "
+        "such a line is decoded again with --no-repeat-ngram 3",
     )
     diverse_groups: int = option(
         1,

@@ -54,6 +54,7 @@ class Hypothesis:
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
     quality: Quality | None = None  # set by SearchOptions.quality
+    no_repeat_ngram: int | None = None  # set if the line was decoded again with this option, because it was a loop
     terms: list[TermResult] | None = None  # set with a glossary: the result of each term of the source, in order
 
 
@@ -72,6 +73,11 @@ class Translation:
     @property
     def text(self) -> str:
         return self.hypotheses[0].text
+
+    @property
+    def decoded_again(self) -> bool:
+        """Whether a part of the line was decoded again, because its first translation was a loop."""
+        return self.hypotheses[0].no_repeat_ngram is not None
 
 
 SegmentBatch = list[Segment]

@@ -62,6 +62,7 @@ ROWS = {
     "max_len_b": Row({"max_len_b": 2}, by_hand=True),
     "min_len": Row({"min_len": 6}, by_hand=True),
     "no_repeat_ngram": Row({"no_repeat_ngram": 1, "min_len": 7}, by_hand=True),
+    "keep_loops": Row({"keep_loops": True, "min_len": 20, "max_len_b": 20}, by_hand=True),
     "unkpen": Row({"unkpen": 0.0, "min_len": 7}, by_hand=True),
     "diverse_groups": Row({"beam": 4, "nbest": 4, "diverse_groups": 2}),
     "diversity": Row({"beam": 4, "nbest": 4, "diverse_groups": 4, "diversity": 3.0}),
@@ -113,7 +114,7 @@ ELSEWHERE = {
 # The rows that are errors, by engine. In all other cells, the result is the result of PyTorch.
 OTHER_SEARCHES = {"nbest", "lenpen", "lenpen below 0", "min_len", "no_repeat_ngram", "unkpen", "diverse_groups"}
 OTHER_SEARCHES |= {"diversity", "sampling", "temperature", "top_k", "top_p", "seed", "shortlist", "logits_processors"}
-OTHER_SEARCHES |= {"mbr", "mbr of samples"}
+OTHER_SEARCHES |= {"keep_loops", "mbr", "mbr of samples"}
 ERRORS = {
     AUTO: set(),
     "torch": set(),

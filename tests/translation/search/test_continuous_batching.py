@@ -184,7 +184,7 @@ def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
 
 
 def test_a_run_given_up_leaves_nothing_behind_and_another_call_gets_its_own_slots():
-    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10)
+    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10, keep_loops=True)
     sentences = sources(24, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
     translator = in_slots(model)
@@ -199,7 +199,7 @@ def test_a_run_given_up_leaves_nothing_behind_and_another_call_gets_its_own_slot
 
 def test_prefixes_avoided_and_required_phrases_are_searched_by_pytorch_where_they_must_be(monkeypatch):
     """All other segments stay in the slots, also segments whose translations have the required phrase by chance."""
-    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10)
+    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=10, keep_loops=True)
     free = sources(12, 60, 8)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in free]), options)
     avoided = avoided_tokens(tiny_tokenizer().target_size, expected[1][0].tokens[:1])
@@ -238,7 +238,7 @@ def test_modes_and_models_it_does_not_know_are_refused():
 
 @torch.inference_mode()
 def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(caplog):
-    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=8)
+    model, options = tiny(tiny_tokenizer().target_size), SearchOptions(max_len_b=8, keep_loops=True)
     good = sources(12, 60, 6)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in good]), options)
     encode = model.encode

@@ -31,6 +31,7 @@ VALUES: dict[str, Any] = {
     "max_len_b": 60,
     "min_len": 58,
     "no_repeat_ngram": 3,
+    "keep_loops": True,
     "diverse_groups": 2,
     "diversity": 3.0,
     "sampling": True,
