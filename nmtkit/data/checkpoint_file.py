@@ -152,7 +152,11 @@ def _leaves(key: Any, value: Any) -> Iterator[Any]:
 
 
 def _sum_of_words(tensor: Tensor) -> int:
-    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    if not tensor.numel():  # an empty tensor of some types, such as uint16, cannot be copied
+        return 0
+    # sums of integers of 64 bits on Apple GPUs depend on the version of macOS
+    plain = tensor.detach().cpu() if tensor.device.type == "mps" else tensor.detach()
+    data = plain.contiguous().flatten().view(torch.uint8)
     whole = len(data) // 8 * 8
     if data.data_ptr() % 8:
         data = data.clone()

@@ -114,7 +114,7 @@ class BatchLoader:
         batch = self.split.batch(pairs, partial(self.transforms, epoch) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
-        return batch
+        return batch.to(self.device)
 
     def dummy(self, pairs: RowNumbers) -> Batch:
         """Returns a micro-batch of `pairs` whose tokens do not count: all target tokens are ignored."""

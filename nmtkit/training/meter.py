@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.jobs import distributed
+from nmtkit.models.layers import device_of_sums
 from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
@@ -128,10 +129,10 @@ class Meter:
                 )
 
     def _sum(self, name: str) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=device_of_sums(self.device))
         for metrics in self.finite:
             if name in metrics.sums:
-                total += metrics.sums[name]
+                total += metrics.sums[name].to(total.device)
         return total
 
 

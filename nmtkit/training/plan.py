@@ -174,6 +174,12 @@ def device_of(config: RunConfig) -> torch.device:
     """Returns the device of this process. Makes a GPU the current device. Raises ValueError if a GPU is missing."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if config.device == "mps":
+        if not torch.backends.mps.is_available():
+            raise ValueError("--device mps: torch sees no Apple GPU here; give --device cpu")
+        if distributed.launched() or (config.nproc_per_node or 1) > 1:
+            raise ValueError("--device mps trains with one process; leave out --nproc-per-node")
+        return torch.device("mps")
     if not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here; give --device cpu")
     gpus, rank = torch.cuda.device_count(), distributed.local_rank()
@@ -190,7 +196,7 @@ def processes_to_start(config: RunConfig) -> int:
     """Returns the number of processes that `nmtkit train` starts: 1 if a launcher has started this process."""
     if distributed.launched():
         return 1
-    if config.nproc_per_node is None and config.device != "cpu":
+    if config.nproc_per_node is None and config.device not in ("cpu", "mps"):
         return max(1, torch.cuda.device_count())
     return config.nproc_per_node or 1
 

@@ -16,6 +16,10 @@ def resolve(precision: str, device: torch.device) -> str:
 
     Raises ValueError for a precision that the device does not support.
     """
+    if device.type == "mps":
+        if precision not in ("auto", "fp32"):
+            raise ValueError(f"--device mps computes in fp32; leave out --precision {precision}")
+        return "fp32"
     if precision == "auto":
         if device.type == "cuda" and not torch.cuda.is_available():
             return "bf16"  # used for an estimate on a machine without a GPU

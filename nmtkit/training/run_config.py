@@ -148,7 +148,9 @@ class RunConfig(Config):
         "Number type of matrix products; auto: bf16 if the device supports it, else fp32.",
         section="Arithmetic and devices",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device; auto: cuda if there is a GPU.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = option(
+        "auto", "Device; auto: cuda if there is a GPU, else cpu; mps: an Apple GPU, in fp32 and with one process."
+    )
     threads: int | None = option(
         None, "CPU threads of each process; none: an equal share of the cores.", min=1, max=1024
     )

@@ -17,7 +17,7 @@ from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.directions import Direction
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.layers import adapters
+from nmtkit.models.layers import adapters, device_of_sums
 from nmtkit.training import precision as precisions
 from nmtkit.training.criterions import Criterion
 from nmtkit.training.due import StopRequestedError
@@ -158,11 +158,13 @@ class Validator:
                     for name, value in values.items():
                         if (owner, name) not in sums:
                             sums[owner, name] = self._zeros()
-                        sums[owner, name][length] += value
+                        on_device = sums[owner, name].device
+                        sums[owner, name][length] += value.to(on_device) if isinstance(value, Tensor) else value
         return sums
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(CLASSES * max(1, len(self.split.directions)), dtype=torch.float64, device=self.device)
+        size = CLASSES * max(1, len(self.split.directions))
+        return torch.zeros(size, dtype=torch.float64, device=device_of_sums(self.device))
 
     def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """Returns the micro-batches of this rank as tuples (class, pairs). `classes` has the class of each pair.
@@ -266,7 +268,12 @@ class Validator:
             for number in np.unique(self.directions[rows_of_rank]).tolist():
                 rows = rows_of_rank[self.directions[rows_of_rank] == number].tolist()
                 source, target = self._languages_of(number)
-                settings: dict[str, Any] = {"beam": self.beam, "source_lang": source, "target_lang": target}
+                settings: dict[str, Any] = {
+                    "beam": self.beam,
+                    "source_lang": source,
+                    "target_lang": target,
+                    "keep_loops": True,
+                }
                 translations = translator.translate([self.sources[row] for row in rows], **settings)
                 texts |= {row: translation.text for row, translation in zip(rows, translations, strict=True)}
             return texts

@@ -138,7 +138,7 @@ class DeviceOptions(Config):
     """Device, number type and engine of a model."""
 
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "auto", "number type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
+        "auto", "number type of matrix products; auto is fp32 on a CPU and on mps, bf16 on other GPUs"
     )
     engine: str = option(
         "auto",
@@ -148,7 +148,11 @@ class DeviceOptions(Config):
         "written next to the checkpoint; or a plug-in's engine",
         metavar="NAME",
     )
-    device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda if a GPU is available", metavar="NAME")
+    device: str = option(
+        "auto",
+        "cpu, cuda, cuda:1, mps (Apple GPU), …; auto is cuda if such a GPU is available, else cpu",
+        metavar="NAME",
+    )
     threads: int | None = option(None, "number of CPU threads of a single process", min=1, max=1024)
 
     @property

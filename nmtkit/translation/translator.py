@@ -83,7 +83,8 @@ class Translator:
 
         The folder of a run stands for its best checkpoint.
 
-        `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` is "auto" or a
+        `precision` "auto" is fp32 on a CPU and on an Apple GPU (mps), and bf16 on other devices; int8 is only for
+        CPUs. `engine` is "auto" or a
         registered engine, which decodes with `workers` batches at a time if it can. With `trainable`, the modules are
         the same as in training: in fp32, with all parameters and hooks.
 
@@ -102,7 +103,7 @@ class Translator:
             raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
         engine = "torch" if trainable else engine
         if precision == "auto":
-            precision = "fp32" if device.startswith("cpu") else "bf16"
+            precision = automatic_precision(device)
         settings, models = TranslatorOptions(**options), [model for model, _ in contents]
         max_tokens = settings.max_tokens or MAX_TOKENS.get(device.partition(":")[0], MAX_TOKENS["cpu"])
         prepared = partial(prepare, device=device, precision=precision, trainable=trainable)
@@ -294,17 +295,24 @@ def prepare(
     Raises ValueError for int8 on a device other than the CPU, and for a device that cannot be used.
     """
     if precision == "int8" and not device.startswith("cpu"):
-        raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
+        raise ValueError(f"--precision int8 is for CPUs; on {device} leave out --precision")
+    if precision == "bf16" and device.startswith("mps"):
+        raise ValueError("--device mps computes in fp32; leave out --precision bf16")
     on_cpu = usable_device(device).type == "cpu"
     if trainable:
         return model.to(device, torch.float32)
     if precision == "auto":
-        precision = "fp32" if on_cpu else "bf16"
+        precision = automatic_precision(device)
     if on_cpu:
         with torch.inference_mode():
             prepack(model, precision)
         return model
     return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def automatic_precision(device: str) -> Precision:
+    """Returns the precision for --precision auto: fp32 on a CPU and on an Apple GPU, otherwise bf16."""
+    return "fp32" if device.startswith(("cpu", "mps")) else "bf16"
 
 
 def usable_device(name: str) -> torch.device:

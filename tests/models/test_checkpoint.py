@@ -32,6 +32,14 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c.pt"]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.bool, torch.bfloat16])
+def test_an_empty_part_of_a_tensor_has_a_checksum(dtype: torch.dtype) -> None:
+    """A part that begins within a word of 64 bits was a RuntimeError."""
+    data = torch.zeros(10, dtype=torch.uint8).view(torch.bool) if dtype == torch.bool else torch.zeros(10, dtype=dtype)
+    parts = [checkpoint_file.checksum({"a": data[start:start]}) for start in range(10)]
+    assert len(set(parts)) == 1 and parts[0] != checkpoint_file.checksum({"a": data[:1]})
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.99])
 def test_a_truncated_file_is_named(tmp_path: Path, keep: float) -> None:
     path = tmp_path / "c.pt"

@@ -21,6 +21,11 @@ def multiplies_in_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported()
 
 
+def device_of_sums(device: torch.device) -> torch.device:
+    """Returns the device for sums in fp64 of numbers on `device`: the CPU for an Apple GPU, which has no fp64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
     """Returns whether a GPU kernel runs. If the kernel fails, logs the message `otherwise` and the error."""
     try:

@@ -102,6 +102,8 @@ class SlotsEngine(Engine):
 
     def __init__(self, config: Any, loaded: LoadedModels) -> None:
         super().__init__(config, loaded)
+        if loaded.device.startswith("mps"):
+            raise ValueError("--engine slots adds in fp64, which --device mps does not have; leave out --engine")
         self.kept: list[ContinuousBatching] = []
         self.choosing = threading.Lock()
 
@@ -122,7 +124,9 @@ class SlotsEngine(Engine):
 
     def slots_for(self, options: SearchOptions) -> "ContinuousBatching":
         """Returns slots that no other call uses, and marks them as used."""
-        search = replace(options, alignment=None, quality=False, mbr=None, source_lang=None, target_lang=None)
+        search = replace(
+            options, alignment=None, quality=False, mbr=None, source_lang=None, target_lang=None, keep_loops=False
+        )
         with self.choosing:
             free = [slots for slots in self.kept if not slots.in_use]
             found = next((slots for slots in free if slots.options == search), None)

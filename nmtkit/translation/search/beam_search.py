@@ -20,6 +20,7 @@ from torch import Tensor
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures import Architecture
+from nmtkit.models.layers import device_of_sums
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.limited_search import limited_search
 from nmtkit.translation.search.logits_processors import LogitsProcessor
@@ -155,6 +156,7 @@ class Search:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
             scores = self.constraint_processor.apply(self.scorer.step(tokens.to(self.device)), self.history)
+            scores = scores.to(device_of_sums(self.device))
             parents, tokens = self.extend(self.selector.select(self, scores))
             done = self.is_done()
             number = 0 if done is None else int(done.sum())
@@ -279,7 +281,7 @@ class Sampler(Selector):
         sentences, rows = search.log_probability.shape
         uniform = np.stack([generator.random(rows) for generator in self.generators])
         drawn = draw(scores, torch.from_numpy(uniform).flatten().to(scores.device), self.options)
-        gained = scores.gather(1, drawn[:, None]).double().cpu().view(sentences, rows)
+        gained = scores.gather(1, drawn[:, None]).cpu().double().view(sentences, rows)
         tokens, beam_index = drawn.cpu().view(sentences, rows), torch.arange(rows).expand(sentences, -1)
         total = search.log_probability + gained
         search.finish(Candidates(total, beam_index, tokens))

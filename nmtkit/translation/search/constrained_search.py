@@ -60,7 +60,7 @@ class RequiredTextSelector(Selector):
         useful = self.useful_tokens()  # B R useful
         padded = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).view(sentences, rows, -1)  # for NONE
         index = useful.where(useful != NONE, scores.shape[1]).to(scores.device)
-        useful_values = padded.gather(2, index).double().cpu()
+        useful_values = padded.gather(2, index).cpu().double()
         others = padded.scatter_(2, index, -math.inf).flatten(0, 1)[:, None, :-1]
         before = scores.new_zeros(len(scores), 1, dtype=torch.float64)
         values, tokens = continuations(others, before, rows + 1)

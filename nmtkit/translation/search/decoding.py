@@ -147,7 +147,7 @@ def token_log_probabilities(
     for start in range(0, len(target), PROJECTED_ROWS):
         rows = slice(start, start + PROJECTED_ROWS)
         logits = [model.output_projection(each[rows]) for model, each in zip(models, features, strict=True)]
-        parts.append(mean_log_probabilities(logits).gather(1, target[rows])[:, 0].double().cpu())
+        parts.append(mean_log_probabilities(logits).gather(1, target[rows])[:, 0].cpu().double())
     gained = torch.cat(parts).nan_to_num_(nan=-math.inf, neginf=-math.inf)
     return [part.tolist() for part in gained.split([len(ids) for ids in targets])]
 

@@ -136,9 +136,9 @@ class ConstraintProcessor:
         for sentence, (end, allowed) in enumerate(self.after_prefix):
             if length == end and allowed:
                 own = log_probs[sentence * rows : (sentence + 1) * rows]
-                kept_scores = own[:, allowed].clone()
-                own.fill_(-math.inf)
-                own[:, allowed] = kept_scores
+                columns = torch.tensor(allowed, device=own.device)
+                kept_scores = own.index_select(1, columns)
+                own.fill_(-math.inf).index_copy_(1, columns, kept_scores)
         if any(self.avoided):
             self.forbid_avoided(log_probs, history)
         if self.options.no_repeat_ngram:
@@ -161,7 +161,8 @@ class ConstraintProcessor:
             for row in range(rows) if avoided else ():
                 tokens = history[sentence, row].tolist()
                 forbidden = [token for text in avoided for token in text.forbidden(tokens)]
-                log_probs[sentence * rows + row, forbidden] = -math.inf
+                columns = torch.tensor(forbidden, dtype=torch.int64, device=log_probs.device)
+                log_probs[sentence * rows + row].index_fill_(0, columns, -math.inf)
 
     def drop_finished(self, kept: Tensor) -> None:
         self.max_length, self.prefix = self.max_length[kept], self.prefix[kept]
