@@ -63,6 +63,8 @@ class Fault:
 
 
 class HubServer:
+    cache: Path  # of the client
+
     def __init__(self) -> None:
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.uploads: dict[str, bytes] = {}  # SHA-256 -> contents of uploaded LFS files
@@ -379,6 +381,7 @@ def running_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubSer
     from huggingface_hub import constants
 
     server = HubServer()
+    server.cache = cache
     folder = str(cache / "hub")
     values = {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), "HF_HUB_CACHE": folder, "HF_HUB_DISABLE_XET": "1"}
     for name, value in (values | {"HF_TOKEN_PATH": str(cache / "token")}).items():

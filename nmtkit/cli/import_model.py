@@ -43,6 +43,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     transformer, or a folder with the checkpoint, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. nmtkit runs
     no code from SOURCE.
     """
+    from nmtkit.config.files import checkpoint_of
     from nmtkit.data import checkpoint_file
     from nmtkit.models.building import from_checkpoint, tokenizer_of
     from nmtkit.models.formats.detect import load
@@ -50,7 +51,8 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     if destination.exists():
         raise ValueError(f"{destination} exists already; remove it or choose another name")
     progress.begin(f"Reading {source.name}")
-    contents = load(source)
+    found = checkpoint_of(source)
+    contents = load(source) if found == source else checkpoint_file.read(found)
     tokenizer = tokenizer_of(contents, source)
     tries = bool(line.strip()) and (not tokenizer.languages or target_lang is not None)
     if tries or source_lang is not None or target_lang is not None:

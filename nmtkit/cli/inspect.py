@@ -42,7 +42,7 @@ def command(path: Path, everything: bool, verify: bool, format: str) -> None:
 
     if everything and format != "text":
         raise ValueError(f"--all does nothing with --format {format}, which always has all facts")
-    if format == "toml" and path.exists():
+    if format == "toml":
         if verify:
             raise ValueError(
                 "--verify and --format toml cannot be combined: a config cannot show the result of --verify"

@@ -88,9 +88,12 @@ def command(
         raise ValueError("give DATA to learn the shortlist from, or --lexicon FILE")
     if len(vocabularies) > 2 or (vocabularies and lexicon is None):
         raise ValueError("--vocab needs --lexicon; give one vocabulary, or one for each side")
-    if path.is_dir() and output is None:
-        raise ValueError(f"give --output FILE, because {path} is the folder of a run, which keeps its checkpoints")
-    path = checkpoint_of(path)
+    found = checkpoint_of(path)
+    if found != path and output is None:
+        raise ValueError(
+            f"give --output FILE, because {path} is a run or a model of the Hub, which keeps its checkpoint"
+        )
+    path = found
     check_outputs({"--write-lexicon": write_lexicon}, [path, lexicon, output])
     check_outputs({"--output": output}, [lexicon, *vocabularies])
     with imports():

@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import importlib
 import io
 import logging
 import os
@@ -18,6 +19,9 @@ from typing import Any, BinaryIO, overload
 REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder, not a file"}
 REASONS |= {errno.ENOTDIR: "a part of the path is a file, not a folder", errno.EACCES: "permission denied"}
 RUN_CHECKPOINTS = ("best.pt", "last.pt")  # checkpoints in the folder of a run, the preferred one first
+HUB_PREFIX = "hf:"  # begins the name of a model on the Hugging Face Hub: hf:ORG/NAME, hf:ORG/NAME@REVISION
+HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens such names; imported only for a name, because it imports torch
+MODEL_FOLDER = "models"  # of the cache, with the folder ORG--NAME/COMMIT-VERSION of each model of the Hub
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger("nmtkit")
@@ -58,15 +62,38 @@ def checkpoint_of(path: None) -> None: ...
 
 
 def checkpoint_of(path: Path | None) -> Path | None:
-    """Returns the checkpoint in the folder of a run: best.pt, or else last.pt with a notice. Other paths stay as is."""
-    if path is None or not path.is_dir():
+    """Returns the checkpoint file that a user means with a path or with the name of a model.
+
+    The folder of a run stands for its best.pt, or else for its last.pt with a notice. `hf:ORG/NAME@REVISION` is a model
+    of the Hugging Face Hub, which is downloaded and imported at its first use. All other paths stay as they are.
+    """
+    if path is None:
         return path
-    for name in RUN_CHECKPOINTS:
-        if (path / name).is_file():
-            if name != RUN_CHECKPOINTS[0]:
-                log.info("%s has no %s, so %s is used", path, RUN_CHECKPOINTS[0], name)
-            return path / name
+    if is_hub_name(path.as_posix()) and not path.exists():
+        opened: Path = importlib.import_module(HUB_MODELS).checkpoint(path.as_posix())
+        return opened
+    if path.is_dir():
+        for name in RUN_CHECKPOINTS:
+            if (path / name).is_file():
+                if name != RUN_CHECKPOINTS[0]:
+                    log.info("%s has no %s, so %s is used", path, RUN_CHECKPOINTS[0], name)
+                return path / name
     return path
+
+
+def is_hub_name(text: str) -> bool:
+    return text.startswith(HUB_PREFIX)
+
+
+def portable_name(path: Path) -> str:
+    """Returns the text of a path for configs and checkpoints. A model of the Hub gets its name and its commit."""
+    try:
+        parts = Path(os.path.realpath(path)).relative_to(os.path.realpath(user_cache() / MODEL_FOLDER)).parts
+    except ValueError:
+        return str(path)
+    if len(parts) != 3:
+        return str(path)
+    return f"{HUB_PREFIX}{parts[0].replace('--', '/', 1)}@{parts[1].partition('-')[0]}"
 
 
 @contextmanager
@@ -166,21 +193,26 @@ def sync_folder(folder: Path) -> None:
 
 def user_cache() -> Path:
     """Returns nmtkit's folder in the user's cache. The folder may be missing, and may be impossible to write."""
+    if folder := os.environ.get("NMTKIT_CACHE"):
+        return Path(folder).absolute()
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "nmtkit"
     except RuntimeError:  # the user has no home folder
         return Path(os.devnull) / "nmtkit"
 
 
-@cache
 def cache_folder() -> Path:
     """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if no cache can be written."""
+    return _writable_or_temporary(user_cache())
+
+
+@cache
+def _writable_or_temporary(folder: Path) -> Path:
     try:
-        folder = user_cache()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
+        temporary = Path(tempfile.mkdtemp(prefix="nmtkit-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return temporary

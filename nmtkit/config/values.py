@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, overload
 
 from nmtkit.config.fields import check_limits, field_types, flag_of
-from nmtkit.config.files import checkpoint_of
+from nmtkit.config.files import checkpoint_of, portable_name
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     def plain_value(value: Any) -> Any:
         if isinstance(value, tuple):
             return [plain_value(item) for item in value]
-        return str(value) if isinstance(value, Path) else value
+        return portable_name(value) if isinstance(value, Path) else value
 
     return {field.name: plain_value(getattr(config, field.name)) for field in dataclasses.fields(config)}
 

@@ -21,6 +21,8 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
                   checkpoint; "fingerprint" of its model; "rank", "alpha" and "layers", the values of --adapter-…
     shortlist     target pieces of each source piece for --shortlist, if any: three tensors
                   (translation/search/shortlist.py)
+    origin        facts about an imported model, if any: "languages", and for a model of the Hugging Face Hub
+                  "repository", "revision", "commit", "format" and "license"
     training      training state, only in the newest checkpoints of a run: optimizer and raw weights by parameter name,
                   schedule, position in the data, best score
 """

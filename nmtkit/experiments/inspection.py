@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import derive, to_dict, to_toml
-from nmtkit.config.files import checkpoint_of
+from nmtkit.config.files import HUB_PREFIX, checkpoint_of
 from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
 from nmtkit.data.corpora.provenance import origins
@@ -68,9 +68,9 @@ def inspect(path: Path, verify: bool = False) -> Description:
     The folder of a run stands for its best checkpoint, and its description begins with the state of the run. Raises
     OSError. Raises ValueError for damaged or unknown files.
     """
+    folder, path = path, checkpoint_of(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    folder, path = path, checkpoint_of(path)
     described = of_dataset(path) if path.is_dir() else of_checkpoint(path)
     if folder != path and (folder / "log.jsonl").is_file():
         run = summarize(folder)
@@ -117,6 +117,8 @@ def of_checkpoint(path: Path) -> Description:
         sections["Checkpoint"] |= {f"adapters: {name}": value for name, value in contents["adapters"].items()}
     for name, value in contents.get("scores", {}).items():
         sections["Checkpoint"][f"validation {name}"] = value
+    if "origin" in contents:
+        sections["Imported from"] = dict(contents["origin"])
     if "run" in contents:
         sections |= of_run(contents["run"])
     count = sections["Parameters"]["all"]
@@ -128,8 +130,9 @@ def of_checkpoint(path: Path) -> Description:
 def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer, parameters: int) -> Section:
     """Returns the most important facts about a checkpoint, as text."""
     run = contents.get("run", {})
+    origin = contents.get("origin", {})
     summary = {
-        "languages": language_pairs(run, tokenizer),
+        "languages": language_pairs(origin | run, tokenizer),
         "parameters": f"{parameters:,} ({contents['architecture']})",
     }
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, float)}
@@ -139,6 +142,8 @@ def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Toke
         summary["update"] = f"{contents['update']:,}"
     if shown := shown_scores(scores):
         summary["validation"] = ", ".join(shown)
+    if "repository" in origin:
+        summary["from"] = f"{HUB_PREFIX}{origin['repository']}@{origin['revision']}, commit {origin['commit'][:12]}"
     if "scales" in contents:
         summary["weights"] = "8 bits"
     if "adapters" in contents:

@@ -138,8 +138,9 @@ def languages_of(path: Path) -> tuple[str, str] | None:
     If the checkpoint does not record the languages, the function reads the manifest of the training data. Raises
     ValueError for a file that is not a checkpoint.
     """
-    run = checkpoint.load(path, mmap=True).get("run", {})
-    languages = run.get("languages")
+    contents = checkpoint.load(path, mmap=True)
+    run = contents.get("run", {})
+    languages = run.get("languages") or contents.get("origin", {}).get("languages")
     if languages is None and "directions" not in run:
         with contextlib.suppress(OSError, ValueError, KeyError):
             manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nmtkit.config.files import checkpoint_of
 from nmtkit.data.checkpoint_file import Checkpoint, checksum, fingerprint, read, save
 from nmtkit.models.layers import adapters, int8
 
@@ -84,7 +85,8 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     facts = contents["adapters"]
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != ADAPTERS:
         raise ValueError(f"{path}: its facts about adapters do not have the format of nmtkit")
-    base, beside = Path(facts["base"]), path.parent / Path(facts["base"]).name
+    base = checkpoint_of(Path(facts["base"]))  # may be a model of the Hub
+    beside = path.parent / base.name
     base_path = next((candidate for candidate in (base, beside) if candidate.is_file()), None)
     if base_path is None:
         raise FileNotFoundError(

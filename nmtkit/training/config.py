@@ -23,7 +23,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import checkpoint_of
+from nmtkit.config.files import checkpoint_of, is_hub_name
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -168,6 +168,8 @@ class JobConfig:
         """
 
         def located(path: str) -> str:
+            if is_hub_name(path):
+                return path
             return os.path.abspath(path) if folder is None else relative_to(path, folder)
 
         def plain(config: Any) -> dict[str, Any]:
@@ -272,7 +274,7 @@ class ConfigFile:
         for kind in REGISTRIES:
             components |= self._components_of(kind, (names or {}).get(kind))
         in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
-        start = Path(finetune_from) if finetune_from else in_file and self.folder / in_file
+        start = Path(finetune_from) if finetune_from else in_file and Path(located_in(self.folder, str(in_file)))
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
             components["architecture"] = _architecture_of(checkpoint_of(start))
         titles = {
@@ -339,7 +341,12 @@ def relative_to(path: str, folder: Path) -> str:
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
     """Returns `settings` with `folder` as a prefix of each relative path. `folder` is the folder of the config file."""
-    return map_paths(settings, cls, lambda text: text if text in ("", "none") else str(folder / text))
+    return map_paths(settings, cls, lambda text: located_in(folder, text))
+
+
+def located_in(folder: Path, text: str) -> str:
+    """Returns a path in a config file with `folder` as a prefix if it is relative. Names of the Hub stay."""
+    return text if text in ("", "none") or is_hub_name(text) else str(folder / text)
 
 
 def map_paths(settings: Mapping[str, Any], cls: type, change: Callable[[str], str]) -> dict[str, Any]:

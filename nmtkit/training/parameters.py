@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nmtkit.config.files import portable_name
 from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building, checkpoint
@@ -65,7 +66,7 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
     rank, layers = run.adapter_rank, list(run.adapter_layers)
     assert rank is not None
     facts = {"rank": rank, "alpha": float(run.adapter_alpha or rank), "layers": layers}
-    return {"base": str(path), "fingerprint": checkpoint_file.fingerprint(contents), **facts}
+    return {"base": portable_name(path), "fingerprint": checkpoint_file.fingerprint(contents), **facts}
 
 
 def parameter_groups(

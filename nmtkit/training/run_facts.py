@@ -33,7 +33,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
         "data": str(data.absolute()),
         "dataset": fingerprint(dataset),
         **_languages(plan, dataset),
-        **_base_directions(plan.job.run.finetune_from),
+        **_base_facts(plan.job.run.finetune_from),
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
         # converted, because __version__ is an instance of a subclass of str, which checkpoints reject
         "torch": str(torch.__version__),
@@ -70,17 +70,19 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
     return {"languages": [code or name for code, name in zip(codes, names, strict=True)]}
 
 
-def _base_directions(base: Path | None) -> dict[str, Any]:
-    """Returns the directions that the base of fine-tuning was trained on; an empty list if they are unknown.
+def _base_facts(base: Path | None) -> dict[str, Any]:
+    """Returns facts about the base of fine-tuning, or nothing for a run from random weights.
 
-    The result is empty for a run from random weights, and for a base without language tokens.
+    `base_origin` says where an imported base comes from. `base_directions` are the directions that a base with language
+    tokens was trained on; an empty list if they are unknown.
     """
     if base is None:
         return {}
     contents = checkpoint.load(base, mmap=True)
-    if not building.tokenizer_of(contents, base).languages:
-        return {}
-    return {"base_directions": sorted(map(list, building.directions_of(contents)))}
+    facts = {"base_origin": contents["origin"]} if "origin" in contents else {}
+    if building.tokenizer_of(contents, base).languages:
+        facts["base_directions"] = sorted(map(list, building.directions_of(contents)))
+    return facts
 
 
 def _command() -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.config.files import cache_folder
 from nmtkit.jobs import machine_code
 from nmtkit.jobs.machine_code import Compilation, ensure, folder, folder_name, is_kept, is_ready
 
@@ -21,9 +20,7 @@ pytest.importorskip("llvmlite")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the cache, which is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cache_folder.cache_clear()
-    yield tmp_path / "cache" / "nmtkit"
-    cache_folder.cache_clear()
+    return tmp_path / "cache" / "nmtkit"
 
 
 def compile_all() -> None:
@@ -89,7 +86,6 @@ def test_code_in_a_cache_that_cannot_be_written_is_used(monkeypatch: pytest.Monk
 def test_without_a_cache_nothing_is_compiled_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    cache_folder.cache_clear()
     assert not is_kept()
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     Compilation().start()

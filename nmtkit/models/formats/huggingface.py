@@ -82,7 +82,17 @@ def load(folder: Path) -> Checkpoint:
     config = replace(config, output_bias=config.output_bias or bool(target.hidden), share_embeddings=shared)
     contents = transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, source, target), folder)
     warn_of_search_settings(folder, settings)
+    if languages := languages_of(folder, tokenizer):
+        contents["origin"] = {"languages": languages}
     return contents
+
+
+def languages_of(folder: Path, tokenizer: Tokenizer) -> list[str] | None:
+    """Returns the source and the target language of a bilingual model, or None if tokenizer_config.json lacks them."""
+    path = folder / TOKENIZER_FILE
+    about = read_json(path) if path.exists() and not tokenizer.languages else {}
+    languages = [about.get("source_lang"), about.get("target_lang")]
+    return [str(language) for language in languages] if all(isinstance(code, str) for code in languages) else None
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
