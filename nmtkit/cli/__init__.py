@@ -45,6 +45,7 @@ GROUPS = {
     "Share": {
         "import": "Convert a model of another toolkit to a checkpoint.",
         "export": "Convert a checkpoint for CTranslate2, transformers, Marian.",
+        "cache": "List and prune cached models of the Hugging Face Hub.",
         "check": "Test if the components of plug-ins keep their contracts.",
     },
 }

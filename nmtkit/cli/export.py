@@ -1,22 +1,40 @@
 """`nmtkit export`: writes a checkpoint in the format of another program."""
 
+import logging
+import re
+import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, show_next, stderr
 from nmtkit.cli.flags import CHECKPOINT, PATH, plugin_option
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
 
+if TYPE_CHECKING:
+    from nmtkit.data.checkpoint_file import Checkpoint
+
 CALIBRATION_LINES = 500
+CARD = "README.md"
+PUSHED_NAMES = {"checkpoint": "model.pt", "argos": "model.argosmodel"}  # names of single files in a repository
+
+log = logging.getLogger("nmtkit")
 
 
-@click.command(cls=Command)
+COMMON = {
+    "--format [ctranslate2|huggingface|marian|bergamot|argos|safetensors|checkpoint]": "format to write; required",
+    "--quantization [float32|int8]": "data type of the weights (default: float32)",
+    "--push ORG/NAME": "upload to the Hugging Face Hub, with a model card",
+    "--license ID": "licence in the model card, such as mit",
+}
+
+
+@click.command(cls=Command, common=COMMON)
 @click.argument("source", type=CHECKPOINT)
-@click.argument("destination", type=PATH)
+@click.argument("destination", type=PATH, required=False)
 @click.option(
     "--format",
     type=click.Choice(["ctranslate2", "huggingface", "marian", "bergamot", "argos", "safetensors", "checkpoint"]),
@@ -48,14 +66,36 @@ CALIBRATION_LINES = 500
 @click.option(
     "--pair", metavar="en-de", help="Language pair, with --format argos.  [default: the pair of the training data]"
 )
+@click.option(
+    "--push",
+    metavar="ORG/NAME",
+    help="Upload the files with a model card to this model repository of the Hugging Face Hub, in one commit. Without "
+    "DESTINATION, the files are only uploaded. Needs nmtkit[hub] and a token (HF_TOKEN).",
+)
+@click.option("--private", is_flag=True, help="With --push: make the repository private.")
+@click.option(
+    "--license",
+    metavar="ID",
+    help="With --push: licence, such as mit or cc-by-4.0.  [default: the licence of the base]",
+)
+@click.option(
+    "--scores",
+    type=PATH,
+    metavar="FILE",
+    help="With --push: scores for the model card, written by score --format json.",
+)
 @plugin_option
 def command(
     source: Path,
-    destination: Path,
+    destination: Path | None,
     format: str,
     quantization: Literal["float32", "int8"] | None,
     calibration: Path | None,
     pair: str | None,
+    push: str | None,
+    private: bool,
+    license: str | None,
+    scores: Path | None,
     plugins: tuple[str, ...],
 ) -> None:
     """Write the checkpoint SOURCE to DESTINATION in another format.
@@ -69,6 +109,7 @@ def command(
     nmtkit export --format safetensors averaged.pt averaged
     nmtkit export --format checkpoint averaged averaged.pt
     nmtkit export --format checkpoint --quantization int8 averaged.pt small.pt
+    nmtkit export --format checkpoint averaged.pt --push me/en-de --license mit
     """  # fmt: skip
     if quantization is not None and format not in ("ctranslate2", "argos", "checkpoint"):
         raise ValueError("--quantization needs --format ctranslate2, argos or checkpoint")
@@ -76,11 +117,65 @@ def command(
         raise ValueError("--pair needs --format argos")
     if (calibration is None) == (format == "bergamot"):
         raise ValueError("--format bergamot needs --calibration FILE, and other formats do not use it")
+    if push is None and (private or license is not None or scores is not None):
+        raise ValueError("--private, --license and --scores need --push ORG/NAME")
+    if push is None and destination is None:
+        raise ValueError("give DESTINATION, the file or folder to write, or --push ORG/NAME")
+    load_plugins(plugins)
+    source = checkpoint_of(source)
+    if push is None:
+        assert destination is not None
+        write(source, destination, format, quantization, calibration, pair)
+        return
+    from nmtkit.data import hub
+    from nmtkit.models.formats.model_card import check_license, published_card, read_scores
+
+    check_license(license)
+    results = [] if scores is None else read_scores(scores)
+    hub.check_upload(push, private=private)
+    with tempfile.TemporaryDirectory() as temporary:
+        written = destination or Path(temporary) / PUSHED_NAMES.get(format, format)
+        write(source, written, format, quantization, calibration, pair)
+        files = pushed_files(written, format)
+        text = (written / CARD).read_text(encoding="utf-8") if CARD in files else None
+        card = published_card(contents_of(source), text, push, format, license=license, scores=results)
+        progress.begin(f"Uploading {push}")
+        files |= {CARD: card.encode()}
+        address = hub.upload(push, files, private=private, message=f"Upload a model in the format {format}")
+    if not re.search("^license: ", card, re.MULTILINE):
+        log.warning("%s: the model card names no licence; give --license ID", push)
+    stderr.print(f"uploaded {address}", markup=False, highlight=False, soft_wrap=True)
+    if format in ("checkpoint", "safetensors", "huggingface"):
+        show_next(f"nmtkit generate --path hf:{push} < source.txt")
+
+
+def pushed_files(written: Path, format: str) -> dict[str, Path | bytes]:
+    """Returns the exported files by their names in a repository."""
+    if not written.is_dir():
+        return {PUSHED_NAMES.get(format, written.name): written}
+    return {path.relative_to(written).as_posix(): path for path in sorted(written.rglob("*")) if path.is_file()}
+
+
+def contents_of(source: Path) -> "Checkpoint":
+    """Returns the checkpoint in a file, or in a safetensors folder of nmtkit."""
+    from nmtkit.models import checkpoint
+    from nmtkit.models.formats import safetensors
+
+    return safetensors.load(source) if source.is_dir() else checkpoint.load(source)
+
+
+def write(
+    source: Path,
+    destination: Path,
+    format: str,
+    quantization: Literal["float32", "int8"] | None,
+    calibration: Path | None,
+    pair: str | None,
+) -> None:
+    """Writes the checkpoint `source` to `destination` in a format."""
     from nmtkit.models import checkpoint
     from nmtkit.models.formats import argos, bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 
-    load_plugins(plugins)
-    source = checkpoint_of(source)
     progress.begin(f"Writing {destination.name}")
     if format == "ctranslate2":
         ctranslate2.save(source, destination, quantization or "float32")
@@ -95,8 +190,7 @@ def command(
     elif format == "safetensors":
         safetensors.save(source, destination)
     else:
-        contents = safetensors.load(source) if source.is_dir() else checkpoint.load(source)
-        checkpoint.export(contents, destination, quantization == "int8")
+        checkpoint.export(contents_of(source), destination, quantization == "int8")
 
 
 def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:

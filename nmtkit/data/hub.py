@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmtkit.config.files import disk_full
+from nmtkit.jobs import progress
 
 Kind = Literal["model", "dataset"]
 
@@ -106,26 +107,10 @@ def upload(repository: str, files: Mapping[str, Path | bytes], *, private: bool,
     """
     client = _client()
     api = _api(client)
+    exists = check_upload(repository, private=private)
     with _explaining(repository, "model", None, writes=True), _progress_bars(client):
-        if client.constants.HF_HUB_OFFLINE:
-            raise client.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
-        if client.get_token() is None:
-            raise ValueError(
-                f"hf:{repository}: an upload needs a token with the right to write: set HF_TOKEN, or log in once "
-                "with: hf auth login"
-            )
-        try:
-            public = not api.repo_info(repository, repo_type="model", timeout=TIMEOUT_SECONDS).private
-        except client.errors.RepositoryNotFoundError:
+        if not exists:
             api.create_repo(repository, repo_type="model", private=private)
-            new = True
-        else:
-            new = False
-            if private and public:
-                raise ValueError(
-                    f"hf:{repository} exists and is public, so a private upload is not possible; give another name, or "
-                    "make the repository private in its settings"
-                )
         operations = [
             client.CommitOperationAdd(
                 path_in_repo=name, path_or_fileobj=content if isinstance(content, bytes) else str(content)
@@ -135,9 +120,32 @@ def upload(repository: str, files: Mapping[str, Path | bytes], *, private: bool,
         try:
             return str(api.create_commit(repository, operations, commit_message=message, repo_type="model").commit_url)
         except BaseException:
-            if new:
+            if not exists:
                 api.delete_repo(repository, repo_type="model", missing_ok=True)
             raise
+
+
+def check_upload(repository: str, *, private: bool) -> bool:
+    """Returns whether a model repository exists. Raises the errors of `upload` that do not depend on the files."""
+    client = _client()
+    with _explaining(repository, "model", None, writes=True):
+        if client.constants.HF_HUB_OFFLINE:
+            raise client.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+        if client.get_token() is None:
+            raise ValueError(
+                f"hf:{repository}: an upload needs a token with the right to write: set HF_TOKEN, or log in once "
+                "with: hf auth login"
+            )
+        try:
+            found = _api(client).repo_info(repository, repo_type="model", timeout=TIMEOUT_SECONDS)
+        except client.errors.RepositoryNotFoundError:
+            return False
+        if private and not found.private:
+            raise ValueError(
+                f"hf:{repository} exists and is public, so a private upload is not possible; give another name, or "
+                "make the repository private in its settings"
+            )
+        return True
 
 
 def check_name(repository: str) -> None:
@@ -166,8 +174,9 @@ def _api(client: Any) -> Any:
 
 @contextmanager
 def _progress_bars(client: Any) -> Iterator[None]:
-    """Shows the progress of the client only in a terminal."""
-    unchanged = client.utils.are_progress_bars_disabled() or (sys.stderr is not None and sys.stderr.isatty())
+    """Shows the progress bars of the client only in a terminal, and not beside the display of nmtkit."""
+    visible = sys.stderr is not None and sys.stderr.isatty() and not progress.is_shown()
+    unchanged = visible or client.utils.are_progress_bars_disabled()
     if not unchanged:
         client.utils.disable_progress_bars()
     try:

@@ -78,6 +78,11 @@ def show_on(display: ProgressDisplay | None) -> None:
     _display = display
 
 
+def is_shown() -> bool:
+    """Returns whether this process has a display."""
+    return _display is not None
+
+
 def begin(title: str, unit: str = "", total: Total = None, passes: int = 1) -> None:
     """Begins a stage of the work, which ends the stage before. `advance` counts each unit `passes` times."""
     if _display is not None:

@@ -15,7 +15,7 @@ from nmtkit.data.tokenizers import tokenizer as tokenizers
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.spm_model import preparation_of
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
-from nmtkit.models.formats.writing import preparation_code
+from nmtkit.models.formats.model_card import preparation_code
 from nmtkit.translation.lines import dataset_requests
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request

@@ -11,9 +11,9 @@ from typing import Literal
 
 from nmtkit.config.files import atomic_write
 from nmtkit.models import building, checkpoint
-from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.formats import ctranslate2
-from nmtkit.models.formats.writing import model_card, write_files
+from nmtkit.models.formats.model_card import model_card
+from nmtkit.models.formats.writing import write_files
 from nmtkit.text.languages import name_of
 
 ARGOS_VERSION = "1.9"  # the first version that reads packages without a model of sentence boundaries
@@ -37,7 +37,7 @@ def save(source: Path, destination: Path, languages: tuple[str, str], quantizati
     CTranslate2 does not support.
     """
     contents = checkpoint.load(source)
-    model, tokenizer = building.from_checkpoint(source)
+    tokenizer = building.tokenizer_of(contents, source)
     if tokenizer.languages:
         raise ValueError(
             f"{source} is multilingual, and an Argos package has one language pair; give --format safetensors"
@@ -56,9 +56,7 @@ def save(source: Path, destination: Path, languages: tuple[str, str], quantizati
         "to_code": to_code,
         "to_name": name_of(to_code),
     }
-    config = model.config
-    assert isinstance(config, TransformerConfig)
-    card = model_card(contents, config, USAGE.format(source=from_code, target=to_code), "argostranslate")
+    card = model_card(contents, USAGE.format(source=from_code, target=to_code), "argostranslate")
     name = f"translate-{from_code}_{to_code}"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name

@@ -35,6 +35,7 @@ from nmtkit.models.formats.huggingface import (
     TOKENIZER_FILE,
     VOCAB_FILE,
 )
+from nmtkit.models.formats.model_card import model_card
 from nmtkit.models.formats.names import TRANSFORMERS, split
 from nmtkit.models.formats.safetensors import check_safetensors, save_safetensors
 from nmtkit.models.formats.vocabulary import HIDDEN, is_unused, unused
@@ -45,7 +46,6 @@ from nmtkit.models.formats.writing import (
     SIZES,
     add_biases,
     check_expressible,
-    model_card,
     write_files,
 )
 
@@ -114,7 +114,7 @@ def save(source: Path, destination: Path) -> None:
     usage = USAGE[program].replace("SOURCE", first).replace("TARGET", second)
     usage += SEARCH_NOTE.format(GENERATION_FILE)
     kind = files[CONFIG_FILE]["model_type"]
-    files["README.md"] = model_card(contents, transformer.config, usage, kind, "transformers")
+    files["README.md"] = model_card(contents, usage, kind, "transformers")
     weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     with new_folder(destination) as folder:
         save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})

@@ -25,6 +25,7 @@ from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.architectures.transformer_layers import DecoderLayer, Embedding, EncoderLayer, SelfAttention
 from nmtkit.models.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SELF_ATTENTION, SETTINGS
+from nmtkit.models.formats.model_card import model_card
 from nmtkit.models.formats.names import MARIAN, split
 from nmtkit.models.formats.writing import (
     BEAM,
@@ -33,7 +34,6 @@ from nmtkit.models.formats.writing import (
     SIZES,
     add_biases,
     check_expressible,
-    model_card,
     write_files,
 )
 
@@ -64,7 +64,7 @@ def save(source: Path, destination: Path) -> None:
     check_tokenizer(tokenizer, source)
     weights = {name: tensor.contiguous().numpy() for name, tensor in to_marian(transformer).items()}
     settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
-    card = model_card(contents, transformer.config, USAGE + SEARCH_NOTE.format("decoder.yml"))
+    card = model_card(contents, USAGE + SEARCH_NOTE.format("decoder.yml"))
     with new_folder(destination) as folder:
         np.savez(folder / MODEL, **weights, **{SETTINGS: np.frombuffer(settings, np.int8)})  # type: ignore[arg-type]
         write_files(folder, vocabularies(tokenizer))

@@ -1,4 +1,4 @@
-"""The common part of the exports: checks that a program can reproduce a model, and writes files and a model card."""
+"""The common part of the exports: checks that a program can reproduce a model, and writes files."""
 
 import dataclasses
 import json
@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from nmtkit.config import flag_of, setting_text
-from nmtkit.data.checkpoint_file import Checkpoint
-from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
@@ -100,43 +98,3 @@ def write_files(folder: Path, files: Mapping[str, bytes | str | Mapping[str, Any
         if isinstance(contents, Mapping):
             contents = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
         (folder / name).write_bytes(contents.encode() if isinstance(contents, str) else contents)
-
-
-def preparation_code(model: SubwordModel) -> str:
-    """Returns a Markdown code block with a function that prepares a line of text like `SubwordModel.prepared`."""
-
-    def pattern(chars: str) -> str:
-        return "".join(f"\\u{ord(char):04x}" for char in chars)
-
-    removed, replaced = model.missing
-    code = ["import re, unicodedata", "", "def prepare(line):", '    line = unicodedata.normalize("NFC", line)']
-    code += [f'    line = re.sub("[{pattern(removed)}]", "", line)'] if removed else []
-    code += [f'    line = re.sub("[{pattern(chr(10) + replaced)}]", " ", line)']
-    return "\n".join(["```python", *code, '    return unicodedata.normalize("NFC", line)', "```"])
-
-
-def model_card(
-    contents: Checkpoint, config: TransformerConfig, usage: str, program: str = "marian", library: str | None = None
-) -> str:
-    """Returns the text of README.md for a checkpoint: usage, training and scores.
-
-    `usage` is a Markdown code block that translates with the model. `program` and `library` are for the Hugging Face
-    Hub: a tag, and the library that reads the model.
-    """
-    run = contents.get("run", {})
-    scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}
-    shape = f"{config.encoder_layers} encoder and {config.decoder_layers} decoder layers, "
-    shape += f"{config.d_model} wide, {config.heads} heads"
-    facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
-    facts |= {"Average of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
-    facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
-    metadata = [f"library_name: {library}"] if library else []
-    lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
-    lines += ["# A translation model", ""]
-    lines += ["Trained with nmtkit. Prepare every line of text with this function before its tokenization:", ""]
-    lines += [preparation_code(Tokenizer.from_state(contents["tokenizer"]).source), "", usage]
-    lines += ["## Training", "", *(f"- {name}: {value}" for name, value in facts.items())]
-    if scores:
-        lines += ["", "## Scores", "", "Validation at this update:", "", "| score | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
-    return "\n".join(lines) + "\n"

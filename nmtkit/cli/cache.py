@@ -1,0 +1,109 @@
+"""`nmtkit cache`: lists and removes cached models of the Hugging Face Hub and other cached files."""
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from nmtkit.cli.command import Command, echo, stderr
+from nmtkit.config.files import HUB_PREFIX, user_cache
+from nmtkit.jobs import machine_code
+
+if TYPE_CHECKING:
+    from nmtkit.models.model_cache import CacheEntry
+
+Action = Literal["list", "dir", "remove", "prune"]
+
+
+@click.command(cls=Command)
+@click.argument("action", type=click.Choice(["list", "dir", "remove", "prune"]), default="list")
+@click.argument("names", nargs=-1, metavar="[NAME…]")
+@click.option(
+    "--days",
+    type=click.IntRange(0, 100_000),
+    metavar="N",
+    help="With prune: also remove models and files that were not used for N days.",
+)
+def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
+    """List the cached models and files, remove models by NAME, or prune files that are not needed any more.
+
+    \b
+    nmtkit cache
+    nmtkit cache remove hf:Helsinki-NLP/opus-mt-en-de
+    nmtkit cache prune --days 90
+    nmtkit cache dir
+
+    list shows the name, the size and the last use of each model of the Hugging Face Hub, and of other files, such as
+    the machine code of the compiled search. dir prints the folder, which NMTKIT_CACHE names. remove takes a name with
+    or without @REVISION. prune removes the imports of other versions of nmtkit, and unfinished imports of processes
+    that were killed.
+
+    The files that models were imported from are in the cache of the Hub, which other programs share: hf cache ls.
+    """
+    from nmtkit.models import model_cache
+
+    if bool(names) != (action == "remove"):
+        raise ValueError("nmtkit cache remove needs at least one NAME, and other actions take none")
+    if days is not None and action != "prune":
+        raise ValueError("--days needs the action prune")
+    if action == "dir":
+        echo(str(user_cache()))
+        return
+    entries = model_cache.entries()
+    if action == "list":
+        show(entries)
+        return
+    chosen = named(entries, names) if action == "remove" else outdated(entries, days)
+    for entry in chosen:
+        model_cache.remove(entry)
+        stderr.print(f"removed {short(entry)}, {size(entry.size)}", markup=False, highlight=False, soft_wrap=True)
+    freed = f"{len(chosen)} removed, {size(sum(entry.size for entry in chosen))} freed"
+    stderr.print(f"{user_cache()}: {freed}", markup=False, highlight=False, soft_wrap=True)
+
+
+def named(entries: "list[CacheEntry]", names: tuple[str, ...]) -> "list[CacheEntry]":
+    """Returns the entries that the names mean. Raises ValueError for a name without an entry, before any removal."""
+    from nmtkit.models import model_cache
+
+    chosen: dict[str, CacheEntry] = {}
+    for name in names:
+        found = [entry for entry in entries if model_cache.named(entry, name)]
+        if not found:
+            known = ", ".join(dict.fromkeys(entry.name.partition("@")[0] for entry in entries)) or "nothing"
+            raise ValueError(f"{name} is not cached; {user_cache()} holds {known}")
+        chosen |= {str(entry.path): entry for entry in found}
+    return list(chosen.values())
+
+
+def outdated(entries: "list[CacheEntry]", days: int | None) -> "list[CacheEntry]":
+    """Returns the stale entries, and with `days` also unused entries, without the machine code of this version."""
+    current = machine_code.folder_name() if machine_code.installed() else None
+    unused = [] if days is None else [entry for entry in entries if entry.days >= days and entry.name != current]
+    return [entry for entry in entries if entry.stale or entry in unused]
+
+
+def show(entries: "list[CacheEntry]") -> None:
+    """Prints one line for each entry, in columns, and the sum on stderr."""
+    rows = [(short(entry), size(entry.size), f"used {used(entry.days)}", note(entry)) for entry in entries]
+    width = max((len(row[0]) for row in rows), default=0)
+    for name, bytes_, last, more in rows:
+        echo(f"{name:<{width}}  {bytes_:>10}  {last:<16}  {more}".rstrip())
+    total = size(sum(entry.size for entry in entries))
+    stderr.print(f"{user_cache()}: {len(entries)} entries, {total}", markup=False, highlight=False, soft_wrap=True)
+
+
+def short(entry: "CacheEntry") -> str:
+    """Returns the name of an entry, with the first 12 digits of a commit."""
+    name, at, commit = entry.name.partition("@")
+    return name + at + commit[:12] if entry.name.startswith(HUB_PREFIX) else entry.name
+
+
+def note(entry: "CacheEntry") -> str:
+    return ", ".join([*entry.revisions, *(["of another version: prune removes it"] if entry.stale else [])])
+
+
+def used(days: float) -> str:
+    return "today" if days < 1 else f"{days:.0f} day{'s' * (days >= 1.5)} ago"
+
+
+def size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
