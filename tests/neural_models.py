@@ -75,7 +75,7 @@ def write_comet(
         "nr_frozen_epochs": 0.3, "keep_embeddings_frozen": True, "train_data": [], "validation_data": [],
         ("sent_layer" if identifier == "unified_metric" else "layer"): "mix",
     } | changes  # fmt: skip
-    # JSON is YAML; Lightning stores the settings in the checkpoint, too, without the misspelt name
+    # JSON is YAML; Lightning stores the settings in the checkpoint, too, where published models say sparsemax
     (folder / "hparams.yaml").write_text(json.dumps(hparams))
     stored = {key: value for key, value in hparams.items() if key != "class_identifier"}
     if stored.get("layer_transformation") == "sparsemax_patch":

@@ -71,7 +71,8 @@ class Comet(NeuralMetric):
         self.label = f"{'COMET' if reads_reference else 'CometKiwi'} {files.name.rsplit('/', 1)[-1]}"
         self.segments = settings.value("input_segments", ["mt", "src", "ref"]) if self.kind == CLASSES[2] else []
         self._check_reference()
-        # a misspelt name in some published settings; version 2.2.4 of unbabel-comet and later ones read it as softmax
+        # Models of this class were trained with softmax, although their checkpoints say sparsemax (issue 195 of COMET).
+        # So hparams.yaml of the published models says sparsemax_patch since version 2.2.4 of unbabel-comet.
         mixing = settings.text("layer_transformation", "sparsemax" if self.kind == CLASSES[2] else "softmax")
         self.sparse = mixing == "sparsemax" and named.values.get("layer_transformation") != "sparsemax_patch"
         self.normalized = settings.flag("layer_norm", True)
