@@ -80,15 +80,18 @@ def check_segment_metric(text: str, flag: str, *, reference: bool = True) -> Met
     return parsed
 
 
-def check_installed(name: str) -> None:
-    """Raises ImportError, with the install command, if a package of the metric `name` is missing or too old."""
+def check_installed(use: str) -> None:
+    """Raises ImportError, with the install command, if a package of neural metrics is missing or too old.
+
+    `use` is the name of the metric with its flag, such as "--metrics comet".
+    """
     missing = [package for package in ("transformers", "tokenizers", "yaml", "safetensors") if not find_spec(package)]
     if missing:
-        raise ImportError(f"the metric {name} needs {', '.join(missing)}: pip install 'nmtkit[neural]'")
+        raise ImportError(f"{use} needs {', '.join(missing)}: pip install 'nmtkit[neural]'")
     version = metadata.version("transformers")
     if int(version.split(".")[0]) < 5:
         raise ImportError(
-            f"the metric {name} needs transformers 5 or later, but {version} is installed: pip install 'nmtkit[neural]'"
+            f"{use} needs transformers 5 or later, but {version} is installed: pip install 'nmtkit[neural]'"
         )
 
 

@@ -4,7 +4,8 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-from nmtkit.scoring.segments import SegmentMetric, TextLines, check_segment_metric
+from nmtkit.config.files import explained
+from nmtkit.scoring.segments import SegmentMetric, TextLines, check_installed, check_segment_metric
 from nmtkit.scoring.tokenizers import characters_apart
 
 
@@ -74,6 +75,12 @@ def segment_metric(text: str, device: str = "cpu") -> SegmentMetric:
     parsed = check_segment_metric(text, "metric")
     if parsed.model is None:
         return StringMetric(parsed.name)
+    check_installed(f"metric {parsed.name}")
     from nmtkit.scoring.neural.loading import load
 
-    return load(parsed.name, parsed.model, device)
+    try:
+        return load(parsed.name, parsed.model, device)
+    except OSError as error:
+        raise type(error)(f"metric {text}: {explained(error)}") from error
+    except ValueError as error:
+        raise ValueError(f"metric {text}: {error}") from error

@@ -208,7 +208,7 @@ class NeuralScore(Metric):
     translates = True
 
     def __init__(self, name: str, model: str) -> None:
-        check_installed(name)
+        check_installed(f"--metrics {name}")
         self.name = f"{name}={model}"
 
     def score(self, outputs: Outputs) -> float:

@@ -10,7 +10,6 @@ from nmtkit.scoring.neural.comet import CHECKPOINT, HPARAMS, Comet, read_hparams
 from nmtkit.scoring.neural.metricx import MetricX
 from nmtkit.scoring.neural.network import ModelFiles, NeuralMetric
 from nmtkit.scoring.neural.tokenization import TOKENIZER_FILES
-from nmtkit.scoring.segments import check_installed
 
 HUB = "hf:"
 WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # with the index of several files
@@ -21,10 +20,8 @@ DIGITS = 12  # digits of a hash in a signature
 def load(name: str, model: str, device: str) -> NeuralMetric:
     """Loads a metric of `NEURAL_METRICS` with the model of a folder or of `hf:ORG/NAME[@REVISION]`.
 
-    Raises OSError or ValueError for a model that cannot be found, downloaded or read, and ImportError if a package is
-    missing.
+    Raises OSError or ValueError for a model that cannot be found, downloaded or read.
     """
-    check_installed(name)
     with progress.pause_for(f"Loading {model}"):
         reads_reference = not name.endswith(("kiwi", "-qe"))
         if name.startswith("comet"):
@@ -55,7 +52,7 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
         folder = folder.absolute().parents[1]
     if not folder.is_dir():
         hint = f"; a model of the Hub is {HUB}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
-        raise FileNotFoundError(f"the model of a metric is not a folder: {model}{hint}")
+        raise FileNotFoundError(f"{model} is not a folder{hint}")
     return folder, folder.resolve().name, ""
 
 

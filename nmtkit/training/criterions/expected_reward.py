@@ -62,7 +62,7 @@ class ExpectedReward(Criterion):
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
         if (name := MetricName.parse(config.reward)).is_neural:
-            check_installed(name.name)
+            check_installed(f"--reward {name.name}")
 
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         memory = model.encode(batch.source)
