@@ -20,6 +20,7 @@ from nmtkit.training.report import latest_records, translations_file
 
 AVERAGED, TRANSLATIONS, RECORD = "averaged.pt", "translations.txt", "translations.json"
 METRICS = ("bleu", "chrf")
+OF_MACHINE = ("threads", "workers")  # flags of `nmtkit generate` that can differ between runs that are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class RunTranslations:
 
 
 def settings_of(average: int | None, generate: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the translation in plain types, for the record."""
-    return {"average": average, **generate}
+    """Returns the settings that can change the translations, in plain types, for the record."""
+    return {"average": average} | {name: value for name, value in generate.items() if name not in OF_MACHINE}
 
 
 def is_current(run: RunSummary, settings: Mapping[str, Any]) -> bool:

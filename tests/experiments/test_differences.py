@@ -186,6 +186,7 @@ deep = {{ encoder_layers = 2 }}
 [sweep.generate]
 beam = 2
 lenpen = 1.2
+threads = 1
 """
 
 
@@ -211,6 +212,8 @@ def test_a_sweep_translates_with_averages_and_compares_the_rows(
                       "--lenpen", 1.2, "--device", "cpu")  # fmt: skip
     assert expected.stdout.splitlines() == lines
     within_this_process.clear()
+    assert invoke("sweep", file, "--format", "json").stdout == result.stdout and not within_this_process
+    file.write_text(file.read_text().replace("threads = 1", "threads = 2"))
     assert invoke("sweep", file, "--format", "json").stdout == result.stdout and not within_this_process
     again = invoke("compare", tmp_path / "runs/mine", "--base", "base", "--format", "json")
     assert json.loads(again.stdout) == found
