@@ -3,6 +3,7 @@
 A dataset has one of these layouts, where CONFIG and SPLIT may be missing or have a different order:
 
     CONFIG/SPLIT-00000-of-00002.parquet   both texts in a row, perhaps in a column `translation`, as in opus_books
+    en-de_DE.jsonl                        both texts in a row, as in wmt24pp; the name of the file is the config
     SPLIT/eng_Latn.parquet                one file for each language, as in FLORES+; row i of all files belongs together
 """
 
@@ -19,13 +20,14 @@ from nmtkit.data import hub
 from nmtkit.data.corpora.corpus import ColumnNames, Corpus, Pairs, format_of
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.fetch.text import FetchedText
-from nmtkit.text.languages import best_match, is_code
+from nmtkit.text.languages import best_match, includes, is_code
 
 NAME = re.compile(
     r"(?P<repository>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>refs/(?:pr|convert)/[^/:]+|[^/:]+))?"
     r"(?::(?P<config>\w[\w.+-]*))?(?:/(?P<split>\w[\w.+-]*))?"
 )
 SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
+PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # zh-TW is one language
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 TEXT_COLUMNS = ("text", "sentence")  # columns of files with one language
 FORMATS = ("parquet", "jsonl", "tsv")
@@ -76,6 +78,8 @@ def described(path: str) -> DataFile | None:
     split, language = None, None
     if match := SPLIT.match(stem):
         split = match[1]
+    elif PAIR.fullmatch(stem):
+        folders.append(stem)
     elif is_code(stem):
         language = stem
     for folder in reversed(folders):
@@ -83,7 +87,7 @@ def described(path: str) -> DataFile | None:
             split = folder
             folders.remove(folder)
             break
-    if split is None and language is None and not stem.isdecimal():
+    if split is None and language is None and not stem.isdecimal() and stem not in folders:
         split = stem
     config = "/".join(folder for folder in folders if folder != "data") or None
     return DataFile(path, config, split, language)
@@ -132,12 +136,25 @@ def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[s
             raise ValueError(f"{title} has no config {name.config!r}; {suggestion(name.config, names)}")
         return name.config
     for config in names:
-        parts = re.split(r"[-_]", config)
-        if len(parts) == 2 and set(parts) == set(languages):
+        if order_of(config, languages) is not None:
             return config
     if None in configs:
         return None
     raise ValueError(f"{title} has several configs; add one to the name, such as :{names[0]}; {suggestion('', names)}")
+
+
+def order_of(config: str | None, languages: tuple[str, str]) -> tuple[int, int] | None:
+    """Returns the order of source and target in the name of a config: (0, 1), or (1, 0) if the target is first.
+
+    Returns None for a config with a different name.
+    """
+    match = PAIR.fullmatch((config or "").rpartition("/")[2])
+    if match is None:
+        return None
+    for first, second in ((0, 1), (1, 0)):
+        if includes(languages[first], match[1]) and includes(languages[second], match[2]):
+            return first, second
+    return None
 
 
 @contextmanager
@@ -154,14 +171,21 @@ def opened(name: DatasetName, languages: tuple[str, str], columns: ColumnNames |
     }  # fmt: skip
     sides = [[download.folder / path for path in side] for side in choice.sides]
     if choice.sides[0] == choice.sides[1]:
-        yield FetchedText(pairs=_pairs_of_rows(sides[0], languages, columns), facts=facts)
+        reversed_sides = columns is None and order_of(choice.config, languages) == (1, 0)
+        rows = _pairs_of_rows(sides[0], languages[::-1] if reversed_sides else languages, columns)
+        yield FetchedText(pairs=map(_exchanged, rows) if reversed_sides else rows, facts=facts)
     else:
         yield FetchedText(pairs=_pairs_of_sides(sides, columns), facts=facts)
 
 
-def _pairs_of_rows(files: Sequence[Path], languages: tuple[str, str], columns: ColumnNames | None) -> Iterator[Pairs]:
+def _pairs_of_rows(files: Sequence[Path], languages: tuple[str, ...], columns: ColumnNames | None) -> Iterator[Pairs]:
+    first, second = languages
     for path in files:
-        yield from pairs(Corpus(path, path, format=format_of(path), languages=languages, columns=columns))
+        yield from pairs(Corpus(path, path, format=format_of(path), languages=(first, second), columns=columns))
+
+
+def _exchanged(part: Pairs) -> Pairs:
+    return Pairs(part.targets, part.sources, part.extras, part.first)
 
 
 def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None) -> Iterator[Pairs]:

@@ -7,8 +7,11 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import tarfile
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmtkit.config import suggestion
+from nmtkit.config.files import disk_full
 from nmtkit.data.corpora.lines import line_windows
 from nmtkit.data.fetch.downloads import HttpClient
 from nmtkit.jobs.folder_lock import lock
@@ -150,7 +154,12 @@ def _files(name: str, pair: str, client: HttpClient) -> Any:
     """
     dataset = known_sets()[name]
     with _lock_of(Path(dataset._rawdir)):
-        _make_files(dataset, pair, client)
+        try:
+            _make_files(dataset, pair, client)
+        except OSError as error:
+            if reason := disk_full(error):
+                raise OSError(f"cannot write to {dataset._outdir}: {reason}") from error
+            raise
     return dataset
 
 
@@ -160,7 +169,7 @@ def _lock_of(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file: IO[str] | None = (folder / ".nmtkit.lock").open("a")
-    except PermissionError:
+    except OSError:
         file = None
     with file or nullcontext():
         if file is not None:
@@ -206,9 +215,11 @@ def _add_archive(dataset: Any, url: str, md5: str | None, client: HttpClient) ->
     fresh = archive.with_name(f"new.{archive.name}")
     client.download(url, fresh, title=dataset.name, md5=md5)
     try:
-        _unpack(fresh, archive.parent)
+        with tempfile.TemporaryDirectory(prefix="new.", dir=archive.parent) as folder:
+            _unpack(fresh, Path(folder))
+            shutil.copytree(folder, archive.parent, copy_function=os.replace, dirs_exist_ok=True)
         os.replace(fresh, archive)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{url} is not the archive of {dataset.name}: {error}") from None
     finally:
         fresh.unlink(missing_ok=True)

@@ -130,6 +130,20 @@ def test_layouts(hub: HubServer, files: dict[str, bytes], flags: list[str]) -> N
     assert texts("data.en-de") == PAIRS
 
 
+@pytest.mark.parametrize("flags", [[], ["--columns", "target,source"]])
+@pytest.mark.parametrize("order", [1, -1])
+def test_sides_without_codes_have_the_order_of_the_config(hub: HubServer, order: int, flags: list[str]) -> None:
+    if flags and order == 1:
+        pytest.skip("the columns are those of the other order")
+    rows = jsonl([{"lp": "en-de_DE", "source": source, "target": target} for source, target in PAIRS])
+    hub.add("org/wmt24pp", {"en-de_DE.jsonl": rows, "en-fr_FR.jsonl": jsonl([{"source": "a", "target": "b"}])},
+            kind="dataset")  # fmt: skip
+    languages = ("en", "de")[::order]
+    result = fetch("hf:org/wmt24pp", *flags, languages=languages)
+    assert result.exit_code == 0, result.stderr
+    assert texts(f"wmt24pp.{'-'.join(languages)}", languages) == [pair[::order] for pair in PAIRS]
+
+
 def test_a_complete_dataset_needs_no_hub(hub: HubServer) -> None:
     hub.add("org/opus_books", BOOKS, kind="dataset")
     assert fetch("hf:org/opus_books").exit_code == 0
@@ -223,6 +237,8 @@ def test_names_of_a_wrong_form(name: str) -> None:
         ("devtest/eng_Latn.parquet", (None, "devtest", "eng_Latn")),
         ("de-en/train/0000.parquet", ("de-en", "train", None)),
         ("corpus.jsonl.zst", (None, "corpus", None)),
+        ("en-de_DE.jsonl", ("en-de_DE", None, None)),
+        ("data/zh-TW.jsonl", (None, None, "zh-TW")),
         ("README.md", None),
         ("dataset_infos.json", None),
     ],

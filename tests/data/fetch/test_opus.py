@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,6 +321,16 @@ def test_a_full_disk_leaves_nothing(server: FileServer, monkeypatch: pytest.Monk
     monkeypatch.setattr("nmtkit.data.corpora.writer.CorpusWriter.write", full)
     result = fetch("opus:Books", "-o", "data")
     assert result.exit_code == 2 and "No space left" in result.stderr and not files()
+
+
+@pytest.mark.parametrize("blocks", [10, 50], ids=["the download", "the text"])
+def test_a_real_limit_of_the_size_of_files(server: FileServer, blocks: int) -> None:
+    """The operating system ends the write, as on a full disk: `ulimit -f` counts blocks of 1024 bytes."""
+    assert len(server.files[ARCHIVE]) > 10_240 and len(GERMAN) > 51_200 > len(server.files[ARCHIVE])
+    line = f'ulimit -f {blocks}; "{sys.executable}" -m nmtkit fetch opus:Books -s en -t de -o data'
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert "File too large" in result.stderr and "data/" in result.stderr and not files()
 
 
 def test_an_interruption_by_the_user_keeps_only_the_part_to_resume(server: FileServer) -> None:

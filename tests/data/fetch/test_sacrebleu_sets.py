@@ -212,6 +212,28 @@ def test_an_archive_with_wrong_contents_is_named(server: FileServer, content: st
     assert not list(tmp_path.parent.rglob("escaped")) and not list((tmp_path / "sacrebleu").rglob("*.tgz"))
 
 
+@pytest.mark.parametrize("blocks", [1, 3], ids=["the download", "the files"])
+def test_a_full_disk_leaves_nothing(server: FileServer, tmp_path: Path, blocks: int, monkeypatch) -> None:
+    lines = [f"Line {number} ." + "x" * 400 for number in range(4)]  # compress well
+    archive = tar({path: sgm(lines) + b" " * 4000 for path in DATASETS["wmt14/full"].langpairs["en-de"]})
+    assert len(archive) < 1024 * 3
+    path = tmp_path / "redirected"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(
+        "from sacrebleu.dataset import DATASETS\n"
+        f"DATASETS['wmt14/full'].data = ['{server.url}/wmt14-full.tgz']\n"
+        f"DATASETS['wmt14/full'].md5 = ['{hashlib.md5(archive).hexdigest()}']\n"
+    )
+    server.files["/wmt14-full.tgz"] = archive if blocks == 3 else archive + os.urandom(4000)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]))
+    line = f'ulimit -f {blocks}; "{sys.executable}" -m nmtkit score --test-set wmt14/full -l en-de'
+    result = subprocess.run(["bash", "-c", line], input=HYPOTHESES, capture_output=True, text=True)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert "File too large" in result.stderr and "wmt14/full" in result.stderr
+    left = [path for path in (tmp_path / "sacrebleu").rglob("*") if path.is_file() and path.name != ".nmtkit.lock"]
+    assert not left
+
+
 def test_a_damaged_archive_that_sacrebleu_left_is_replaced(server: FileServer, tmp_path: Path) -> None:
     raw = tmp_path / "sacrebleu" / "wmt14" / "full" / "raw"
     raw.mkdir(parents=True)
