@@ -21,14 +21,17 @@ FORMATS = ("text", "tsv", "csv", "latex", "markdown", "json")
 
 # flags of `nmtkit score` that `compare --sys` has too
 SHARED = (
-    "--ref", "--data", "--gen-subset", "--src", "--columns", "--target-lang", "--metric", "--tokenize", "--lowercase",
-    "--device", "--test", "--samples",
+    "--ref", "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--src", "--columns",
+    "--target-lang", "--metric", "--tokenize", "--lowercase", "--device", "--test", "--samples",
 )  # fmt: skip
 OF_ROWS = ("--metric", "--tokenize", "--lowercase", "--device", "--samples")  # flags of `score` for --base
 PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")
 METRICS = ("chrf", "bleu")  # the first sorts the sentences; BLEU of single sentences is not reliable
-OF_SCORE = ("--data", "--gen-subset", "--tokenize", "--lowercase", "--device")
+OF_SCORE = (
+    "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--tokenize", "--lowercase",
+    "--device",
+)  # fmt: skip
 COMPARE_RULES = (
     FlagRule("RUN", excludes=("--sys",), reason="compare either runs or systems"),
     FlagRule(
@@ -52,6 +55,7 @@ COMMON = {
     "--curves FILE": "curves of all runs: .csv, .pdf, .svg or .png",
     "--sys FILE": "translations of a system; repeat it",
     "--ref FILE": "references; repeatable",
+    "--test-set NAME,…": "published test sets, with -l en-de",
     "--src PATH": "source text",
     "--metric NAME[=MODEL],…": "scores of sentences",
 }
@@ -178,8 +182,8 @@ def compare_systems(
         raise ValueError(f"compare shows two systems side by side; --sys is given {len(systems)} times")
     path = report or PAGE
     check_outputs({"--report": path}, [*systems, *references, config.src])
-    if not (references or config.data):
-        raise ValueError("compare marks words by a reference: give --ref FILE, or --data FOLDER")
+    if not (references or config.data or config.test_set):
+        raise ValueError("compare marks words by a reference: give --ref FILE, --data FOLDER or --test-set NAME")
     texts, settings = score.read(references, systems, config)
     if texts.directions:
         score.check_one_direction(texts, config)

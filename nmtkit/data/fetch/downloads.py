@@ -192,11 +192,12 @@ class HttpClient:
             with self._open(url, headers) as response:
                 total = partial.begin(response, resumes=bool(headers))
                 self._check_size(url, total, partial)
-                progress.begin(f"Downloading {title}", "MB", None if total is None else total / MEGABYTE)
-                progress.advance(partial.size / MEGABYTE)
+                unit, size = ("KB", 1e3) if total is not None and total < 10 * MEGABYTE else ("MB", MEGABYTE)
+                progress.begin(f"Downloading {title}", unit, None if total is None else total / size)
+                progress.advance(partial.size / size)
                 while chunk := _received(response):
                     partial.write(chunk)
-                    progress.advance(len(chunk) / MEGABYTE)
+                    progress.advance(len(chunk) / size)
                     self._check_size(url, partial.size, partial)
                 if total is not None and partial.size < total:
                     raise _TemporaryError(f"the connection ended after {partial.size:,} of {total:,} bytes")

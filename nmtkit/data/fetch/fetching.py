@@ -219,7 +219,7 @@ def listing(source: str, config: FetchConfig, client: HttpClient) -> list[str]:
         return aligned([(f"sacrebleu:{name}", text) for name, text in sets])
     found, variants = opus.listed(config.languages, client)
     if variants:
-        log.info("OPUS also has %s; give one of these codes for their corpora", ", ".join(variants))
+        log.info("OPUS has more corpora in %s; give one of these codes to list them", ", ".join(variants))
     return aligned(
         [
             (f"opus:{each.corpus}/{each.version}", f"{each.pairs:>13,} pairs", f"{size(each.kilobytes):>9}")

@@ -143,6 +143,20 @@ def test_several_systems_are_compared_on_a_set(server: FileServer, tmp_path: Pat
     assert json.loads(result.stdout)["test_set"] == "wmt14/full en-de"
 
 
+def test_systems_are_shown_side_by_side_on_a_set(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("a", HYPOTHESES), ("b", HYPOTHESES.replace("Ende", "Schluss"))):
+        Path(name).write_text(text, encoding="utf-8")
+    compare = ["compare", "--sys", "a", "--sys", "b", "--samples", "50"]
+    result = call(*compare, "--test-set", "wmt14/full", "-l", "en-de")
+    assert result.exit_code == 0 and "Zwei Katzen sitzen" in Path("comparison.html").read_text(), result.stderr
+    refused = call(*compare, "--test-set", "wmt14/full", "-l", "en-de", "--ref", "a")
+    assert refused.exit_code == 2 and "--test-set" in refused.stderr and "--ref" in refused.stderr
+    assert call(*compare, "--ref", "a", "-l", "en-de").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [
