@@ -262,6 +262,13 @@ def test_a_vocabulary_of_words_requires_texts_within_its_words(tmp_path):
         model.translate(nmtkit.Request("the dog", required=["wom en"]))
 
 
+@pytest.mark.parametrize("phrase", ["", " "])
+def test_a_phrase_without_text_is_called_empty(ending, phrase):
+    for request in (nmtkit.Request("a dog", required=["dog", phrase]), nmtkit.Request("a dog", avoided=[phrase])):
+        with pytest.raises(ValueError, match=r"line 1.*empty"):
+            nmtkit.load(ending).translate(request)
+
+
 # --- constraints and the steps of the text pipeline -------------------------------------------------------------------
 
 

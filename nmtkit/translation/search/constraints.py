@@ -191,7 +191,7 @@ class RequiredText:
             changed = " " * text[:1].isspace() + spelt + " " * text[-1:].isspace()
             if UNK not in tokens and spelt:
                 spellings.append(SpelledPhrase(changed, tokens))
-            if UNK in tokens or changed != line:
+            if UNK in tokens or not spelt or changed != line:
                 usual = usual_spelling(line, pieces, whole_words)
                 spellings += [SpelledPhrase(line, usual)] if usual or not line.strip() else []
         return RequiredText(tuple(dict.fromkeys(spellings)), pieces, whole_words)
