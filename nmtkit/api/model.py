@@ -36,7 +36,7 @@ def load(
 ) -> "Model":
     """Returns the model of a checkpoint, or an ensemble of several checkpoints with the same tokenizer.
 
-    The folder of a run stands for its best checkpoint.
+    The folder of a run stands for its best checkpoint, and "hf:ORG/NAME" for a model of the Hugging Face Hub.
 
     >>> model = nmtkit.load("averaged.pt", precision="int8")
 

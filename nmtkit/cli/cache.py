@@ -88,7 +88,12 @@ def show(entries: "list[CacheEntry]") -> None:
     for name, bytes_, last, more in rows:
         echo(f"{name:<{width}}  {bytes_:>10}  {last:<16}  {more}".rstrip())
     total = size(sum(entry.size for entry in entries))
-    stderr.print(f"{user_cache()}: {len(entries)} entries, {total}", markup=False, highlight=False, soft_wrap=True)
+    stderr.print(
+        f"{user_cache()}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {total}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def short(entry: "CacheEntry") -> str:

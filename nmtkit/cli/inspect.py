@@ -11,6 +11,7 @@ import click
 
 from nmtkit.cli.command import Command, echo
 from nmtkit.cli.flags import CHECKPOINT
+from nmtkit.config.files import portable_name
 
 if TYPE_CHECKING:
     from nmtkit.experiments.inspection import Description
@@ -60,7 +61,7 @@ def command(path: Path, everything: bool, verify: bool, format: str) -> None:
 
 def show(described: "Description", everything: bool) -> None:
     """Prints the summary, the commands and, if `everything`, all facts in two columns."""
-    echo(f"{described.path} is an nmtkit {described.kind}.\n")
+    echo(f"{portable_name(described.path)} is an nmtkit {described.kind}.\n")
     show_facts(described.summary)
     if described.verified:
         echo("\n" + click.style("Verified", bold=True))
@@ -69,7 +70,7 @@ def show(described: "Description", everything: bool) -> None:
     for purpose, line in described.commands.items():
         echo(f"  To {purpose}:\n    {line}")
     if not everything:
-        echo(f"\nAll facts: {shlex.join(['nmtkit', 'inspect', str(described.path), '--all'])}")
+        echo(f"\nAll facts: {shlex.join(['nmtkit', 'inspect', portable_name(described.path), '--all'])}")
         return
     for title in described.sections:
         facts = described.changed(title)

@@ -85,6 +85,11 @@ def is_hub_name(text: str) -> bool:
     return text.startswith(HUB_PREFIX)
 
 
+def located_in(folder: Path, text: str) -> str:
+    """Returns a path in a file, with the folder of the file as a prefix if the path is relative. Names stay."""
+    return text if text in ("", "none") or is_hub_name(text) else str(folder / text)
+
+
 def portable_name(path: Path) -> str:
     """Returns the text of a path for configs and checkpoints. A model of the Hub gets its name and its commit."""
     try:

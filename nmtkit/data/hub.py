@@ -7,6 +7,7 @@ the hash of each file with the Hub's list.
 
 import fnmatch
 import hashlib
+import json
 import logging
 import re
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.config.files import disk_full
+from nmtkit.config.files import disk_full, explained
 from nmtkit.jobs import progress
 
 Kind = Literal["model", "dataset"]
@@ -250,6 +251,11 @@ def _explaining(repository: str, kind: Kind, revision: str | None, *, writes: bo
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the client are about its cache
             yield
+    except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:  # an answer without the facts of a Hub
+        endpoint = _client().constants.ENDPOINT
+        raise OSError(
+            f"{title}: {endpoint} does not answer like the Hugging Face Hub; check HF_ENDPOINT and proxies"
+        ) from error
     except (ValueError, HubUnreachableError) as error:
         if isinstance(error, ValueError) and title not in str(error) and f"hf:{repository}" not in str(error):
             raise ValueError(f"{title}: {_line(error)}") from error
@@ -300,7 +306,8 @@ def _explained(
         return ValueError(f"{title}: this account has no right to {right} the repository ({status}); {token}")
     if status is not None and (status in UNAVAILABLE or status >= 500):
         return HubUnreachableError(f"{title}: {endpoint} answers with error {status} now; try again later")
-    return OSError(f"{title}: {_line(cause or error)}")
+    shown = cause or error
+    return OSError(f"{title}: {explained(shown) if isinstance(shown, OSError) and shown.filename else _line(shown)}")
 
 
 def _line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import derive, to_dict, to_toml
-from nmtkit.config.files import HUB_PREFIX, checkpoint_of
+from nmtkit.config.files import HUB_PREFIX, checkpoint_of, portable_name
 from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
 from nmtkit.data.corpora.provenance import origins
@@ -242,24 +242,25 @@ def _shown(name: str, value: Any) -> Any:
 
 def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
     """Returns shell commands for a checkpoint. The keys describe their purposes, such as "translate"."""
+    name = portable_name(path)  # models of the Hub have the same name on every machine
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
     first = next(iter(contents.get("run", {}).get("directions") or ()), (None, None))
     trained = contents.get("run", {}).get("languages") or first
     known = [language if language in tokenizer.languages else None for language in trained]
-    generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
+    generate = ["nmtkit", "generate", "--path", name, *tokenizer.language_flags(*known), *plugins]
     result = {"translate": shlex.join(generate) + " < source.txt"}
     if not reads_source(contents):
-        score = ["nmtkit", "score", "--path", str(path), *language_model_flags(tokenizer, known[1]), *plugins]
+        score = ["nmtkit", "score", "--path", name, *language_model_flags(tokenizer, known[1]), *plugins]
         result = {"perplexity of a text": shlex.join(score) + " < text.txt"}
     if "adapters" in contents:
         result["merge the adapters into the base"] = shlex.join(
-            ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]
+            ["nmtkit", "average-checkpoints", name, "--output", str(path.with_name("merged.pt"))]
         )
     if "training" in contents:
         config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
         result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
     if "run" in contents:
-        written = shlex.join(["nmtkit", "inspect", str(path), "--format", "toml"])
+        written = shlex.join(["nmtkit", "inspect", name, "--format", "toml"])
         result["repeat the training"] = f"{written} > again.toml && nmtkit train --config again.toml --save-dir again"
     return result
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import field_types, flag_of, split_settings, suggestion
+from nmtkit.config.files import located_in
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
@@ -165,7 +166,8 @@ class Sweep:
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
             start = run.settings.get("finetune_from")
-            components = ConfigFile(self.file).components(names, (), start and self.file.parent / str(start))
+            located = start and Path(located_in(self.file.parent, str(start)))
+            components = ConfigFile(self.file).components(names, (), located)
             classes: list[type] = [RunConfig, *(type(component.config) for component in components.values())]
             *parts, unknown = split_settings(others, *classes)
             if unknown:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import Config, FlagRule, option
-from nmtkit.config.files import checkpoint_of
+from nmtkit.config.files import checkpoint_of, located_in
 from nmtkit.jobs.threads import usable_cores
 from nmtkit.translation.options import GLOSSARY_RULE, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
@@ -138,8 +138,8 @@ class ModelPath:
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
         if equals and match:
-            return ModelPath(checkpoint_of(folder / path), (match[1], match[2]))
-        return ModelPath(checkpoint_of(folder / text))
+            return ModelPath(checkpoint_of(Path(located_in(folder, path))), (match[1], match[2]))
+        return ModelPath(checkpoint_of(Path(located_in(folder, text))))
 
 
 @dataclass(frozen=True, kw_only=True)

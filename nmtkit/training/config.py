@@ -23,7 +23,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import checkpoint_of, is_hub_name
+from nmtkit.config.files import checkpoint_of, is_hub_name, located_in
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -342,11 +342,6 @@ def relative_to(path: str, folder: Path) -> str:
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
     """Returns `settings` with `folder` as a prefix of each relative path. `folder` is the folder of the config file."""
     return map_paths(settings, cls, lambda text: located_in(folder, text))
-
-
-def located_in(folder: Path, text: str) -> str:
-    """Returns a path in a config file with `folder` as a prefix if it is relative. Names of the Hub stay."""
-    return text if text in ("", "none") or is_hub_name(text) else str(folder / text)
 
 
 def map_paths(settings: Mapping[str, Any], cls: type, change: Callable[[str], str]) -> dict[str, Any]:

@@ -184,6 +184,17 @@ def test_offline_no_request_is_made(hub: HubServer, monkeypatch: pytest.MonkeyPa
     assert not hub.requests
 
 
+def test_a_server_that_is_no_hub_and_a_cache_that_cannot_be_written(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/tiny", FILES)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    failure(OSError, str(tmp_path / "file"), "not a folder")
+    hub.faults = [Fault("GET /api/", status=200)]  # as from a login page
+    failure(OSError, hub.url, "HF_ENDPOINT")
+
+
 def test_without_the_extra(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"nmtkit\[hub\]"):

@@ -45,8 +45,10 @@ def checkpoint(name: str) -> Path:
 
 
 def _checkpoint(name: str) -> Path:
-    repository, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
+    repository, at, revision = name.removeprefix(HUB_PREFIX).partition("@")
     hub.check_name(repository)
+    if at and not revision:
+        raise ValueError(f"{name} ends with @; give a branch, a tag or a commit, or leave out @")
     folder = model_cache.folder_of(repository)
     files, commit = None, revision if COMMIT.fullmatch(revision) else None
     if commit is None:

@@ -154,6 +154,7 @@ def test_every_failure_leaves_the_cache_as_it_was(
     refused("hf:org/none", "no such")
     refused("hf:a/b/c", "ORG/NAME")
     refused("hf:", "ORG/NAME")
+    refused("hf:org/opus@", "@")
     hub.add("org/opus", OPUS)
     refused("hf:org/opus@v9", "v9")
     hub.add("org/empty", {"README.md": b"x", "data.csv": b""})
@@ -223,6 +224,7 @@ def test_inspect_says_where_a_model_comes_from(hub: HubServer) -> None:
     commit = hub.add("org/opus", OPUS, license="cc-by-4.0")
     shown = call("inspect", "hf:org/opus").stdout
     assert f"hf:org/opus@main, commit {commit[:12]}" in shown
+    assert f"nmtkit generate --path hf:org/opus@{commit} <" in shown and str(user_cache()) not in shown
     assert "cc-by-4.0" in call("inspect", "hf:org/opus", "--all").stdout
 
 
@@ -254,11 +256,12 @@ def test_python_and_the_commands_take_the_name(hub: HubServer, tmp_path: Path) -
     assert "shortlist" not in checkpoint_file.read(path)
 
 
-def test_the_service_knows_the_languages_and_takes_pairs(hub: HubServer) -> None:
+def test_the_service_knows_the_languages_and_takes_pairs(hub: HubServer, tmp_path: Path) -> None:
     about = json.loads(OPUS["tokenizer_config.json"]) | {"source_lang": "en", "target_lang": "de"}
     hub.add("org/opus", OPUS | {"tokenizer_config.json": json.dumps(about).encode()})
     path = opened("hf:org/opus")
     assert ModelPath.parse("fr-it=hf:org/opus") == ModelPath(path, ("fr", "it"))
+    assert ModelPath.parse("fr-it=hf:org/opus", tmp_path).path == path  # in a file of --models
     assert grouped([ModelPath.parse("hf:org/opus")]) == {("en", "de"): (path,)}
 
 
