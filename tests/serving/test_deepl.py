@@ -72,6 +72,11 @@ def test_texts_have_the_translations_of_generate(client: Any, expected: dict[str
     assert (one.text, one.detected_source_lang, one.billed_characters) == (expected[LINES[0]], "EN", len(LINES[0]))
     several = client.translate_text([*LINES, ""], source_lang="en", target_lang="de", context="ignored")
     assert [each.text for each in several] == [*(expected[line] for line in LINES), ""]
+    pytest.importorskip("py3langid")
+    detected = client.translate_text([LINES[0], LINES[1]], target_lang="DE")
+    assert [(each.text, each.detected_source_lang) for each in detected] == [
+        (expected[line], "EN") for line in LINES[:2]
+    ]
     for preserved in (True, False):
         settings = {"preserve_formatting": preserved, "model_type": "quality_optimized"}
         assert (

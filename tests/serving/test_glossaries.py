@@ -1,0 +1,115 @@
+"""Glossaries of clients on disk: changes at the same time, damaged files, limits, and the folder of --state."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("python_multipart")
+
+from nmtkit.serving import glossaries
+from nmtkit.serving.glossaries import GlossaryStore, StoredGlossary
+from nmtkit.serving.keys import ApiKey
+from nmtkit.serving.reading import Refusal
+from nmtkit.serving.server import state_folder
+from nmtkit.text.glossary import load
+
+PAIR, OTHER = ("en", "de"), ("en", "fr")
+
+
+def created(store: GlossaryStore, account: str = "a") -> StoredGlossary:
+    return store.create(account, "name", {PAIR: {"dog": "Hund", "cat": "Katze|Kater"}})
+
+
+def test_glossaries_outlive_the_server_in_the_format_of_the_flag(tmp_path: Path) -> None:
+    store = GlossaryStore(tmp_path)
+    stored = created(store)
+    store.put("a", stored.id, OTHER, {"dog": "chien"}, None)
+    store.rename("a", stored.id, "new, “näme”")
+    store.close()
+    again = GlossaryStore(tmp_path).get("a", stored.id)
+    assert (again.name, again.counts) == ("new, “näme”", {PAIR: 2, OTHER: 1})
+    assert again.creation_time == stored.creation_time
+    terms = load(GlossaryStore(tmp_path).path(again, PAIR)).terms
+    assert [(term.source, term.targets) for term in terms] == [("dog", ("Hund",)), ("cat", ("Katze", "Kater"))]
+
+
+def test_without_a_folder_glossaries_end_with_the_server(tmp_path: Path) -> None:
+    store = GlossaryStore(None)
+    assert store.folder is None  # nothing is written before the first glossary
+    created(store)
+    folder = store.folder
+    assert folder is not None and folder.is_dir()
+    store.close()
+    assert not folder.exists()
+
+
+def test_additions_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    async def add() -> GlossaryStore:
+        store = GlossaryStore(tmp_path)
+        stored = created(store)
+        changes = [store.write(store.put, "a", stored.id, PAIR, {f"term{i}": "x"}, 1000) for i in range(20)]
+        await asyncio.gather(*changes, store.write(store.rename, "a", stored.id, "renamed"))
+        return store
+
+    (stored,) = asyncio.run(add()).listed("a")
+    assert (stored.counts[PAIR], stored.name) == (22, "renamed")
+    assert len(load(GlossaryStore(tmp_path).path(stored, PAIR)).terms) == 22
+
+
+def test_additions_are_bounded_together(tmp_path: Path) -> None:
+    store = GlossaryStore(tmp_path)
+    stored = created(store)
+    store.put("a", stored.id, PAIR, {"x": "y" * 60}, 100)
+    with pytest.raises(Refusal) as error:
+        store.put("a", stored.id, PAIR, {"z": "y" * 60}, 100)
+    assert error.value.status == 413 and "100" in error.value.message
+    assert store.get("a", stored.id).counts[PAIR] == 3
+
+
+def test_an_account_has_a_limited_number_of_glossaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glossaries, "MAX_GLOSSARIES", 2)
+    store = GlossaryStore(tmp_path)
+    first, _ = created(store), created(store)
+    with pytest.raises(Refusal) as error:
+        created(store)
+    assert error.value.status == 456
+    created(store, "b")
+    store.delete("a", first.id)
+    assert not (tmp_path / first.id).exists()
+    created(store)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"counts": {"en-de": "x"}}', '{"counts": {}, "id": "../x"}'])
+def test_a_damaged_file_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    stored = created(GlossaryStore(tmp_path))
+    (tmp_path / stored.id / glossaries.FACTS).write_text(text)
+    with pytest.raises(ValueError, match=stored.id):
+        GlossaryStore(tmp_path)
+
+
+def test_a_deletion_that_was_interrupted_leaves_no_glossary(tmp_path: Path) -> None:
+    stored = created(GlossaryStore(tmp_path))
+    (tmp_path / stored.id / glossaries.FACTS).unlink()
+    assert GlossaryStore(tmp_path).glossaries == {}
+
+
+def test_a_folder_that_cannot_be_written_is_an_answer_to_the_client(tmp_path: Path) -> None:
+    store = GlossaryStore(tmp_path / "store")
+    (tmp_path / "store").write_text("a file in place of the folder")
+    with pytest.raises(Refusal) as error:
+        asyncio.run(store.write(store.create, "a", "name", {PAIR: {"dog": "Hund"}}))
+    assert error.value.status == 507 and store.glossaries == {}
+
+
+def test_the_state_has_a_single_server_and_keeps_counts(tmp_path: Path) -> None:
+    with state_folder(tmp_path / "new" / "state") as (usage, store):
+        usage.count(ApiKey("a"), characters=5)
+        stored = created(store)
+        with pytest.raises(ValueError, match="--state"), state_folder(tmp_path / "new" / "state"):
+            pass
+    with state_folder(tmp_path / "new" / "state") as (usage, store):
+        assert usage.counts(ApiKey("a"))["month"].characters == 5 and stored.id in store.glossaries
+    shutil.rmtree(tmp_path / "new")
