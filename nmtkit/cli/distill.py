@@ -130,9 +130,9 @@ def command(
         from nmtkit.data import checkpoint_file
         from nmtkit.data.dataset.binarized import Dataset
         from nmtkit.data.dataset.teacher_file import TeacherFile
+        from nmtkit.jobs.distributed import usable_device
         from nmtkit.models import checkpoint
         from nmtkit.training.criterions.distillation import load_teacher, teacher_rows
-        from nmtkit.translation.translator import usable_device
 
     load_plugins(plugins)
     paths = tuple(checkpoint_of(path) for path in paths)

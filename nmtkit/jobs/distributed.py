@@ -69,6 +69,20 @@ def rank_device(device: str, workers: int) -> str:
     return f"cuda:{rank}"
 
 
+def usable_device(name: str) -> torch.device:
+    """Returns the device with this name. Raises ValueError with the reason if the device cannot be used."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise RuntimeError("the tensors of this device have no values")
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        gpus = torch.cuda.device_count()
+        raise ValueError(f"--device {name} cannot be used: {reason}. GPUs here: {gpus}") from error
+    return device
+
+
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 

@@ -15,6 +15,7 @@ import torch
 from nmtkit.config.files import checkpoint_of
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs import progress
+from nmtkit.jobs.distributed import usable_device
 from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.models import building
 from nmtkit.models.architectures import Architecture
@@ -313,17 +314,3 @@ def prepare(
 def automatic_precision(device: str) -> Precision:
     """Returns the precision for --precision auto: fp32 on a CPU and on an Apple GPU, otherwise bf16."""
     return "fp32" if device.startswith(("cpu", "mps")) else "bf16"
-
-
-def usable_device(name: str) -> torch.device:
-    """Returns the device with this name. Raises ValueError with the reason if the device cannot be used."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-        if device.type == "meta":
-            raise RuntimeError("the tensors of this device have no values")
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        gpus = torch.cuda.device_count()
-        raise ValueError(f"--device {name} cannot be used: {reason}. GPUs here: {gpus}") from error
-    return device

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -248,6 +249,12 @@ def test_a_model_that_does_not_exist_is_named(tmp_path: Path) -> None:
     for text, part in (("bleu=x", "bleu=x"), ("comet=", "comet="), ("commet", "comet")):
         with pytest.raises(ValueError, match=part):
             score(TEXTS, [REFERENCES], [text], SETTINGS)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta"])
+def test_a_device_that_cannot_be_used_is_named(device: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=f"--device {device}"):
+        score(TEXTS, [REFERENCES], [named("comet=comet", folder)], replace(SETTINGS, device=device))
 
 
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:

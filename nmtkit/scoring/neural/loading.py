@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from nmtkit.jobs import progress
+from nmtkit.jobs.distributed import usable_device
 from nmtkit.models.formats.reading import read_json
 from nmtkit.scoring.neural.comet import CHECKPOINT, HPARAMS, Comet, read_hparams
 from nmtkit.scoring.neural.metricx import MetricX
@@ -20,8 +21,10 @@ DIGITS = 12  # digits of a hash in a signature
 def load(name: str, model: str, device: str) -> NeuralMetric:
     """Loads a metric of `NEURAL_METRICS` with the model of a folder or of `hf:ORG/NAME[@REVISION]`.
 
-    Raises OSError or ValueError for a model that cannot be found, downloaded or read.
+    Raises OSError or ValueError for a model that cannot be found, downloaded or read, and for a device that cannot be
+    used.
     """
+    usable_device(device)  # before gigabytes are downloaded
     with progress.pause_for(f"Loading {model}"):
         reads_reference = not name.endswith(("kiwi", "-qe"))
         if name.startswith("comet"):

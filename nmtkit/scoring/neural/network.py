@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.jobs import progress
+from nmtkit.jobs.distributed import usable_device
 from nmtkit.scoring.segments import SegmentMetric
 
 Texts = tuple[str, ...]  # texts that the network reads together
@@ -34,7 +35,7 @@ class NeuralMetric(SegmentMetric):
     scale: float = 1.0  # score = scale x output of the network
 
     def __init__(self, files: ModelFiles, device: str, dtype: torch.dtype = torch.float32) -> None:
-        self.files, self.device, self.dtype = files, torch.device(device), dtype
+        self.files, self.device, self.dtype = files, usable_device(device), dtype
         self._memory: dict[Texts, Tensor] = {}
 
     @abstractmethod
