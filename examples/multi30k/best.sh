@@ -16,6 +16,7 @@
 #   MBR (no)                  bleu: teachers choose among 20 translations by minimum Bayes risk
 #   BOTH_UPDATES (0)          updates of bidirectional pretraining (Ding et al. 2021) before the others
 #   UPDATES (14000), CRITERION (simcut)
+#   START (random)            teacher: the model starts from the first teacher instead of random weights
 #   LATE_UPDATES (4000), LATE_DROPOUT (0.1)        more updates with BPE-dropout; 0 updates: none
 #   AVERAGE (20)              checkpoints to average, 100 updates apart
 #   PRECISION (auto)          bf16 on processors with such instructions, else fp32
@@ -90,6 +91,7 @@ if [[ ${BOTH_UPDATES:-0} -gt 0 ]]; then # both directions as one: the texts of b
 fi
 for seed in ${SEEDS:-1}; do
     model=runs/$run/main-$seed start=()
+    [[ ${START:-random} == random ]] || start=(--finetune-from "runs/$run/en-de-1/averaged.pt")
     if [[ ${BOTH_UPDATES:-0} -gt 0 ]]; then
         train "runs/$run/both-$seed" "data-bin-$run-both" --seed "$seed" --max-update "$BOTH_UPDATES" \
             --criterion "${CRITERION:-simcut}" "$@"

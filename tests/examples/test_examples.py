@@ -317,6 +317,7 @@ def test_the_second_multi30k_recipe_goes_on_from_the_baseline_on_more_data():
     recipes.pop("table3.sweep")
     base, more, best = recipes.pop("baseline"), recipes.pop("diversified"), recipes.pop("best")
     assert best["run"]["max_epoch"] is None and best["criterion"]["name"] == "simcut"
+    assert best["architecture"]["pre_norm"] and best["run"]["keep_last"] == 20
     assert not recipes  # a new recipe needs its own lines here
     assert {table: more[table] for table in ("architecture", "criterion", "optimizer")} == {
         table: base[table] for table in ("architecture", "criterion", "optimizer")
@@ -430,8 +431,11 @@ def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path
     scored = [value(one, "--gen-subset") for one in made if one[0] == "score"]
     assert scored == ["valid", "valid", "test", "test"]
 
-    made = commands(TEACHERS="2", SEEDS="1 2")
-    assert [value(one, "--save-dir") for one in made if one[0] == "train"] == ["runs/best/main-2", "runs/best/late-2"]
+    made = commands(TEACHERS="2", SEEDS="1 2", START="teacher")
+    main_run, late_run = (one for one in made if one[0] == "train")
+    assert [value(one, "--save-dir") for one in (main_run, late_run)] == ["runs/best/main-2", "runs/best/late-2"]
+    assert value(main_run, "--finetune-from") == "runs/best/en-de-1/averaged.pt"
+    assert value(late_run, "--finetune-from") == "runs/best/main-2/averaged.pt"
     switches = {"TEACHERS": "0", "LATE_UPDATES": "0", "CRITERION": "r_drop", "RUN": "plain", "VOCAB": "4000"}
     made = commands(**switches)
     assert [one[0] for one in made] == ["preprocess", "train", "average-checkpoints", "generate", "score", "score"]
