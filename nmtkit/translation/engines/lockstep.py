@@ -112,8 +112,9 @@ class LockstepSearch:
             columns = [
                 np.flatnonzero(row) for row in self.shortlist.allowed(encoded, list(map(needed_pieces, constraints)))
             ]
-            prefixes = [np.searchsorted(own, ids) for own, ids in zip(columns, prefixes, strict=True)]
-            allowed = [np.flatnonzero(np.isin(own, ids)) for own, ids in zip(columns, allowed, strict=True)]
+            # most sentences have no prefix; `isin` takes longer than the rest of this method
+            prefixes = [ids and np.searchsorted(own, ids) for own, ids in zip(columns, prefixes, strict=True)]
+            allowed = [ids and np.flatnonzero(np.isin(own, ids)) for own, ids in zip(columns, allowed, strict=True)]
         texts = list(dict.fromkeys(text for each in constraints for text in each.avoided))
         numbers = {text: number for number, text in enumerate(texts)}
         uniform: list[Any] = [()] * len(batch)
@@ -165,7 +166,7 @@ class LockstepSearch:
             memory = self.free.pop()
         except IndexError:
             memory = None
-        if memory is None or memory.sizes != sizes:
+        if memory is None or not memory.sizes.suffice(sizes):
             outputs = self.outputs if sizes.shortlists else no_outputs(len(self.models))
             memory = SearchMemory(sizes, self.models, self.linears, outputs)
         return memory

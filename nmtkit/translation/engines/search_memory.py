@@ -6,7 +6,7 @@ Compiled functions get these arrays, and records with their addresses, and do no
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from nmtkit.translation.search.constraints import AvoidedText, PieceTexts
 from nmtkit.translation.search.decoding import needs_attention
 from nmtkit.translation.search.options import SearchOptions
 
+GROWING = ("rows", "positions", "vocabulary", "recorded")  # sizes that may be larger than a search needs
 STEPS = 32  # positions of the cache at first
 ROUNDED = 128  # memory has a multiple of this number of rows, positions and columns, so that further calls can use it
 
@@ -112,6 +113,17 @@ class MemorySizes:
     @property
     def hypotheses(self) -> int:
         return self.slots * self.beam
+
+    def suffice(self, needed: "MemorySizes") -> bool:
+        """Returns whether memory of these sizes can be used for a search that needs `needed`.
+
+        The slots must be equal, because a thread with more slots takes more sentences than its share.
+        """
+        sizes = replace(self, **{name: getattr(needed, name) for name in GROWING})
+        return sizes == needed and all(
+            getattr(self, name) >= getattr(needed, name) and bool(getattr(self, name)) == bool(getattr(needed, name))
+            for name in GROWING
+        )
 
 
 def rounded(size: int) -> int:

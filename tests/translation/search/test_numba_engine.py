@@ -38,6 +38,7 @@ pytest.importorskip("numba")
 from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine, lockstep
 from nmtkit.translation.engines.lockstep import LockstepSearch
 from nmtkit.translation.engines.numba_engine import NumbaEngine
+from nmtkit.translation.engines.search_memory import MemorySizes
 
 pytestmark = pytest.mark.slow  # the first search compiles for ten seconds
 
@@ -302,6 +303,20 @@ def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatc
     several = engine.search(batch, options)
     monkeypatch.undo()
     assert engine.search(batch, options) == several
+
+
+def test_a_search_uses_the_larger_memory_of_an_earlier_search() -> None:
+    sizes = MemorySizes(slots=4, beam=2, rows=128, positions=128, vocabulary=512, shortlists=True, recorded=0)
+    assert sizes.suffice(replace(sizes, rows=64, vocabulary=256)) and not replace(sizes, rows=64).suffice(sizes)
+    for changes in ({"slots": 2}, {"beam": 1}, {"shortlists": False}, {"recorded": 128}):
+        assert not sizes.suffice(replace(sizes, **changes)) and not replace(sizes, **changes).suffice(sizes)
+    engine, options = engine_of(ending(), "fp32"), SearchOptions(beam=2)
+    long = [[5] * 150 + [EOS], [6] * 140 + [EOS]]
+    expected = engine_of(ending(), "fp32").search(segments(SOURCES[:2]), options)
+    engine.search(segments(long), options)
+    (memory,) = engine.prepared().free
+    assert engine.search(segments(SOURCES[:2]), options) == expected
+    assert engine.prepared().free == [memory]
 
 
 def test_the_memory_of_long_translations_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
