@@ -12,6 +12,7 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     scales        parameter name -> scales of the rows, if `model` has weights in 8 bits (models/layers/int8.py)
     update        number of updates made, an int
     scores        scores of the validation after this update, if any: name ("loss", "bleu", …) -> value
+    signatures    signatures of these scores, of the metrics that have one: name -> text
     maximized     names of the scores for which higher is better
     scheduled     whether the checkpoint was saved at an interval of the run. False if it was saved only because of the
                   end of the run, the clock or a signal

@@ -50,6 +50,7 @@ class Metric(ABC):
 
     higher_is_better: bool = True
     translates: bool = False  # whether `score` reads sources, translations or references
+    signature: str | None = None  # all settings of the last score, if the metric has a signature
 
     def count(self, model: Architecture, batch: Batch) -> dict[str, Tensor]:
         """Returns sums over the tokens of a batch by name, without gradients. `Outputs.sums` has the totals."""
@@ -58,6 +59,12 @@ class Metric(ABC):
     @abstractmethod
     def score(self, outputs: Outputs) -> float:
         """Returns the score of the whole split."""
+
+    def _value(self, outputs: Outputs, name: str, settings: MetricSettings) -> float:
+        """Returns a score of nmtkit/scoring, and keeps its signature."""
+        (result,) = score(outputs.hypotheses, [outputs.references], (name,), settings)
+        self.signature = result.signature
+        return result.value
 
 
 METRICS: Registry[Metric] = Registry("metric", "--metrics", several=True)
@@ -177,7 +184,7 @@ class Bleu(Metric):
 
     def score(self, outputs: Outputs) -> float:
         settings = replace(self.settings, target_lang=outputs.target_lang)
-        return score(outputs.hypotheses, [outputs.references], ("bleu",), settings)[0].value
+        return self._value(outputs, "bleu", settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +202,7 @@ class Chrf(Metric):
         self.name = "chrf++" if config.chrf_words else "chrf"
 
     def score(self, outputs: Outputs) -> float:
-        return score(outputs.hypotheses, [outputs.references], (self.name,))[0].value
+        return self._value(outputs, self.name, MetricSettings())
 
 
 def model_option(name: str) -> Any:
@@ -213,7 +220,7 @@ class NeuralScore(Metric):
 
     def score(self, outputs: Outputs) -> float:
         settings = MetricSettings(sources=tuple(outputs.sources))
-        return score(outputs.hypotheses, [outputs.references], (self.name,), settings)[0].value
+        return self._value(outputs, self.name, settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -313,6 +313,7 @@ class Run:
         contents |= {
             "model": weights,
             "scores": scores,
+            "signatures": self.validator.signatures if self.validator and scores else {},
             "scheduled": scheduled,
             "maximized": self.maximized,
             "run": self.facts,

@@ -80,6 +80,11 @@ class Validator:
         self.directions = np.zeros(len(lengths), np.int64) if index is None else np.asarray(index).astype(np.int64)
         self.classes = self.directions * CLASSES + lengths  # direction and length class of each pair
 
+    @property
+    def signatures(self) -> dict[str, str]:
+        """Signatures of the metrics at the last validation, by name. Only on rank 0."""
+        return {name: metric.signature for name, metric in self.metrics.items() if metric.signature}
+
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
         """Returns the loss and the counts of the criterion per target token, ppl = exp(nll), and the metrics, by name.
 

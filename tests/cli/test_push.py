@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> Path:
     contents = checkpoint_file.read(path)
     contents["run"] = {"command": "nmtkit train data-bin", "data": "/home/me/data-bin", "dataset": "0123456789ab"}
     contents["run"] |= {"languages": ["en", "no"]}
-    checkpoint_file.save(path, contents | {"scores": {"bleu": 31.5}})
+    checkpoint_file.save(path, contents | {"scores": {"bleu": 31.5}, "signatures": {"bleu": "nrefs:1|tok:zh"}})
     return path
 
 
@@ -60,6 +60,8 @@ def test_a_pushed_model_translates_by_its_name(
         "wmt14/full",
         SCORES[0]["signature"],
         "31.5",
+        "nrefs:1|tok:zh",
+        "nrefs:1|tok:zh",
     ):
         assert fact in card
     assert "/home/me" not in card

@@ -15,6 +15,7 @@ from neural_models import write_comet
 from sacrebleu.metrics import BLEU
 
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs.distributed import launch
 from nmtkit.models import checkpoint
@@ -61,6 +62,11 @@ def test_scores_are_those_of_sacrebleu_on_the_kept_translations(mirror_data: Pat
         hypotheses = (trained / f"validation/update_{record['update']:08d}.txt").read_text().split("\n")[:-1]
         assert record["bleu"] == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score, rel=1e-5)
         assert record["chrf"] == pytest.approx(CHRF().corpus_score(hypotheses, [references]).score, rel=1e-5)
+    metrics = {"bleu": BLEU(), "chrf": CHRF()}
+    for metric in metrics.values():
+        metric.corpus_score(hypotheses, [references])
+    signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+    assert checkpoint_file.read(trained / "last.pt")["signatures"] == signatures
 
 
 def test_accuracy_is_the_share_of_tokens_that_a_plain_loop_finds_most_probable(

@@ -64,6 +64,8 @@ def model_card(
     if scores:
         lines += ["", "## Scores", "", "Validation at this update:", "", "| score | value |", "|---|---|"]
         lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
+        signatures = contents.get("signatures", {})
+        lines += ["", *(f"- {name}: `{signature}`" for name, signature in signatures.items())] if signatures else []
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ from nmtkit.models import building, checkpoint
 from nmtkit.models.formats.reading import naming, read_json
 
 CONFIG_FILE, WEIGHTS_FILE, SHORTLIST_FILE = "nmtkit.json", "model.safetensors", "shortlist.safetensors"
-FACTS = ("architecture", "config", "plugins", "update", "run")  # entries of a checkpoint in nmtkit.json
+REQUIRED, OPTIONAL = ("architecture", "config", "plugins", "update"), ("run", "origin")  # entries in nmtkit.json
 
 
 def save(source: Path, destination: Path) -> None:
@@ -35,7 +35,7 @@ def save(source: Path, destination: Path) -> None:
             weights[name] = contents["model"][name].contiguous()
         else:
             shared[name] = original
-    facts = {key: contents[key] for key in FACTS if key in contents}
+    facts = {key: contents[key] for key in (*REQUIRED, *OPTIONAL) if key in contents}
 
     with new_folder(destination) as folder:
         save_safetensors(weights, folder / WEIGHTS_FILE)
@@ -56,9 +56,11 @@ def load(source: Path) -> checkpoint_file.Checkpoint:
     weights = load_safetensors(source / WEIGHTS_FILE)
     with naming(source / CONFIG_FILE):
         weights |= {name: weights[original] for name, original in facts["shared"].items()}
-        contents: checkpoint_file.Checkpoint = {key: facts[key] for key in FACTS if key != "run" or key in facts}
-        if not isinstance(contents.get("run", {}), dict):
-            raise TypeError("run is not an object")
+        contents: checkpoint_file.Checkpoint = {key: facts[key] for key in REQUIRED}
+        contents |= {key: facts[key] for key in OPTIONAL if key in facts}
+        for key in OPTIONAL:
+            if not isinstance(contents.get(key, {}), dict):
+                raise TypeError(f"{key} is not an object")
     contents |= {"tokenizer": Tokenizer.load(source).state(), "model": weights}
     if (source / SHORTLIST_FILE).is_file():
         contents["shortlist"] = load_safetensors(source / SHORTLIST_FILE)

@@ -243,6 +243,8 @@ def test_python_and_the_commands_take_the_name(hub: HubServer, tmp_path: Path) -
     call("export", "--format", "checkpoint", name, tmp_path / "exported.pt")
     call("import", name, tmp_path / "imported.pt", "--try", "")
     shutil.copy(path, tmp_path / "copy.pt")
+    call("export", "--format", "safetensors", name, tmp_path / "folder")
+    assert safetensors.load(tmp_path / "folder")["origin"]["repository"] == "org/opus"
     call("average-checkpoints", name, tmp_path / "copy.pt", "--output", tmp_path / "average.pt")
     for file in ("exported.pt", "imported.pt", "average.pt"):
         found = checkpoint_file.fingerprint(checkpoint_file.read(tmp_path / file))
