@@ -10,7 +10,7 @@ from nmtkit.cli.command import Command, echo, show_next, stderr
 from nmtkit.cli.flags import completed_name, flags, given_flags, on_command_line, published_sets
 from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive, split_settings
 from nmtkit.data.corpora.provenance import origins
-from nmtkit.data.fetch.downloads import HttpClient, HttpConfig
+from nmtkit.data.fetch.downloads import HttpClient, HttpConfig, printable
 from nmtkit.data.fetch.fetching import EXAMPLES, FetchConfig, FetchedCorpus, fetch, listing, parse_name
 from nmtkit.jobs import progress
 
@@ -90,7 +90,7 @@ command.params[:0] = [*flags(FetchConfig), *flags(HttpConfig)]
 def described(corpus: FetchedCorpus) -> str:
     """Returns the facts about a corpus in one line."""
     facts = corpus.facts
-    license_text = " ".join(str(facts.get("license") or "").split())[:60]
+    license_text = printable(str(facts.get("license") or ""))[:60]
     texts = [f"{facts['pairs']:,} pairs of {', '.join(origins(facts))}", license_text and f"license: {license_text}"]
     texts += [] if corpus.is_new else [f"fetched already on {facts['fetched'][:10]}"]
     return f"{corpus.prefix}: {'; '.join(filter(None, texts))}"

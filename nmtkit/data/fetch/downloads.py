@@ -162,7 +162,7 @@ class HttpClient:
         except urllib.error.HTTPError as error:
             with error:
                 answer = _shown(error.read(300))
-            reason = f"status {error.code} ({' '.join(str(error.reason).split())[:60] or 'no reason'})"
+            reason = f"status {error.code} ({printable(str(error.reason))[:60] or 'no reason'})"
             if error.code == 416 and headers:
                 raise _ChangedError("the server has a shorter file than before") from None
             if error.code in MAY_PASS or error.code >= 500:
@@ -307,6 +307,11 @@ class _Partial:
         sync_folder(self.path.parent)
 
 
+def printable(text: str) -> str:
+    """Returns a text of a server in one line, without characters that control a terminal."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -348,8 +353,7 @@ def _words(error: BaseException) -> str:
 
 def _shown(answer: bytes) -> str:
     """Returns the beginning of an answer in one line, without HTML."""
-    text = re.sub(r"<[^>]*>", " ", answer.decode(errors="replace"))
-    return " ".join(re.sub(r"[^\x20-\x7e\u00a0-\uffff]", " ", text).split())[:80]
+    return printable(re.sub(r"<[^>]*>", " ", answer.decode(errors="replace")))[:80]
 
 
 def _last_words(url: str, failures: int, reason: str, kept: int) -> str:

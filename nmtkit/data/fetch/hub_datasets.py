@@ -28,7 +28,7 @@ NAME = re.compile(
 )
 SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
 PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # zh-TW is one language
-SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+SHARD = re.compile(r"-\d{5}-of-(?P<count>\d{5})(?=\.|$)")
 TEXT_COLUMNS = ("text", "sentence")  # columns of files with one language
 FORMATS = ("parquet", "jsonl", "tsv")
 
@@ -112,6 +112,7 @@ def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) 
             raise ValueError(f"{title} has no split {split!r}; {suggestion(split, texts)}")
         raise ValueError(f"{title} has several splits; add one of them to the name: /{', /'.join(texts)}")
     known = [each for each in known if each.split == split]
+    check_shards([each.path for each in known], title)
     by_language: dict[str, list[str]] = {}
     for each in known:
         if each.language is not None:
@@ -126,6 +127,18 @@ def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) 
             raise ValueError(f"{title} has no text in {language!r}; {suggestion(language, by_language)}")
         sides.append(tuple(by_language[list(by_language)[index]]))
     return Choice(config, split, (sides[0], sides[1]))
+
+
+def check_shards(paths: Sequence[str], title: str) -> None:
+    """Raises ValueError if a file of a numbered series is missing, such as train-00001-of-00002.parquet."""
+    for path in paths:
+        if match := SHARD.search(path):
+            numbers = range(int(match["count"]))
+            series = [
+                f"{path[: match.start()]}-{number:05}-of-{match['count']}{path[match.end() :]}" for number in numbers
+            ]
+            if missing := [each for each in series if each not in paths]:
+                raise ValueError(f"{title} lacks {missing[0]}, a part of {path}")
 
 
 def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[str, str], title: str) -> str | None:

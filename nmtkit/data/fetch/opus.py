@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from nmtkit.config import suggestion
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.pairs import pairs, zip_members
-from nmtkit.data.fetch.downloads import DownloadError, HttpClient
+from nmtkit.data.fetch.downloads import DownloadError, HttpClient, printable
 from nmtkit.data.fetch.text import FetchedText
 from nmtkit.text.languages import best_match, includes
 
@@ -57,7 +57,7 @@ class OpusApi:
         found = answer.get(key) if isinstance(answer, dict) else None
         if not isinstance(found, list):
             raise DownloadError(f"{url}: the answer has no list {key!r}, so this is not the API of OPUS")
-        return found
+        return [printable(each) if isinstance(each, str) else each for each in found]
 
     def files(self, languages: tuple[str, str], **parameters: str) -> list[OpusFile]:
         """Returns the archives of a pair of OPUS's codes. Raises DownloadError."""
@@ -113,7 +113,8 @@ def opus_file(row: Any, languages: tuple[str, str], address: str) -> OpusFile:
     """Makes an object of a row of the API. Raises DownloadError if the row has other fields."""
     try:
         return OpusFile(
-            corpus=str(row["corpus"]), version=str(row["version"]), languages=languages, url=str(row["url"]),
+            corpus=printable(row["corpus"]), version=printable(row["version"]), languages=languages,
+            url=printable(row["url"]),
             kilobytes=int(row["size"] or 0), pairs=int(row["alignment_pairs"] or 0),
         )  # fmt: skip
     except (LookupError, TypeError, ValueError):

@@ -203,6 +203,12 @@ def test_a_broken_download_is_one_line_and_leaves_nothing(hub: HubServer, fault:
     assert fetch("hf:org/opus_books").exit_code == 0
 
 
+def test_a_missing_part_of_a_dataset_is_named(hub: HubServer) -> None:
+    hub.add("org/data", {name: data for name, data in BOOKS.items() if "00001-of-00002" not in name}, kind="dataset")
+    result = fetch("hf:org/data")
+    assert result.exit_code == 2 and "de-en/train-00001-of-00002.parquet" in result.stderr and not written()
+
+
 def test_flags_of_downloads_do_nothing_for_the_hub(hub: HubServer) -> None:
     result = fetch("hf:org/opus_books", "--attempts", "2")
     assert result.exit_code == 2 and "--attempts" in result.stderr

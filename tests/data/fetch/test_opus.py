@@ -294,6 +294,17 @@ def test_a_broken_api_is_one_line_and_leaves_nothing(server: FileServer, faults:
     assert fact in result.stderr and not files()
 
 
+def test_texts_of_a_server_do_not_control_the_terminal(server: FileServer) -> None:
+    escape = "\x1b[2J\x1b]0;title\x07"
+    server.corpora[0]["corpus"] = f"Books{escape}"
+    server.files["/OPUS-TED2020/v1/moses/de-en.txt.zip"] = moses_zip({
+        "T.de-en.en": "a\n", "T.de-en.de": "b\n", "LICENSE": f"CC0 {escape}"
+    })  # fmt: skip
+    for arguments in (["opus:"], ["opus:TED2020"], ["opus:Bookz"]):
+        result = fetch(*arguments)
+        assert "\x1b" not in result.output and "\x07" not in result.output
+
+
 def test_addresses_of_the_api_are_not_files_of_this_machine(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "secret.zip").write_bytes(books())
     server.corpora[0]["url"] = (tmp_path / "secret.zip").as_uri()
