@@ -65,7 +65,8 @@ def cells(runs: Sequence[RunSummary]) -> tuple[list[str], list[list[str]]]:
 def score_text(score: ValidationScore) -> str:
     """Returns a score with its standard deviation over seeds, or with its update."""
     digits = 2 if abs(score.value) >= 10 else 3
-    value = f"{score.value:.{digits}f}" if math.isfinite(score.value) else "none"
+    form = f".{digits}f" if abs(score.value) < 1e7 else ".3g"  # the perplexity of a run that diverged has 300 digits
+    value = f"{score.value:{form}}" if math.isfinite(score.value) else "none"
     return f"{value} at {score.update:,}" if score.deviation is None else f"{value} ± {score.deviation:.{digits}f}"
 
 

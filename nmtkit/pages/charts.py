@@ -10,6 +10,7 @@ Point = tuple[float, float]
 
 WIDTH, HEIGHT = 340, 218  # size of the drawing; a unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38  # margins around the axes
+MOST_DECADES = 6  # largest number of decades with a tick each
 COLOURS = 10  # number of colours in the style sheet, .s1 to .s10
 
 Ticks = list[tuple[float, str]]  # position from 0 to 1 along the axis, label
@@ -150,14 +151,20 @@ def _scale(low: float, high: float, logarithmic: bool) -> tuple[float, float, Ti
     The ends of a `logarithmic` axis are logarithms.
     """
     if logarithmic:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        digits = (1, 2, 5) if len(decades) <= 4 else (1,)
-        marks = [digit * 10.0**decade for decade in decades for digit in digits]
-        first = max(index for index, mark in enumerate(marks) if mark <= low * (1 + 1e-9) or index == 0)
-        last = min(index for index, mark in enumerate(marks) if mark >= high * (1 - 1e-9) or index == len(marks) - 1)
-        marks = marks[first : max(last, first) + 1]
-        start, end = math.log10(marks[0]), math.log10(marks[-1])
-        return start, end, [((math.log10(mark) - start) / (end - start or 1), _short(mark)) for mark in marks]
+        bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        apart = max(1, math.ceil((top - bottom) / MOST_DECADES))  # decades from one tick to the next
+        decades = range(bottom, top + apart, apart)
+        digits = (1, 2, 5) if len(decades) <= 4 and apart == 1 else (1,)
+        places = [
+            (decade + math.log10(digit), _short(digit * 10.0**decade) if decade < 300 else f"1e{decade}")
+            for decade in decades
+            for digit in digits
+        ]
+        first = max(index for index, (place, _) in enumerate(places) if place <= math.log10(low) + 1e-9 or not index)
+        last = next((index for index, (place, _) in enumerate(places) if place >= math.log10(high) - 1e-9), len(places))
+        places = places[first : max(last, first) + 1]
+        start, end = places[0][0], places[-1][0]
+        return start, end, [((place - start) / (end - start or 1), mark) for place, mark in places]
     width = _step(low, high, 4) if high > low else abs(high) or 1.0
     start = math.floor(low / width + 1e-9) * width if high > low else low
     count = max(0, math.ceil((high - start) / width - 1e-9))
@@ -179,8 +186,10 @@ def _round_numbers(low: float, high: float, count: int) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Returns a number in few characters: 12k, 3.5M, 0.002."""
+    """Returns a number in few characters: 12k, 3.5M, 0.002, 4e16."""
     value = 0.0 if abs(value) < 1e-12 else value
+    if abs(value) >= 1e12:
+        return f"{value:.2g}".replace("e+", "e")
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"

@@ -46,6 +46,7 @@ UNITS = {
     "learning rate": "step size",
     "gradient norm": "L2 norm",
 }
+SHOWN = 300  # characters of a translation that the page shows
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
 # numbers of a record that have no curve
@@ -214,7 +215,7 @@ def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, 
     on += [f"{start['processes']} processes"] if start.get("processes", 1) > 1 else []
     versions = [f"{name} {start[name]}" for name in ("nmtkit", "torch", "python") if name in start]
     named = {
-        "command": start.get("command", ""),
+        "command": _unbroken(start.get("command", "")),
         "data": ", ".join([*data, *languages, *pairs]),
         "parameters": f"{start['parameters']:,}" if "parameters" in start else "",
         "device": ", ".join(on),
@@ -222,6 +223,11 @@ def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, 
         "time": duration(times[-1] - times[0]) if len(times) > 1 else "",
     }
     return [(name, text) for name, text in named.items() if text]
+
+
+def _unbroken(command: str) -> Html:
+    """Returns a command as HTML whose lines do not break within a word, such as a flag."""
+    return Html(" ").join(Html('<span class="word">{}</span>').format(word) for word in command.split())
 
 
 def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
@@ -255,7 +261,7 @@ def sections(
     """Returns the values of the template `report.html`. `records` are the log records, oldest first."""
     valid = sorted((record for record in records if record["kind"] == "valid"), key=lambda record: record["update"])
     examples = [
-        (title, [(round(chrf), source, translation, reference) for source, translation, reference, chrf in rows])
+        (title, [(round(chrf), source, _cut(translation), reference) for source, translation, reference, chrf in rows])
         for title, rows in (("Best", best), ("Worst", worst))
     ]
     latest = valid[-1] if valid else {}
@@ -265,6 +271,11 @@ def sections(
         "followed": _followed(valid) if latest.get("followed") else [],
         "examples": examples,
     }
+
+
+def _cut(translation: str) -> str:
+    """Returns the start of a long translation, such as of a model that repeats a word, with … at its end."""
+    return translation if len(translation) <= SHOWN else translation[:SHOWN].rstrip() + " …"
 
 
 def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -331,7 +342,7 @@ def _followed(valid: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             translations = record.get("followed") or []
             text = translations[index]["translation"] if index < len(translations) else before
             if text != before:
-                rows.append((record["update"], text))
+                rows.append((record["update"], _cut(text)))
             before = text
         fixed = {name: sentence.get(name) for name in ("direction", "source", "reference")}
         sentences.append({**fixed, "translations": rows})

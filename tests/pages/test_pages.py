@@ -1,6 +1,7 @@
 """Pages need no other files. Node runs the scripts of the translator if it is installed."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -119,6 +120,14 @@ def test_all_data_lies_between_the_first_and_the_last_tick(values: tuple[float, 
     drawn = [float(point.split(",")[1]) for point in next(svg.iter("polyline")).get("points", "").split(" ")]
     assert min(rows) - 0.1 <= min(drawn) and max(drawn) <= max(rows) + 0.1
     assert len(rows) >= (3 if values[0] != values[1] and not logarithmic else 1)
+
+
+def test_a_logarithmic_axis_of_any_range_has_few_ticks_with_short_labels() -> None:
+    for low, high in ((1.2, 1e304), (3e-300, 1.7e308), (1e42, 1e304), (2, 2e9)):
+        start, end, ticks = charts._scale(low, high, True)
+        assert start <= math.log10(low) and math.log10(high) <= end
+        assert 2 <= len(ticks) <= 8 and all(len(label) <= 6 and "inf" not in label for _, label in ticks)
+    assert charts._short(4e16) == "4e16"  # never 4e+07G
 
 
 def test_axes_have_titles_that_are_no_ticks() -> None:

@@ -151,7 +151,7 @@ TRAIN: dict[str, object] = {
 def test_the_page_of_a_running_run_refreshes_itself_and_has_its_facts(tmp_path: Path) -> None:
     text = page(tmp_path, [START, TRAIN])
     assert '<meta http-equiv="refresh"' in text
-    for fact in ("running", "update 30 of 120", "10 min 5 s left", "nmtkit train &lt;data&gt;", "/d/bin", "1,234,567"):
+    for fact in ("running", "update 30 of 120", "10 min 5 s left", "&lt;data&gt;", "/d/bin", "1,234,567"):
         assert fact in text, fact
     for fact in ("en to de", "29,000 pairs", "1 min 30 s"):
         assert fact in text, fact
@@ -183,3 +183,15 @@ def test_a_run_writes_its_page_between_validations(tmp_path: Path, monkeypatch: 
         run_page.keep_current()
         written.append((tmp_path / "report.html").exists())
     assert written == [True, False, False, True, False, True]
+
+
+def test_a_run_that_repeats_a_word_has_a_page_that_can_be_read() -> None:
+    """A phone showed one word per line, thousands of lines; a flag was broken after its first hyphen."""
+    long = "Freien " * 200
+    valid = [{"kind": "valid", "update": 1, "followed": [{"source": "a", "translation": long, "reference": "b"}]}]
+    shown = report.sections(valid, best=[], worst=[("a", long, "b", 2.1)])
+    texts = [shown["followed"][0]["translations"][0][1], shown["examples"][1][1][0][2]]
+    assert all(text.endswith("Freien …") and len(text) < 310 for text in texts)
+    facts = report.state_of([{"kind": "start", "command": "nmtkit train <data> --lr 5", "time": 1}])["facts"]
+    assert '<span class="word">--lr</span> <span class="word">5</span>' in dict(facts)["command"]
+    assert "&lt;data&gt;" in dict(facts)["command"]
