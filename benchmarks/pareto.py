@@ -19,11 +19,15 @@ or the exported model. A system is on the frontier if no other system is both be
 has the reasons why an engine cannot run a system. Exports in `--folder` are used again: give a new folder after a new
 training.
 
-`--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). `--output` writes
-all figures as JSON.
+`--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). A line is the
+frontier of an engine; five systems of the frontier of all engines have names. `--output` writes all numbers as JSON,
+and `--drawn-from FILE` draws the figure from such a file without measuring.
 """
 
 import argparse
+import hashlib
+import inspect
+import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,6 +59,8 @@ SYMBOLS = {
 }
 System = Callable[[], list[str]]  # translates all lines
 DRAWN = 2.0  # systems more than this many BLEU below the best are not drawn
+LABELS = 5  # systems of the figure with a number and a name
+WIDTH, TEXT_SIZE = 8.8, 11.5  # inches, points: letters as large as the text of a page of 880 pixels
 
 
 @dataclass
@@ -267,11 +273,11 @@ def systems_of(model: Model) -> tuple[dict[str, tuple[System, Row]], list[Row]]:
     return systems, missing
 
 
-def frontier(rows: Sequence[Row]) -> list[bool]:
-    """Returns for each row whether no other row is at least as good in BLEU and speed, and better in one of them."""
+def frontier(rows: Sequence[Row], cost: str = "tok/core-s", less_is_better: bool = False) -> list[bool]:
+    """Returns for each row whether no other row is at least as good in BLEU and `cost`, and better in one of them."""
 
     def point(row: Row) -> tuple[float, float]:
-        return row["BLEU"], row["tok/core-s"]
+        return row["BLEU"], -row[cost] if less_is_better else row[cost]
 
     return [
         not any(
@@ -282,40 +288,77 @@ def frontier(rows: Sequence[Row]) -> list[bool]:
     ]
 
 
+def stored_rows(path: Path) -> list[Row]:
+    """Returns the rows that `--output` has written to a file."""
+    tables = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    return [row for rows in tables.values() for row in rows if "BLEU" in row]
+
+
+def labelled(rows: Sequence[Row]) -> list[Row]:
+    """Returns at most `LABELS` rows of the frontier of all engines, evenly from the fastest to the best."""
+    best = sorted((row for row, on in zip(rows, frontier(rows), strict=True) if on), key=lambda row: -row["tok/core-s"])
+    count = min(LABELS, len(best))
+    return [best[round(index * (len(best) - 1) / max(1, count - 1))] for index in range(count)]
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draws all systems, the frontier of each engine as a line, and the numbers and names of `labelled` systems."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
+    from matplotlib import font_manager, pyplot, ticker
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
-    rows = [row for row in rows if row["BLEU"] >= max(other["BLEU"] for other in rows) - DRAWN]
-    names = list(dict.fromkeys(row["model"] for row in rows))
-    for axis, column, title in zip(axes, ("tok/core-s", "MB"), ("tokens per core-second", "MB on disk"), strict=True):
-        for row in rows:
-            axis.plot(
-                *(row[column], row["BLEU"]),
-                marker=SYMBOLS[row["engine"]],
-                color=f"C{names.index(row['model'])}",
-                markerfacecolor=None if row["precision"] == "int8" else "none",
-                markersize=5 + row["beam"] ** 0.5 + 3 * row["shortlist"],
-            )
-        axis.set(xlabel=title, xscale="log")
-        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5, 7)))
-        axis.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.5g}"))
-        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("BLEU")
-    entries = [(name, {"color": f"C{index}", "marker": "o"}) for index, name in enumerate(names)]
-    engines = dict.fromkeys(row["engine"] for row in rows)
-    entries += [(engine, {"color": "gray", "marker": SYMBOLS[engine]}) for engine in engines]
-    entries += [("fp32 (int8 is filled)", {"color": "gray", "marker": "o", "markerfacecolor": "none"})]
-    sizes = {"beam 1": 6, "beam 4": 7, "with shortlist": 10}
-    entries += [(label, {"color": "gray", "marker": "o", "markersize": size}) for label, size in sizes.items()]
-    handles = [pyplot.Line2D([], [], linestyle="", label=label, **style) for label, style in entries]
-    figure.legend(handles=handles, loc="outside lower center", ncols=(len(handles) + 1) // 2)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    families = [name for name in ("Noto Sans", "Segoe UI", "Helvetica") if name in known] + ["DejaVu Sans"]
+    rows = drawn_rows(rows)
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    numbered = labelled(rows)
+    with pyplot.rc_context({"font.family": families, "font.size": TEXT_SIZE}):
+        figure, axes = pyplot.subplots(1, 2, figsize=(WIDTH, 0.62 * WIDTH), sharey=True, layout="constrained")
+        columns = (("tok/core-s", "tokens per second of a core", False), ("MB", "MB on disk", True))
+        for axis, (cost, title, less_is_better) in zip(axes, columns, strict=True):
+            for index, engine in enumerate(engines):
+                own = [row for row in rows if row["engine"] == engine]
+                best = [row for row, on in zip(own, frontier(own, cost, less_is_better), strict=True) if on]
+                best.sort(key=lambda row: (row[cost], row["BLEU"] if less_is_better else -row["BLEU"]))
+                style: dict[str, Any] = {"color": f"C{index}", "marker": SYMBOLS[engine], "markersize": 5}
+                points = [(row[cost], row["BLEU"]) for row in own]
+                axis.plot(*zip(*points, strict=True), linestyle="", alpha=0.3, **style)
+                points = [(row[cost], row["BLEU"]) for row in best]
+                axis.plot(*zip(*points, strict=True), linewidth=2, label=engine, **style)
+            for number, row in enumerate(numbered, start=1):
+                axis.annotate(
+                    str(number), (row[cost], row["BLEU"]), (0, 11), textcoords="offset points",
+                    ha="center", va="center", fontsize=0.8 * TEXT_SIZE, fontweight="bold",
+                    bbox={"boxstyle": "circle,pad=0.2", "facecolor": "white", "edgecolor": "0.5"},
+                )  # fmt: skip
+            axis.set(xlabel=title, xscale="log")
+            axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.5g}"))
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+            axis.grid(alpha=0.3)
+            axis.margins(y=0.12)
+        axes[0].set_ylabel("BLEU")
+        names = [f"{number} {name_of(row)}" for number, row in enumerate(numbered, start=1)]
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+        figure.supxlabel("\n".join(names), fontsize=TEXT_SIZE, x=0.02, ha="left", linespacing=1.4)
+        figure.savefig(path, dpi=200, metadata={"Source": drawing_digest(rows)})
+        pyplot.close(figure)
+
+
+def drawn_rows(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["BLEU"] >= max(other["BLEU"] for other in rows) - DRAWN]
+
+
+def drawing_digest(rows: Sequence[Row]) -> str:
+    """Returns the digest of the numbers and the code of the figure, which the file has as metadata."""
+    code = "".join(inspect.getsource(each) for each in (frontier, labelled, draw, name_of))
+    return hashlib.sha256(f"{code}\n{json.dumps(rows, sort_keys=True)}".encode()).hexdigest()
+
+
+def name_of(row: Row) -> str:
+    words = [row["engine"] + ":", row["model"] + ",", row["precision"] + ",", f"beam {row['beam']}"]
+    return " ".join(words) + ", shortlist" * bool(row["shortlist"])
 
 
 def main() -> None:
@@ -329,7 +372,13 @@ def main() -> None:
     flags.add_argument("--marian", type=Path, metavar="PROGRAM", help="the command pymarian of its environment")
     flags.add_argument("--slimt", type=Path, metavar="PROGRAM", help="the command slimt of its environment")
     flags.add_argument("--figure", type=Path, help="PNG or SVG file to draw")
+    flags.add_argument("--drawn-from", type=Path, metavar="JSON", help="draw --figure from the numbers of this file")
     arguments = flags.parse_args()
+    if arguments.drawn_from:
+        if not arguments.figure:
+            flags.error("--drawn-from needs --figure")
+        draw(stored_rows(arguments.drawn_from), arguments.figure)
+        return
     torch.set_num_threads(1)
     if arguments.quick:
         arguments.beams, arguments.rounds = arguments.beams[:1], 1

@@ -21,13 +21,33 @@ def pareto(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_frontier_has_the_systems_that_no_other_system_beats(pareto: ModuleType, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     fixed = {"model": "tiny", "precision": "int8", "beam": 4, "shortlist": False, "MB": 5.0}
     rows = [{**fixed, "engine": engine, "BLEU": bleu, "tok/core-s": speed} for engine, bleu, speed in SYSTEMS]
     assert pareto.frontier(rows) == [True, True, False, False]
     assert pareto.frontier([rows[0], rows[0]]) == [True, True]
-    pareto.draw(rows, tmp_path / "pareto.png")
-    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert pareto.labelled(rows) == [rows[0], rows[1]]
+    sizes = [{**row, "MB": size} for row, size in zip(rows, (5, 4, 3, 4), strict=True)]
+    assert pareto.frontier(sizes, "MB", less_is_better=True) == [False, True, True, True]  # BLEU 30, 31, 29, 31
+
+
+def test_the_figure_of_the_readme_is_drawn_from_the_stored_numbers(
+    pareto: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = pareto.stored_rows(BENCHMARKS / "pareto.json")
+    names = pareto.labelled(stored)
+    assert len(names) == 5 and all(pareto.frontier(stored)[stored.index(row)] for row in names)
+    words = ["pareto.py", "--drawn-from", str(BENCHMARKS / "pareto.json"), "--figure", str(tmp_path / "pareto.svg")]
+    monkeypatch.setattr("sys.argv", words)
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # letters are text
+    pareto.main()
+    drawn = (tmp_path / "pareto.svg").read_text(encoding="utf-8")
+    assert all(pareto.name_of(row) in drawn for row in names)
+    digest = pareto.drawing_digest(pareto.drawn_rows(stored))
+    assert digest in drawn
+    committed = (BENCHMARKS / "pareto.png").read_bytes()
+    assert digest.encode() in committed, "draw pareto.png again: pareto.py --drawn-from pareto.json --figure pareto.png"
+    assert all(f">{engine}<" in drawn for engine in ("nmtkit", "nmtkit numba", "CTranslate2", "Marian intgemm"))
 
 
 def test_engines_that_cannot_run_a_model_are_listed_with_the_reason(

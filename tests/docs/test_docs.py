@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import shutil
+import struct
 import subprocess
 import sys
 import types
@@ -121,13 +123,35 @@ def test_the_site_has_six_groups_of_pages() -> None:
     assert all(1 < group.count(".md") < 10 for group in groups[1:])
 
 
-def test_the_picture_of_the_demo_shows_the_commands_of_the_demo() -> None:
-    """After a change of the demo, make the picture again with docs/picture.py."""
+@pytest.fixture
+def picture() -> types.ModuleType:
     path = ROOT / "docs/picture.py"
     module = types.ModuleType("picture")
+    module.__dict__["__file__"] = str(path)
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
-    out = Console(width=module.WIDTH, file=io.StringIO(), force_terminal=True, no_color=True)
-    module.commands(out)
+    return module
+
+
+def test_the_picture_of_the_page_shows_the_page_as_it_is(picture: types.ModuleType) -> None:
+    png = (ROOT / "docs/translator.png").read_bytes()
+    assert picture.page_digest().encode() in png, "the page has changed: run python docs/picture.py translator"
+    assert picture.with_text(png, b"page", "x")[33:].startswith(b"\0\0\0\x06tEXtpage\0x")
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_page_can_be_made_again(picture: types.ModuleType) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here")
+    png = picture.translator(chromium)
+    assert png[16:24] == (ROOT / "docs/translator.png").read_bytes()[16:24] == struct.pack(">II", *picture.SIZE)
+    assert len(png) > 20_000  # an empty page has 5,000 bytes
+
+
+def test_the_picture_of_the_demo_shows_the_commands_of_the_demo(picture: types.ModuleType) -> None:
+    """After a change of the demo, make the picture again with docs/picture.py."""
+    out = Console(width=picture.COLUMNS, file=io.StringIO(), force_terminal=True, no_color=True)
+    picture.commands(out)
     shown = Text.from_ansi(out.file.getvalue()).plain.split()  # type: ignore[attr-defined]
     tree = ElementTree.parse(ROOT / "docs/demo.svg")
     words = " ".join(text for node in tree.iter() if node.tag.endswith("}text") for text in node.itertext()).split()
