@@ -47,7 +47,7 @@ def test_the_figure_of_the_readme_is_drawn_from_the_stored_numbers(
     assert digest in drawn
     committed = (BENCHMARKS / "pareto.png").read_bytes()
     assert digest.encode() in committed, "draw pareto.png again: pareto.py --drawn-from pareto.json --figure pareto.png"
-    assert all(f">{engine}<" in drawn for engine in ("nmtkit", "nmtkit numba", "CTranslate2", "Marian intgemm"))
+    assert all(f">{engine}<" in drawn for engine in ("nmtkit", "nmtkit torch", "CTranslate2", "Marian intgemm"))
 
 
 def test_engines_that_cannot_run_a_model_are_listed_with_the_reason(
