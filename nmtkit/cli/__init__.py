@@ -80,9 +80,8 @@ class LazyGroup(click.Group):
             from nmtkit.cli.other_toolkits import about_command
 
             about = about_command(name, COMMANDS)
-            raise click.UsageError(
-                f"unknown command {name!r}; {f'{about}; ' if about else ''}known: {', '.join(COMMANDS)}", ctx
-            )
+            advice = about or "known: " + ", ".join(COMMANDS)
+            raise click.UsageError(f"unknown command {name!r}; {advice}", ctx)
         with imports():
             module = importlib.import_module("nmtkit.cli." + MODULES.get(name, name.replace("-", "_")))
         command: click.Command = module.command
@@ -111,8 +110,11 @@ class LazyGroup(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.UsageError as error:
-            command = error.ctx.command_path if error.ctx else "nmtkit"
+            named = (args or sys.argv[1:])[:1]
+            command = error.ctx.command_path if error.ctx else " ".join(["nmtkit", *(set(named) & COMMANDS.keys())])
             message = re.sub(r"\s*\n\s*", " ", _about_flag(error) or error.format_message()).rstrip(".")
+            if "unexpected extra argument" in message and (example := _example(error.ctx)):
+                message += f". Example: {example}"
             fail(f"{message}{'' if message.endswith(('?', '?)')) else '.'} See {command} --help")
         except click.Abort:
             sys.exit(130)
@@ -149,6 +151,12 @@ def _about_flag(error: click.UsageError) -> str | None:
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
     return about_flag(error.ctx.info_name or "", error.option_name)
+
+
+def _example(context: click.Context | None) -> str:
+    """Returns the first example on the help page of a command: it shows which flags take files."""
+    lines = (context.command.help or "").splitlines() if context else []
+    return next((line.strip() for line in lines if line.strip().startswith("nmtkit ") and line[-1] != "\\"), "")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -33,6 +33,14 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "generate --path": (["generate", "--path", "nope.pt"], "checkpoint nope.pt: no such file"),
     "generate without --path": (["generate", "text"], "Missing option '--path'. Name a checkpoint"),
     "generate, a file as DATA": (["generate", "--path", "model.pt", "text"], "text is a file, but DATA is the folder"),
+    "score, files without flags": (
+        ["score", "text", "text"],
+        "Got unexpected extra arguments (text text). Example: nmt",
+    ),
+    "serve, a file without a flag": (
+        ["serve", "--path", "x", "y"],
+        "Got unexpected extra argument (y). Example: nmtkit serve --path",
+    ),
     "train, a file as DATA": (["train", "text"], "text is a file; a dataset is a folder"),
     "export without --format": (
         ["export", "model.pt", "x"],
