@@ -1,9 +1,10 @@
-"""From an empty folder to a score, with names only, in a shell: the servers of OPUS and of the test set are local."""
+"""From an empty folder to a score: the commands of README.md in a shell, with servers of this machine."""
 
 import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,25 +13,41 @@ from pathlib import Path
 
 import pytest
 from file_server import FileServer, cut, file_server, moses_zip, status
+from hub_server import HubServer
 from sacrebleu.dataset import DATASETS
 
 from nmtkit.demo.run import read_corpus
 
-COMMANDS = [
-    "nmtkit fetch opus:Captions opus:Holdout -s en -t de -o data",
-    "nmtkit clean -s en -t de data/Captions.en-de --output data/train --exclude data/Holdout.en-de --workers 1",
-    "nmtkit preprocess -s en -t de --trainpref data/train --validpref data/Holdout.en-de --destdir data-bin "
-    "--vocab-size 600 --workers 1",
-    "nmtkit train data-bin --arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --d-model 32 --d-ff 64 "
-    "--batch-tokens 800 --lr 0.01 --warmup-updates 10 --max-update 8 --metrics none --threads 1 --save-dir checkpoints",
-    "nmtkit generate --path checkpoints --test-set wmt14/full --max-len-b 5 --beam 1 | tee test.de | "
-    "nmtkit score --test-set wmt14/full -l en-de --format json --quiet",
-]
+FOLDER = Path(__file__).parents[2] / "models/formats/huggingface"
+README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+# the commands of the README with small names and sizes: text of the README -> text of the test
+SMALLER = {
+    "hf:Helsinki-NLP/opus-mt-en-de": "hf:org/opus --max-len-b 5 --beam 1",
+    "opus:Books": "opus:Captions",
+    "Books.en-de": "Captions.en-de",
+    "--output data/train": "--output data/train --exclude data/wmt13.en-de --workers 1",
+    "--vocab-size 10000": "--vocab-size 600 --workers 1",
+    "--batch-tokens 4096 --max-epoch 20": "--batch-tokens 800 --max-update 8 --encoder-layers 1 --decoder-layers 1 "
+    "--d-model 32 --d-ff 64 --lr 0.01 --warmup-updates 10 --metrics none --threads 1",
+    "| nmtkit score": "--max-len-b 5 --beam 1 | tee test.de | nmtkit score --format json --quiet",
+}
+
+
+def commands() -> list[str]:
+    """Returns the three commands of the README, each in one line, with small names and sizes."""
+    block = README.partition("## From names alone")[2].partition("```sh\n")[2].partition("```")[0]
+    text = re.sub(r" +#.*", "", block).replace("&&\n", "&&")
+    for large, small in SMALLER.items():
+        assert large in text, large
+        text = text.replace(large, small)
+    return text.splitlines()
+
 
 # Python runs this file at its start: the test set comes from the local server.
 REDIRECT = """from sacrebleu.dataset import DATASETS
-DATASETS["wmt14/full"].data = [{url!r}]
-DATASETS["wmt14/full"].md5 = [{md5!r}]
+for name in ("wmt13", "wmt14/full"):
+    DATASETS[name].data = [{url!r}]
+    DATASETS[name].md5 = [{md5!r}]
 """
 
 
@@ -51,15 +68,14 @@ def archive_of(sides: dict[str, list[str]]) -> bytes:
 def server(tmp_path: Path) -> Iterator[FileServer]:
     corpus = read_corpus()
     with file_server() as state:
-        for name, part in (("Captions", corpus["train"][:400]), ("Holdout", corpus["valid"][:20])):
-            sides = zip(*part, strict=True)
-            texts = {f"{name}.de-en.{code}": "".join(line + "\n" for line in side)
-                     for code, side in zip(("en", "de"), sides, strict=True)}  # fmt: skip
-            path = state.add_corpus(name, "v1", ("en", "de"), moses_zip({**texts, "LICENSE": "CC0"}), pairs=len(part))
-            state.faults[path] = [status(503), cut(1000)]  # the command goes on
-        sides = dict(
-            zip(DATASETS["wmt14/full"].langpairs["en-de"], zip(*corpus["test"][:30], strict=True), strict=True)
-        )
+        part = corpus["train"][:400]
+        texts = {f"Captions.de-en.{code}": "".join(line + "\n" for line in side)
+                 for code, side in zip(("en", "de"), zip(*part, strict=True), strict=True)}  # fmt: skip
+        path = state.add_corpus("Captions", "v1", ("en", "de"), moses_zip({**texts, "LICENSE": "CC0"}), pairs=len(part))
+        state.faults[path] = [status(503), cut(1000)]  # the command goes on
+        sides = {}
+        for name, pairs in (("wmt13", corpus["valid"][:20]), ("wmt14/full", corpus["test"][:30])):
+            sides |= dict(zip(DATASETS[name].langpairs["en-de"], zip(*pairs, strict=True), strict=True))
         state.files["/wmt.tgz"] = archive_of({path: list(lines) for path, lines in sides.items()})
         (tmp_path / "python").mkdir()
         md5 = hashlib.md5(state.files["/wmt.tgz"]).hexdigest()
@@ -68,9 +84,11 @@ def server(tmp_path: Path) -> Iterator[FileServer]:
 
 
 @pytest.mark.slow
-def test_names_alone_make_a_model_and_a_score(server: FileServer, tmp_path: Path) -> None:
+def test_names_alone_make_a_model_and_a_score(server: FileServer, hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/opus", {path.name: path.read_bytes() for path in (FOLDER / "marian").iterdir()}, license="mit")
     home = tmp_path / "home"
     home.mkdir()
+    (home / "raw.en").write_text("The dog runs.\nA house.\n", encoding="utf-8")
     paths = [str(tmp_path / "python"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "NMTKIT_OPUS_API": f"{server.url}/opusapi/", "NO_COLOR": "1",
@@ -85,15 +103,18 @@ def test_names_alone_make_a_model_and_a_score(server: FileServer, tmp_path: Path
         assert result.returncode == 0, result.stderr
         return result.stdout
 
-    *_, scores = [shell(line) for line in COMMANDS]
+    *_, scores = [shell(line) for line in commands()]
+    assert len((home / "translated.de").read_text(encoding="utf-8").splitlines()) == 2
     assert len((home / "test.de").read_text(encoding="utf-8").splitlines()) == 30
     theirs = shell(f'"{sys.executable}" -m sacrebleu -t wmt14/full -l en-de -i test.de -m bleu chrf ter -w 6')
     ours = [(each["name"], round(each["score"], 6), each["signature"]) for each in json.loads(scores)]
     assert ours == [(each["name"], each["score"], each["signature"]) for each in json.loads(theirs)]
     provenance = json.loads((home / "data-bin" / "manifest.json").read_text(encoding="utf-8"))["provenance"]
-    assert list(provenance) == ["data/train", "data/Holdout.en-de"]
+    assert list(provenance) == ["data/train", "data/wmt13.en-de"]
     assert provenance["data/train"]["corpora"]["data/Captions.en-de"]["license"] == "CC0"
     assert "OPUS Captions v1" in shell("nmtkit inspect data-bin --all")
     hidden = [path for path in (home / "data").iterdir() if path.name.startswith(".")]
     assert not hidden
-    assert [path for path, _ in server.requests].count("/wmt.tgz") == 1  # two commands need the set at the same time
+    assert [path for path, _ in server.requests].count(
+        "/wmt.tgz"
+    ) == 2  # one for each set: two commands need a set at the same time
