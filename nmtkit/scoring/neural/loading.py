@@ -4,6 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from nmtkit.config.files import HUB_PREFIX, is_hub_name
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import usable_device
 from nmtkit.models.formats.reading import read_json
@@ -12,7 +13,6 @@ from nmtkit.scoring.neural.metricx import MetricX
 from nmtkit.scoring.neural.network import ModelFiles, NeuralMetric
 from nmtkit.scoring.neural.tokenization import TOKENIZER_FILES
 
-HUB = "hf:"
 WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # with the index of several files
 MT5_TOKENIZER = "google/mt5-xl"  # all mT5 models, and so all MetricX models, have the same tokenizer
 DIGITS = 12  # digits of a hash in a signature
@@ -44,17 +44,17 @@ def load(name: str, model: str, device: str) -> NeuralMetric:
 
 def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
     """Returns the folder of a model, its name for signatures, and its commit: "" for a local folder."""
-    if model.startswith(HUB):
+    if is_hub_name(model):
         from nmtkit.data.hub import download
 
-        repository, _, revision = model.removeprefix(HUB).partition("@")
+        repository, _, revision = model.removeprefix(HUB_PREFIX).partition("@")
         fetched = download(repository, kind="model", revision=revision or None, patterns=patterns)
         return fetched.folder, repository, fetched.commit[:DIGITS]
     folder = Path(model)
     if folder.suffix == ".ckpt" and folder.is_file():  # as in the command comet-score
         folder = folder.absolute().parents[1]
     if not folder.is_dir():
-        hint = f"; a model of the Hub is {HUB}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
+        hint = f"; a model of the Hub is {HUB_PREFIX}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
         raise FileNotFoundError(f"{model} is not a folder{hint}")
     return folder, folder.resolve().name, ""
 
