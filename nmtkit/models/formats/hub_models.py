@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmtkit.config.files import HUB_PREFIX, new_folder, user_cache
+from nmtkit.config.files import HUB_PREFIX, explained, new_folder, user_cache
 from nmtkit.data import checkpoint_file, hub
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.hub import COMMIT, HubUnreachableError, Listing
@@ -85,8 +85,11 @@ def _import(name: str, repository: str, revision: str, files: Listing, path: Pat
         "format": kind,
         **({} if files.license is None else {"license": files.license}),
     }
-    with new_folder(path.parent) as folder:
-        checkpoint_file.save(folder / path.name, contents)
+    try:
+        with new_folder(path.parent) as folder:
+            checkpoint_file.save(folder / path.name, contents)
+    except OSError as error:
+        raise OSError(f"{name}: {explained(error)}; NMTKIT_CACHE names another folder for the cache") from error
 
 
 def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, str]:

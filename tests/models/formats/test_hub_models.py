@@ -172,7 +172,7 @@ def test_every_failure_leaves_the_cache_as_it_was(
     hub.faults = []
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_file.torch, "save", full_disk)
-        refused("hf:org/opus", "No space left")
+        refused("hf:org/opus", "No space left", "NMTKIT_CACHE")
     assert opened("hf:org/opus").is_file()
 
 
