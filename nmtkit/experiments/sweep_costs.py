@@ -66,13 +66,13 @@ def formatted(costs: Sequence[RowCost], format: str) -> str:
         return text.getvalue()
     header = ["row", "runs", "M parameters", "updates", "FLOP of a run", "GPU-hours", f"hours on {GPUS} GPUs"]
     lines = [
-        [cost.row, str(cost.runs), f"{cost.parameters / 1e6:.1f}", f"{cost.updates:,}", f"{cost.flop:.2e}",
-         f"{cost.gpu_hours:,.1f}", f"{cost.gpu_hours / GPUS:,.1f}"]
+        [cost.row, str(cost.runs), _millions(cost.parameters), f"{cost.updates:,}", f"{cost.flop:.2e}",
+         _hours(cost.gpu_hours), _hours(cost.gpu_hours / GPUS)]
         for cost in costs
     ]  # fmt: skip
     total = sum(cost.gpu_hours for cost in costs)
     runs = sum(cost.runs for cost in costs)
-    lines.append(["all rows", f"{runs:,}", "", "", "", f"{total:,.1f}", f"{total / GPUS:,.1f}"])
+    lines.append(["all rows", f"{runs:,}", "", "", "", _hours(total), _hours(total / GPUS)])
     if format == "latex":
         return latex(header, lines)
     speed = f"a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in bf16"
@@ -83,3 +83,11 @@ def formatted(costs: Sequence[RowCost], format: str) -> str:
     if format == "markdown":
         return f"{markdown(header, lines)}\n{note}\n"
     return "\n".join([*aligned(header, lines), "", note]) + "\n"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.1f}" if value >= 0.95 else f"{value:.1g}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}"
