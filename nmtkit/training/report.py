@@ -181,7 +181,7 @@ def state_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "state": "running" if running else last.get("state", ""),
         "reason": last.get("reason", ""),
-        "progress": _progress(trained, running),
+        "progress": _progress(trained, running, max((record.get("update", 0) for record in lines), default=0)),
         "refresh": REFRESH if running else None,
         "written": times[-1] if times else None,
         "scores": _scores([record for record in lines if record["kind"] == "valid"]),
@@ -190,9 +190,10 @@ def state_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _progress(trained: Mapping[str, Any], running: bool) -> str:
-    updates, total = trained.get("update", 0), trained.get("updates")
-    text = f"update {updates:,}" + (f" of {'about ' * bool(trained.get('estimated'))}{total:,}" if total else "")
+def _progress(trained: Mapping[str, Any], running: bool, update: int) -> str:
+    """Returns the progress as text. `trained` is the last record of updates, or empty before the first record."""
+    total = trained.get("updates")
+    text = f"update {update:,}" + (f" of {'about ' * bool(trained.get('estimated'))}{total:,}" if total else "")
     left = trained.get("seconds_left")
     return f"{text}, {duration(left)} left" if running and left is not None else text
 
