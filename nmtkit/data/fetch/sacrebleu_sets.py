@@ -178,7 +178,7 @@ def _lock_of(folder: Path) -> Iterator[None]:
 
 
 def _make_files(dataset: Any, pair: str, client: HttpClient) -> None:
-    if not os.path.exists(dataset._get_txt_file_path(pair, "src")) or not _is_complete(dataset):
+    if not _has_texts(dataset, pair):
         for url, md5 in zip(dataset.data, dataset.md5 or [None] * len(dataset.data), strict=True):
             _add_archive(dataset, url, md5, client)
     written = [Path(path) for path in Path(dataset._outdir).glob("*")] if os.path.isdir(dataset._outdir) else []
@@ -197,8 +197,16 @@ def _archive(dataset: Any, url: str) -> Path:
     return Path(dataset._rawdir) / dataset._get_tarball_filename(url)
 
 
-def _is_complete(dataset: Any) -> bool:
-    return all(_archive(dataset, url).is_file() for url in dataset.data)
+def _has_texts(dataset: Any, pair: str) -> bool:
+    """Returns whether the files of lines exist. Sets in XML also need their archive, which names their fields."""
+    from sacrebleu.dataset import wmt_xml
+
+    in_xml: Any = wmt_xml.WMTXMLDataset
+    if isinstance(dataset, in_xml):
+        if not all(_archive(dataset, url).is_file() for url in dataset.data):
+            return False
+        return os.path.exists(dataset._get_txt_file_path(pair, "src"))
+    return all(os.path.exists(dataset._get_txt_file_path(pair, field)) for field in dataset.fieldnames(pair))
 
 
 def _add_archive(dataset: Any, url: str, md5: str | None, client: HttpClient) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -246,6 +247,15 @@ def test_a_full_disk_leaves_nothing(server: FileServer, tmp_path: Path, blocks: 
     assert "File too large" in result.stderr and "wmt14/full" in result.stderr
     left = [path for path in (tmp_path / "sacrebleu").rglob("*") if path.is_file() and path.name != ".nmtkit.lock"]
     assert not left
+
+
+def test_texts_of_a_copied_folder_of_sacrebleu_need_no_archive(server: FileServer, tmp_path: Path) -> None:
+    before = read_sets(["wmt14/full"], "en-de")
+    shutil.rmtree(tmp_path / "sacrebleu" / "wmt14" / "full" / "raw")
+    (tmp_path / "sacrebleu" / "wmt14" / "full").chmod(0o555)
+    server.files.clear()
+    assert read_sets(["wmt14/full"], "en-de") == before
+    assert len(server.requests) == 1
 
 
 def test_a_damaged_archive_that_sacrebleu_left_is_replaced(server: FileServer, tmp_path: Path) -> None:
