@@ -52,7 +52,7 @@ class TextSegment:
     repeated: int = 0  # LengthLimit: number of ids at the beginning that repeat the tags of the line
 
     def with_text(self, text: str) -> "TextSegment":
-        return replace(self, text=text)
+        return self if text == self.text else replace(self, text=text)
 
 
 @dataclass(eq=False, slots=True)
