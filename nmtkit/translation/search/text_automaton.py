@@ -157,6 +157,8 @@ class TextAutomaton:
         self.required, self.ordered = required, ordered
         self.pieces = required[0].pieces
         self.texts = list(map(spelled_text, required))
+        numbers: dict[RequiredText, int] = {}
+        self.first_equal = [numbers.setdefault(text, index) for index, text in enumerate(required)]
         groups: dict[object, list[int]] = {}
         for index, text in enumerate(required):
             groups.setdefault("all" if ordered else text.whole_words or text.alternatives, []).append(index)
@@ -279,13 +281,13 @@ class TextAutomaton:
         Bit i of `held` is 1 if text i is already in the output. If `ordered`, only the first text that the output
         lacks may begin. Of several equal texts, only the first is yielded.
         """
-        seen: set[RequiredText] = set()
+        seen: set[int] = set()
         for index in group:
-            if not held >> index & 1 and self.required[index] not in seen:
+            if not held >> index & 1 and self.first_equal[index] not in seen:
                 yield index
                 if self.ordered:
                     return
-                seen.add(self.required[index])
+                seen.add(self.first_equal[index])
 
     def readings_after(self, reading: Reading, char: str, group: Sequence[int], last: str) -> Iterator[Reading]:
         """Yields the readings after one more character."""
@@ -297,7 +299,7 @@ class TextAutomaton:
             held |= 1 << index
         yield held, 0, ""
         for start in self.startable(held, group):
-            if self.texts[start].can_begin(char, last):
+            if char in self.texts[start].beginnings and self.texts[start].can_begin(char, last):
                 yield from self.begun_with(held, start, char)
 
     def begun_with(self, held: int, index: int, characters: str) -> Iterator[Reading]:
