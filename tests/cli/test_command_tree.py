@@ -223,6 +223,9 @@ def test_every_command_in_the_documents_parses_and_its_flags_go_together(
         load_plugin(str(ROOT / "examples/plugin/gru.py"))
     if "--finetune-from" in rest:  # the checkpoint is read while flags are parsed
         rest[rest.index("--finetune-from") + 1] = str(save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer()))
+    if any(word.startswith("hf:") for word in rest):  # a model of the Hub, which is opened while flags are parsed
+        saved = save_tiny_transformer(tmp_path / "hub.pt", tiny_tokenizer())
+        monkeypatch.setattr("nmtkit.models.formats.hub_models.checkpoint", lambda _: saved)
     if name.startswith("-"):
         assert name in ("--help", "--version")
         return
