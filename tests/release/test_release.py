@@ -81,6 +81,35 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"\n## {nmtkit.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_all_has_every_extra_for_users() -> None:
+    """An extra that is no tool of developers belongs into `all`; each extra stands in the table of the documentation."""
+    extras = PROJECT["optional-dependencies"]
+    (all_of_them,) = extras["all"]
+    named = re.fullmatch(r"nmtkit\[([\w,]+)\]", all_of_them)
+    assert named is not None
+    assert named[1].split(",") == sorted(set(extras) - {"all", "dev", "docs", "test"})
+    table = (ROOT / "docs/installation.md").read_text(encoding="utf-8")
+    rows = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert set(extras) <= rows, set(extras) - rows
+
+
+def test_the_documentation_says_where_each_bundled_file_comes_from() -> None:
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = set(configuration["tool"]["setuptools"]["package-data"]["nmtkit"]) - {"py.typed"}
+    section = (ROOT / "docs/installation.md").read_text(encoding="utf-8").partition("\n## Licences\n")[2]
+    assert patterns <= set(re.findall(r"`([\w/*.]+)`", section))
+    others = [
+        path
+        for path in (ROOT / "nmtkit").rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".typed")
+        and not any(path.match(pattern) for pattern in patterns)
+    ]  # fmt: skip
+    assert not others
+    texts = [path for path in (ROOT / "nmtkit").rglob("*") if path.suffix in (".js", ".css", ".html", ".svg", ".json")]
+    foreign = re.compile(r"copyright|licen[cs]e|https?://(?!www\.w3\.org|localhost)", re.IGNORECASE)
+    assert not [path for path in texts if foreign.search(path.read_text(encoding="utf-8"))]
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_a_dockerfile_names_files_extras_and_flags_that_exist(name: str) -> None:
     text = (SERVICE / name).read_text(encoding="utf-8").replace("\\\n", " ")
