@@ -367,14 +367,7 @@ class Generation:
         stream = self.dataset is None and not self.job.files
         if stream or not all(map(Path.is_file, files)) or not (self.config.line_files or self.search.score_reference):
             return
-        checked = 0
-        logger.disabled = True  # the warnings about the files follow when the lines are translated
-        try:
-            for window in self.requests(checkpoint):
-                pipeline.check(window, checked)
-                checked += len(window)
-        finally:
-            logger.disabled = False
+        pipeline.check_all(self.requests(checkpoint))
 
     def with_line_files(self, requests: Iterable[list["Request"]]) -> Iterator[list["Request"]]:
         from nmtkit.translation.lines import with_fields

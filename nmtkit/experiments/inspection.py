@@ -281,7 +281,7 @@ def config_of(path: Path) -> str:
 
 
 def language_model_flags(tokenizer: Tokenizer, target: str | None) -> list[str]:
-    """Returns the flags that choose the language of a text for a language model. TGT stands for a missing code."""
+    """Returns the flags that choose the language of a text for a language model."""
     return [] if tokenizer.has_target_languages_only else tokenizer.language_flags(None, target)[2:]
 
 

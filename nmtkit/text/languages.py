@@ -1,7 +1,9 @@
 """Compares language codes (BCP 47): `en` includes `en-GB`, `EN` and `eng_Latn`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+USUAL = ("en", "de", "fr", "es", "zh")  # languages of printed commands, if a model has them
 
 # Pairs of a three-letter code (ISO 639-3) and the two-letter code (ISO 639-1) that BCP 47 prefers.
 _SHORT = """
@@ -94,3 +96,18 @@ def name_of(code: str) -> str:
         return NAMES[code]
     name = NAMES.get(subtags(code)[0])
     return code if name is None else f"{name} ({code})"
+
+
+def example_codes(codes: Iterable[str], source: str | None = None, target: str | None = None) -> tuple[str, str]:
+    """Returns a source and a target language for a command that can be typed: the given codes, or two of `codes`.
+
+    The codes of USUAL languages come first. Without enough codes, a missing language is "".
+    """
+
+    def order(code: str) -> tuple[int, str]:
+        language = subtags(code)[0]
+        return USUAL.index(language) if language in USUAL else len(USUAL), code
+
+    known = sorted(codes, key=order)
+    source = source or next((code for code in known if code != target), "")
+    return source, target or next((code for code in known if code != source), "")

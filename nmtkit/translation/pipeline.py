@@ -1,6 +1,7 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import cache, lru_cache
@@ -43,6 +44,8 @@ from nmtkit.translation.steps import (
     TextSegment,
     WhiteSpace,
 )
+
+logger = logging.getLogger("nmtkit")
 
 
 class Pipeline:
@@ -131,6 +134,17 @@ class Pipeline:
             if request.source.strip():  # a line without text becomes an empty line
                 with errors_of_line(id):
                     self.model_input.before(SegmentNode(replace(self.first_segment(id, request), ids=[])))
+
+    def check_all(self, windows: Iterable[Sequence[Request]]) -> None:
+        """Checks all lines of a text before the first batch, like `check`. Warnings about files follow later."""
+        checked = 0
+        logger.disabled = True
+        try:
+            for window in windows:
+                self.check(window, checked)
+                checked += len(window)
+        finally:
+            logger.disabled = False
 
     def source_pieces(self, line: SegmentNode) -> list[str]:
         """Returns the pieces of a line that the model reads. Hard alignments refer to these pieces by index."""

@@ -25,7 +25,7 @@ from nmtkit.jobs.workers import Shared
 from nmtkit.models.building import check_translation_models
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.engines import AUTO
-from nmtkit.translation.lines import field_value, output_line, text_requests
+from nmtkit.translation.lines import field_value, output_line, text_requests, with_fields
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
@@ -211,10 +211,17 @@ class ShardedTranslation:
                 paths.append(plain_copy(copy, [path], None, None, new) if is_compressed(path) else path)
             return paths
 
+        def new_shards() -> list[Shard]:
+            """Checks the constraints and references of all lines of a new job before its first batch."""
+            if loaded is not None and line_files:
+                requests = text_requests(files, None, WINDOW, languages, columns)
+                loaded.pipeline.check_all(with_fields(requests, line_files))
+            return divide(texts(True), options.shard_lines)
+
         self.plan = open_plan(
             folder, settings.fingerprint() | ({} if columns is None else {"--columns": columns}), inputs,
             ".jsonl" if settings.format == "jsonl" else ".txt", options.shard_lines, command,
-            lambda: divide(texts(True), options.shard_lines),
+            new_shards,
         )  # fmt: skip
         self._texts = texts(False)
         self._fields = settings.fields

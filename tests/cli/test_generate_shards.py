@@ -138,6 +138,21 @@ def test_a_wrong_line_stops_the_job_with_its_number(folder: Path, tmp_path: Path
     assert result.exit_code == 2 and "text:26: byte 1" in result.stderr
 
 
+@pytest.mark.parametrize("text", ["text", "text.gz"])
+def test_a_wrong_constraint_of_any_shard_is_an_error_before_the_first_batch(
+    folder: Path, tmp_path: Path, text: str
+) -> None:
+    """The job translated all shards before the shard of the wrong line."""
+    prefixes, avoided = tmp_path / "prefixes", tmp_path / "avoided"
+    prefixes.write_text("\n" * 20 + "dog\n" + "\n" * 4), avoided.write_text("\n" * 20 + "dog\n" + "\n" * 4)
+    flags = ["--prefix", prefixes, "--avoid", avoided, "--output-dir", tmp_path / "out", "--shard-lines", 4]
+    result = generate(folder, "--input", folder / text, *flags, *SHORT)
+    assert result.exit_code == 2 and "line 21" in result.stderr, result.stderr
+    assert not list((tmp_path / "out").glob("shard-*")) and not (tmp_path / "out/plan.json").exists()
+    prefixes.write_text("\n" * 25)
+    assert generate(folder, "--input", folder / text, *flags, *SHORT).exit_code == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_stops_the_job_and_shows_the_command_to_continue(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -82,7 +82,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_all_has_every_extra_for_users() -> None:
-    """An extra that is no tool of developers belongs into `all`; each extra stands in the table of the documentation."""
+    """Only tools of developers are not in `all`. The documentation has a row for each extra."""
     extras = PROJECT["optional-dependencies"]
     (all_of_them,) = extras["all"]
     named = re.fullmatch(r"nmtkit\[([\w,]+)\]", all_of_them)

@@ -29,6 +29,7 @@ from nmtkit.data.tokenizers.spm_model import (
     preparation_of,
     user_defined_symbols,
 )
+from nmtkit.text.languages import example_codes
 from nmtkit.text.normalization import INVISIBLE_CHARACTERS, WHITE_SPACE, normalized
 
 UNK, BOS, EOS = 0, 1, 2
@@ -393,9 +394,11 @@ class Tokenizer:
         return any(self.source.piece(id).startswith(">>") for id in self.languages.values())
 
     def language_flags(self, source: str | None, target: str | None) -> list[str]:
-        """Returns the flags of `nmtkit generate` that choose the languages. SRC and TGT stand for missing codes."""
-        flags = ["--target-lang", target or "TGT"] if self.languages else []
-        return flags if self.has_target_languages_only or not flags else ["--source-lang", source or "SRC", *flags]
+        """Returns the flags of `nmtkit generate` that choose the languages, with known codes for missing codes."""
+        if self.has_target_languages_only:
+            return ["--target-lang", target or example_codes(self.languages)[0]]
+        pair = zip(("--source-lang", "--target-lang"), example_codes(self.languages, source, target), strict=True)
+        return [word for words in pair for word in words] if self.languages else []
 
     def language_ids(
         self, source: str | None, target: str | None, flags: tuple[str, str] = ("--source-lang", "--target-lang")
