@@ -186,6 +186,12 @@ class Pipeline:
     def translation(self, line: SegmentNode) -> Translation:
         """Returns the translation of a line. The search must have finished all leaves of the line."""
         hypotheses = self.hypotheses(line, 0)
+        for avoided in line.segment.constraints.avoided:  # a step may have copied such a text, but no search writes it
+            if any(avoided.is_in_line(each.text) for each in hypotheses):
+                logger.warning(
+                    "line %d: the translation contains %r, which --avoid forbids, because the text was copied from the "
+                    "source", line.segment.id + 1, avoided.text.decode(),
+                )  # fmt: skip
         if self.links:
             hypotheses = [
                 replace(each, alignment=[[*astuple(link)] for link in each.links], links=[]) for each in hypotheses

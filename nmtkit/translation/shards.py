@@ -211,7 +211,7 @@ class ShardedTranslation:
                 paths.append(plain_copy(copy, [path], None, None, new) if is_compressed(path) else path)
             return paths
 
-        def new_shards() -> list[Shard]:
+        def new_shards() -> Sequence[Shard]:
             """Checks the constraints and references of all lines of a new job before its first batch."""
             if loaded is not None and line_files:
                 requests = text_requests(files, None, WINDOW, languages, columns)

@@ -294,3 +294,19 @@ def test_an_avoided_text_does_not_appear_where_the_parts_of_a_long_line_meet(end
     for phrase in across:
         text = model.translate(nmtkit.Request(line, avoided=[phrase]), **SHORT)
         assert phrase not in text
+
+
+def test_an_avoided_text_that_is_copied_from_the_source_is_named(ending, caplog):
+    """The output contained the text without a word."""
+    model = nmtkit.load(ending)
+    requests = [
+        nmtkit.Request("All human beings", avoided=["{name}"]),
+        nmtkit.Request("All {name} are born free", avoided=["{name}", "zebra"]),
+    ]
+    plain, copied = model.translate(requests, protect_spans=True, **SHORT)
+    warnings = [record.getMessage() for record in caplog.records if "--avoid" in record.getMessage()]
+    assert "{name}" in copied and "{name}" not in plain
+    assert len(warnings) == 1 and "line 2" in warnings[0] and "'{name}'" in warnings[0]
+    caplog.clear()
+    model.translate([nmtkit.Request(line, avoided=["e", " All "]) for line in REAL_LINES], **SHORT)
+    assert not [record for record in caplog.records if "--avoid" in record.getMessage()]

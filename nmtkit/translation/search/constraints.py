@@ -121,6 +121,10 @@ class AvoidedText:
         text = b"\n " + b"".join(self.pieces.texts[token] for token in tokens)
         return self.text in re.sub(b" +", b" ", text)
 
+    def is_in_line(self, line: str) -> bool:
+        """Returns whether a complete line contains the avoided text."""
+        return self.text in re.sub(b" +", b" ", text_bytes(f"\n {line_of(line)} "))
+
     def forbidden(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens after which the text of an output contains the avoided text. `tokens` are the output.
 

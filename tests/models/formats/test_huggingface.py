@@ -46,6 +46,7 @@ def compare(
     given = {
         "lenpen": 0,
         "unkpen": 0,
+        "keep_loops": True,
         "max_len_a": 0,
         "max_len_b": longest,
         "source_lang": source,
