@@ -10,9 +10,9 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import layer_index
+from nmtkit.translation.engines import Decoder, LoadedModels
 from nmtkit.translation.languages import Codes
 from nmtkit.translation.pipeline import Pipeline
-from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 
@@ -69,7 +69,9 @@ def attend(
     packed = Packed.from_lists([segment.ids], device)
     with torch.no_grad():
         if segment.reference is None:
-            target_ids = [*beam_search([model], packed, search, [segment.constraints])[0][0].tokens, EOS]
+            decoder = Decoder(LoadedModels([model], tokenizer, str(device), max_tokens=UNLIMITED), "torch")
+            ((_, ((best, *_),)),) = decoder.decoder(search)([[segment]])
+            target_ids = [*best.tokens, EOS]
         else:
             target_ids = [*segment.reference, EOS]
         weights = model.attention_weights(packed, Packed.from_lists([[BOS, *target_ids[:-1]]], device))

@@ -20,6 +20,7 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building
 from nmtkit.pages.attention import page
 from nmtkit.translation.attention import Attention, attend
+from nmtkit.translation.translator import Translator
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SENTENCE = "a dog </script> runs <b>fast</b> & {{title}}"
@@ -55,16 +56,9 @@ def test_every_row_of_every_head_sums_to_one_and_the_decoder_does_not_look_ahead
 
 def test_without_a_translation_it_looks_at_the_models_own(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
-    from nmtkit.data.packed import Packed
-    from nmtkit.translation.search.decoding import beam_search
-    from nmtkit.translation.search.options import SearchOptions
-
-    source = Packed.from_lists([tokenizer.encode_source(["a dog"]).ids.tolist()])
-    tokens = beam_search([model], source, SearchOptions(beam=2))[0][0].tokens
-    assert attend(model, tokenizer, "a dog", beam=2, languages=(None, None)).target == [
-        *tokenizer.target_pieces(tokens),
-        "end",
-    ]
+    (translation,) = Translator([model], tokenizer).translate(["a dog"], beam=2)
+    found = attend(model, tokenizer, "a dog", beam=2, languages=(None, None))
+    assert found.target == [*translation.hypotheses[0].pieces, "end"]
 
 
 def test_an_empty_sentence_is_refused(model_and_tokenizer):

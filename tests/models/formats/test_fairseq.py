@@ -45,7 +45,7 @@ def compare(translator: Translator, results: list[dict[str, Any]]) -> int:
     for result in results:
         source, target = result["languages"]
         lines, longest = result["lines"], LONGEST
-        options = {"lenpen": 0.0, "unkpen": 0.0, "max_len_a": 0.0, "max_len_b": longest}
+        options = {"lenpen": 0.0, "unkpen": 0.0, "keep_loops": True, "max_len_a": 0.0, "max_len_b": longest}
         options |= {"source_lang": source, "target_lang": target}
         for name, beam in SEARCHES.items():
             found = translator.translate([line["source"] for line in lines], beam=beam, **options)

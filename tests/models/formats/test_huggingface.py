@@ -68,7 +68,7 @@ def compare_nbest(
     """Compares the n-best lists in which every hypothesis ended by itself. Returns the number of these lists."""
     source, target = languages
     lines = [line for line in expected if line["nbest"] is not None]
-    options = {"lenpen": 0.0, "unkpen": 0.0, "max_len_a": 0.0, "max_len_b": longest}
+    options = {"lenpen": 0.0, "unkpen": 0.0, "keep_loops": True, "max_len_a": 0.0, "max_len_b": longest}
     options |= {"source_lang": source, "target_lang": target, "beam": 4, "nbest": 4}
     found = translator.translate([line["source"] for line in lines], **options)
     for translation, line in zip(found, lines, strict=True):

@@ -21,7 +21,7 @@ from nmtkit.translation.translator import Translator
 
 pytest.importorskip("safetensors")
 
-SEARCH = {"lenpen": 0.0, "max_len_a": 0.0, "max_len_b": 60}
+SEARCH = {"lenpen": 0.0, "max_len_a": 0.0, "max_len_b": 60, "keep_loops": True}
 VARIANTS = {
     "paper": {},
     "marian": {"positions": "sinusoidal_halves", "activation": "swish", "attention_bias": True, "output_bias": True},

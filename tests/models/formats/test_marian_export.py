@@ -66,7 +66,7 @@ VARIANTS = {
 
 
 def translate(path: Path, lines: list[str], beam: int) -> list[Translation]:
-    return Translator.load(path).translate(lines, beam=beam, lenpen=0.0, max_len_a=3)
+    return Translator.load(path).translate(lines, beam=beam, lenpen=0.0, max_len_a=3, keep_loops=True)
 
 
 def export(path: Path, folder: Path) -> Path:
