@@ -117,6 +117,43 @@ def test_the_texts_are_cleaned_like_those_of_sacrebleu(server: FileServer, tmp_p
     assert texts.references == [REFERENCES, OTHERS]
 
 
+def xml() -> bytes:
+    """Returns a set in the format of WMT since 2021: one file with source and the references of translators A and B."""
+    documents = []
+    for number, (origin, source, first, second) in enumerate(zip(ORIGINS, SOURCES, REFERENCES, OTHERS, strict=True)):
+        segments = {("src", "en", ""): source, ("ref", "de", ' translator="A"'): first}
+        segments[("ref", "de", ' translator="B"')] = second
+        texts = [
+            f'<{kind} lang="{language}"{translator}><p><seg id="1">{text}</seg></p></{kind}>'
+            for (kind, language, translator), text in segments.items()
+        ]
+        documents.append(f'<doc origlang="{origin}" id="d{number}">{"".join(texts)}</doc>')
+    return f'<dataset id="x">{"".join(documents)}</dataset>'.encode()
+
+
+@pytest.mark.parametrize("name", ["wmt21", "wmt21/AB"])
+@pytest.mark.parametrize("flags", [[], ["--origlang", "de"]])
+def test_sets_in_xml_have_the_references_and_parts_of_sacrebleu(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, flags: list[str]
+) -> None:
+    dataset, home = DATASETS[name], tmp_path / "sacrebleu"
+    server.files["/x.tgz"] = tar({dataset.langpairs["en-de"][0]: xml()})
+    monkeypatch.setattr(dataset, "data", [f"{server.url}/x.tgz"])
+    monkeypatch.setattr(dataset, "md5", [hashlib.md5(server.files["/x.tgz"]).hexdigest()])
+    monkeypatch.setattr(dataset, "_outdir", str(home / name))
+    monkeypatch.setattr(dataset, "_rawdir", str(home / name / "raw"))
+    ours = call("score", "--test-set", name, "-l", "en-de", *flags, "--format", "json", stdin=HYPOTHESES)
+    assert ours.exit_code == 0, ours.stderr
+    raw = home / name / "raw"
+    (raw / f"{name.replace('/', '_')}.test.tgz").write_bytes(b"sacreBLEU looks for the name of its own address")
+    theirs = sacrebleu_command(
+        home, "-t", name, "-l", "en-de", *flags, "-m", "bleu", "chrf", "ter", "-w", "4", stdin=HYPOTHESES
+    )
+    scores = [(each["name"], round(each["score"], 4), each["signature"]) for each in json.loads(ours.stdout)]
+    assert scores == [(each["name"], each["score"], each["signature"]) for each in json.loads(theirs)]
+    assert f"nrefs:{1 + (name == 'wmt21/AB')}" in scores[0][2]
+
+
 def test_a_set_is_downloaded_once(server: FileServer) -> None:
     for _ in range(2):
         assert call("score", "--test-set", "wmt14/full", "-l", "en-de", stdin=HYPOTHESES).exit_code == 0
