@@ -228,7 +228,7 @@ def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, 
 
 def _unbroken(command: str) -> Html:
     """Returns a command as HTML whose lines do not break within a word, such as a flag."""
-    return Html(" ").join(Html('<span class="word">{}</span>').format(word) for word in command.split())
+    return Html(" ").join(Html('<span class="unbroken">{}</span>').format(word) for word in command.split())
 
 
 def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
