@@ -165,7 +165,8 @@ def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirro
     )
     assert [type(module) for module in run.trainer.model.modules()] == kinds
     translator = Translator.load(tmp_path / "run" / "last.pt")
-    texts = [translation.text for translation in translator.translate(run.dataset["valid"].source_lines(), beam=4)]
+    lines = run.dataset["valid"].source_lines()
+    texts = [translation.text for translation in translator.translate(lines, beam=4, keep_loops=True)]
     assert run.validator.hypotheses == texts
     best, worst = run.validator.rated()
     assert {row[1] for row in best + worst} <= set(texts)
