@@ -43,7 +43,7 @@ RULES = (
 )
 @click.option(
     "--vocab-size",
-    type=click.IntRange(min=1),
+    type=click.IntRange(3, 10_000_000),
     metavar="N",
     help="Size of the joint vocabulary for --costs; without this flag, the dataset is read.",
 )
