@@ -109,7 +109,8 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
 @pytest.mark.slow
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
-    imports, languages, huggingface, m2m, marian, argos, browsers = blocks("models.md")
+    # the commands with names of the Hub need the server of tests/models/formats/test_hub_models.py
+    _, imports, languages, _, huggingface, m2m, marian, argos, browsers = blocks("models.md")
     if multilingual:
         typed("nmtkit import nllb-200-distilled-600M nllb.pt", True)
         for line in languages:

@@ -41,8 +41,9 @@ def test_a_model_of_several_languages_is_fine_tuned_and_translates(name: str, tm
     assert generate[-len(languages) :] == languages
     nmtkit(*average)
     assert checkpoint_file.read(run / "last.pt")["run"]["languages"] == [source or "en", target]
+    generate.append("--keep-loops")  # like a validation
     hypotheses = nmtkit(*generate).stdout.split("\n")[:-1]
-    before = nmtkit("generate", dataset.folder, "--path", tmp_path / "model.pt", "--gen-subset", "test", *languages)
+    before = nmtkit("generate", dataset.folder, *generate[-1:], "--path", tmp_path / "model.pt", *languages)
     assert hypotheses == before.stdout.split("\n")[:-1]
     followed = {record["source"]: record["translation"] for record in valid["followed"]}
     assert followed == dict(zip(["All are equal.", "right"], hypotheses, strict=True))

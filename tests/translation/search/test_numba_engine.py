@@ -408,7 +408,7 @@ def test_required_phrases_are_searched_by_pytorch_and_other_lines_are_not(
     monkeypatch.setattr(decoding, "RequiredTextSelector", selected)
     for engine, file in output.items():
         files = ["--constraints", str(tmp_path / "phrases"), "--prefix", str(tmp_path / "prefixes")]
-        flags = ["--input", str(lines), *files, "--output", str(file), "--device", "cpu"]
+        flags = ["--input", str(lines), *files, "--output", str(file), "--device", "cpu", "--keep-loops"]
         arguments = ["generate", "--path", str(trained), "--engine", engine, *flags]
         result = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
