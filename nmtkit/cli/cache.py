@@ -75,7 +75,10 @@ def named(entries: "list[CacheEntry]", names: tuple[str, ...]) -> "list[CacheEnt
 
 
 def outdated(entries: "list[CacheEntry]", days: int | None) -> "list[CacheEntry]":
-    """Returns the stale entries, and with `days` also unused entries, without the machine code of this version."""
+    """Returns the cache entries to prune: stale entries and, with `days`, entries that nobody used for so many days.
+
+    The machine code of the installed version is pruned only if it is stale.
+    """
     current = machine_code.folder_name() if machine_code.installed() else None
     unused = [] if days is None else [entry for entry in entries if entry.days >= days and entry.name != current]
     return [entry for entry in entries if entry.stale or entry in unused]

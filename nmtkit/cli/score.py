@@ -239,9 +239,17 @@ def read(
 
     stream = None if systems else standard_input()
     texts = read_texts(
-        references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang,
-        as_columns(config.columns), published_selection(config), bool(reference_metrics(config.metric)),
-    )  # fmt: skip
+        reference_paths=references,
+        data=config.data,
+        subset=config.gen_subset,
+        system_paths=systems,
+        source=config.src,
+        stream=stream,
+        target_lang=config.target_lang,
+        columns=as_columns(config.columns),
+        published=published_selection(config),
+        needs_references=bool(reference_metrics(config.metric)),
+    )
     settings = metrics.MetricSettings(
         tokenize=config.tokenize,
         lowercase=config.lowercase,

@@ -132,9 +132,9 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
 
 
 def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
-    """Returns the seconds of training by a clock in the records: "time" or "cpu_seconds".
+    """Returns the training time of a run in seconds, without pauses between a stop and a resume.
 
-    The time between a stop and a resume does not count.
+    `clock` is the field of the log records to read: "time" for seconds of the clock, "cpu_seconds" for CPU time.
     """
     total, first, last = 0.0, None, None
     for record in records:

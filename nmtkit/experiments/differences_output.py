@@ -115,7 +115,7 @@ def for_page(compared: RowComparison) -> dict[str, object]:
 
 
 def as_plain(compared: RowComparison) -> dict[str, Any]:
-    """Returns the comparison in plain types with unrounded numbers, for JSON."""
+    """Returns a comparison of the rows of a sweep as dicts, lists and unrounded numbers, for JSON."""
 
     def score(row: SweepRow, index: int) -> dict[str, Any]:
         found = row.scores[index]
@@ -161,9 +161,10 @@ def unrounded(compared: RowComparison) -> list[list[str]]:
 
 
 def write_figure(path: Path, compared: RowComparison) -> None:
-    """Writes a figure with the difference of each row and its interval, in the format of the suffix.
+    """Writes a figure that shows how far the score of each row of a sweep is from the base row, with intervals.
 
-    Raises OSError, ValueError for an unknown suffix, and ImportError without matplotlib.
+    The suffix of `path` chooses the file format. Raises ValueError for an unknown suffix, ImportError without
+    matplotlib, and OSError if the file cannot be written.
     """
     if path.suffix not in FIGURES:
         raise ValueError(f"--plot {path}: figures are written to {', '.join(FIGURES)}; give one of these suffixes")

@@ -88,7 +88,7 @@ def _texts(
     path: Path, data: Path, subset: str, sentences: int | None, made_by: str = "", flop: float | None = None
 ) -> RunTranslations:
     """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references."""
-    texts = read_texts((), data, subset, (), None, None)
+    texts = read_texts(data=data, subset=subset)
     if texts.directions:
         raise ValueError(f"{data} has many directions, and scores of runs are compared for one direction")
     references = texts.references[0][:sentences]

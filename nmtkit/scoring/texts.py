@@ -143,22 +143,24 @@ class ScoredTexts:
 
 
 def read_texts(
-    reference_paths: Sequence[Path],
+    *,
+    reference_paths: Sequence[Path] = (),
     data: Path | None,
     subset: str,
-    system_paths: Sequence[Path],
-    source: Path | None,
-    stream: BinaryIO | None,
+    system_paths: Sequence[Path] = (),
+    source: Path | None = None,
+    stream: BinaryIO | None = None,
     target_lang: str | None = None,
     columns: ColumnNames | None = None,
     published: PublishedSelection | None = None,
     needs_references: bool = True,
 ) -> ScoredTexts:
-    """Reads references from files, a dataset subset or a published test set, translations from files or `stream`.
+    """Returns the texts of a score: references, translations of each system, and sources if there are any.
 
-    Sources are read if they are available. Translations may be the JSON Lines of `nmtkit generate --format jsonl`. A
-    file of references or sources may be a corpus, such as a .tsv. References are the target side of the corpus, and
-    sources are the source side. `target_lang` is the target language of the corpus, and `columns` are its source and
+    References come from files, from a subset of a dataset, or from a published test set. Translations come from
+    `system_paths`, or from `stream` without such paths; they may be JSON Lines of `nmtkit generate --format jsonl`. A
+    file of references or sources may be a corpus, such as a .tsv: its target side has the references, and its source
+    side the sources. `target_lang` is the target language of the corpus, and `columns` are its source and
     target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with the
     name of the file.
     """

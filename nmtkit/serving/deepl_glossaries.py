@@ -61,7 +61,7 @@ class DeepLGlossaries:
         return self.store.get(*self.account_and_id(request))
 
     async def terms(self, dictionaries: Iterable[DictionaryFields]) -> dict[Languages, Terms]:
-        """Returns the terms of each language pair. Raises Refusal for pairs that are not served, and wrong terms."""
+        """Reads the terms that a client sends for each language pair. Raises Refusal for a wrong pair or term."""
         served = {base_languages(pair) for pair in self.deepl.facts.with_glossary}
         result: dict[Languages, Terms] = {}
         for fields in dictionaries:
@@ -98,7 +98,9 @@ class DeepLGlossaries:
 
     async def create_single(self, request: Request, fields: GlossaryFields) -> Response:
         terms = await self.terms([fields])
-        stored = await self.store.write(self.store.create, request.state.key.account, fields.name, terms)
+        stored = await self.store.write(
+            self.store.create, request.state.key.account, name=fields.name, dictionaries=terms
+        )
         return JSONResponse(single_facts(stored), 201)
 
     async def show_single(self, request: Request, fields: NoFields) -> Response:
@@ -117,7 +119,9 @@ class DeepLGlossaries:
         if fields.name is None or not fields.dictionaries:
             raise Refusal(400, "a glossary has a name and dictionaries")
         terms = await self.terms(fields.dictionaries)
-        stored = await self.store.write(self.store.create, request.state.key.account, fields.name, terms)
+        stored = await self.store.write(
+            self.store.create, request.state.key.account, name=fields.name, dictionaries=terms
+        )
         return JSONResponse(facts(stored), 201)
 
     async def show(self, request: Request, fields: NoFields) -> Response:

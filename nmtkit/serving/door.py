@@ -123,13 +123,13 @@ class Door:
             self.usage.count(request.state.key, requests=1)
 
     def check_characters(self, characters: int) -> None:
-        """Raises Refusal if a number of characters exceeds --char-limit."""
+        """Raises Refusal 413 if a request has more than --char-limit characters."""
         if characters > self.config.char_limit:
             limit = self.config.char_limit
             raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
 
     def check_lines(self, count: int) -> None:
-        """Raises Refusal if a number of lines or texts exceeds --batch-limit."""
+        """Raises Refusal 413 if a request has more than --batch-limit lines or texts."""
         if count > self.config.batch_limit:
             raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({self.config.batch_limit})")
 

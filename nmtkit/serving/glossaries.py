@@ -93,15 +93,18 @@ class GlossaryStore:
         """Returns the terms of a language pair as lines of a source term, a tab and a target term."""
         return self.path(stored, languages).read_text(encoding="utf-8")
 
-    async def write(self, change: Callable[..., T], *arguments: object) -> T:
-        """Runs a change, such as `create`, in a thread, one after another. Raises Refusal 507 if a write fails."""
+    async def write(self, change: Callable[..., T], *arguments: object, **settings: object) -> T:
+        """Runs a function that changes glossaries, such as `create`, in a thread, after all earlier changes.
+
+        Raises Refusal 507 if a file cannot be written.
+        """
         async with self.writing:
             try:
-                return await asyncio.to_thread(change, *arguments)
+                return await asyncio.to_thread(change, *arguments, **settings)
             except OSError as error:
                 raise Refusal(507, f"the server cannot write glossaries: {error.strerror or error}") from error
 
-    def create(self, account: str, name: str, dictionaries: Mapping[Languages, Terms]) -> StoredGlossary:
+    def create(self, account: str, *, name: str, dictionaries: Mapping[Languages, Terms]) -> StoredGlossary:
         """Creates a glossary. Raises Refusal 456 if the account has too many glossaries."""
         if len(self.listed(account)) >= MAX_GLOSSARIES:
             raise Refusal(456, f"an account has at most {MAX_GLOSSARIES} glossaries; delete some")

@@ -105,7 +105,10 @@ class PoolWorker(RemoteWorker):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether all clients of this worker have disconnected. A streaming worker is never abandoned."""
+        """Whether all clients that wait for a translation of this worker have disconnected.
+
+        False for a streaming worker, which translates the batches of several clients at once.
+        """
         return bool(self.tasks) and not self.parent.facts.streams and all(map(is_abandoned, self.tasks.values()))
 
     def capacity(self) -> tuple[int, float]:

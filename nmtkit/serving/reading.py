@@ -232,7 +232,7 @@ async def _multipart(headers: Headers, body: bytes) -> dict[str, Any]:
 class PlainText:
     """A plain text, split into lines and the white space around each line. Translations keep the white space.
 
-    Without `by_line`, the line ends inside the text are spaces.
+    Without `by_line`, the text is translated as a single line, and a line end within it counts as a space.
     """
 
     protects = False

@@ -20,7 +20,7 @@ PAIR, OTHER = ("en", "de"), ("en", "fr")
 
 
 def created(store: GlossaryStore, account: str = "a") -> StoredGlossary:
-    return store.create(account, "name", {PAIR: {"dog": "Hund", "cat": "Katze|Kater"}})
+    return store.create(account, name="name", dictionaries={PAIR: {"dog": "Hund", "cat": "Katze|Kater"}})
 
 
 def test_glossaries_outlive_the_server_in_the_format_of_the_flag(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_an_answer_to_the_client(tmp_path: Pa
     store = GlossaryStore(tmp_path / "store")
     (tmp_path / "store").write_text("a file in place of the folder")
     with pytest.raises(Refusal) as error:
-        asyncio.run(store.write(store.create, "a", "name", {PAIR: {"dog": "Hund"}}))
+        asyncio.run(store.write(store.create, "a", name="name", dictionaries={PAIR: {"dog": "Hund"}}))
     assert error.value.status == 507 and store.glossaries == {}
 
 

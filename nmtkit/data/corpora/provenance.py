@@ -33,7 +33,10 @@ def provenance_path(paths: Sequence[Path]) -> Path:
 
 
 def write_provenance(paths: Sequence[Path], facts: Mapping[str, Any]) -> None:
-    """Writes the facts about a corpus with the files `paths`, which are complete."""
+    """Writes a JSON file with the origin of a corpus (`facts`) and the sizes of its files.
+
+    The files `paths` must be complete, because their sizes show later if the facts still belong to them.
+    """
     contents = {
         "nmtkit_provenance": FORMAT,
         **facts,

@@ -105,7 +105,10 @@ class PieceSpan(NamedTuple):
 
 
 def text_and_pieces(message: bytes) -> tuple[str, list[PieceSpan]]:
-    """Returns the text and the pieces of a serialized SentencePieceText, the result of encoding or decoding."""
+    """Reads a SentencePieceText message, which SentencePiece makes when it encodes or decodes a text.
+
+    Returns the text, and the pieces with their bytes of the text.
+    """
     text, pieces = "", []
     for field, value in _fields(message):
         if field == TEXT:

@@ -335,7 +335,10 @@ class Decoder:
         return engine
 
     def tell(self, options: SearchOptions) -> None:
-        """Logs the name of the engine for these options, once. Errors of the input come before the first batch."""
+        """Logs once which engine searches with these options, and why if it is PyTorch in place of another engine.
+
+        Called with the first batch, so that an error of the input is reported without the name of an engine.
+        """
         _, reason = self.chosen(options, alone=False)
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:

@@ -85,7 +85,7 @@ def _spaces(data: bytes) -> int:
 
 
 class SpelledText:
-    """A text that a translation must contain, in one of several forms, with the tokens that can spell each form."""
+    """A required text, prepared for the search: its alternatives, and the tokens that can spell each alternative."""
 
     def __init__(self, required: RequiredText) -> None:
         self.whole_words = required.whole_words
