@@ -218,7 +218,7 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
     spent = f"Done in {total:.0f} seconds, of which training took {training:.0f}"
     out.print(heading(f"{spent}. All files are in {folder}. Translate a sentence of your own:"))
     out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {generate}", style="green"))
-    out.print("The same as a web page (with nmtkit[serve]):")
+    out.print(Text("The same as a web page (with nmtkit[serve]):"))
     out.print(Text(f"$ {serve}", style="green"))
 
 
