@@ -106,23 +106,6 @@ class Workspace:
             nmtkit("train", str(self.data), "--save-dir", str(path.parent), "--metrics", "none", *flags.split())
         return path
 
-    def untrained(self, arch: str) -> Path:
-        """Returns a checkpoint of an architecture with random weights."""
-        import torch
-
-        from nmtkit.data import checkpoint_file
-        from nmtkit.data.dataset.binarized import Dataset
-        from nmtkit.models import building
-        from nmtkit.models.architectures import ARCHITECTURES
-
-        path = self.folder / f"random-{arch}.pt"
-        if not path.exists():
-            torch.manual_seed(1)
-            tokenizer, preset = Dataset.open(self.data).tokenizer, ARCHITECTURES[arch].preset
-            model = building.build(arch, preset, building.vocabulary_of(tokenizer))
-            checkpoint_file.save(path, building.to_checkpoint(model, arch, preset, tokenizer, [], 0))
-        return path
-
 
 # --- time -------------------------------------------------------------------------------------------------------------
 

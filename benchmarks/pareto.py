@@ -6,7 +6,7 @@
 Each model translates the test set (`--text`) with every beam and precision, and with its shortlist if the checkpoint
 has one; other engines run the same weights:
 
-- nmtkit (with the compiled search, if numba is installed), and nmtkit with PyTorch;
+- nmtkit with its default engine: the compiled search, if numba is installed;
 - CTranslate2, without shortlist, if it is installed beside nmtkit;
 - Marian, with `--marian`, the command pymarian of its environment (`pip install pymarian`). In 8 bits, Marian
   multiplies with intgemm or FBGEMM. Both run with and without the shortlist;
@@ -127,16 +127,15 @@ class Candidate:
 
 
 def nmtkit_systems(model: Model) -> Iterator[Candidate]:
-    def start(engine: Any, path: Path, precision: Any, beam: int, shortlist: bool) -> System:
-        loaded = api.load(path, engine=engine, precision=precision, threads=1)
+    def start(path: Path, precision: Any, beam: int, shortlist: bool) -> System:
+        loaded = api.load(path, precision=precision, threads=1)
         return model.system(partial(loaded.translate, beam=beam, shortlist=shortlist, lenpen=0.0))
 
-    engines = {"numba": "nmtkit", "torch": "nmtkit torch"} if find_spec("numba") else {"torch": "nmtkit"}
-    for engine, precision in product(engines, model.arguments.precisions):
+    for precision in model.arguments.precisions:
         path = model.quantized if precision == "int8" else model.plain
         for beam, shortlist in product(model.arguments.beams, model.shortlists):
-            make = partial(start, engine, path, precision, beam, shortlist)
-            yield Candidate(engines[engine], precision, beam, shortlist, [path], make)
+            make = partial(start, path, precision, beam, shortlist)
+            yield Candidate("nmtkit", precision, beam, shortlist, [path], make)
 
 
 def ctranslate2_systems(model: Model) -> Iterator[Candidate]:
@@ -383,6 +382,8 @@ def main() -> None:
     if arguments.quick:
         arguments.beams, arguments.rounds = arguments.beams[:1], 1
     workspace, report = Workspace(arguments), Report(arguments)
+    if find_spec("numba"):
+        nmtkit("precompile")  # else PyTorch translates until the search is compiled
     if arguments.models:
         paths = {name: Path(file) for name, _, file in (each.partition("=") for each in arguments.models)}
     else:

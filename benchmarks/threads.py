@@ -13,13 +13,14 @@ one thread.
 """
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from engines import STEPS, System, made_lines, random_model
+from engines import STEPS, base_model, made_lines
 from harness import Report, Row, in_turns, nmtkit, parser
 
 from nmtkit.translation.parallel import worker_processes
@@ -31,7 +32,7 @@ LINES = {"trained": 256, "base": 64}  # smallest number of lines of a round
 
 
 def systems(stack: ExitStack, translator: Translator, path: Path, search: SearchOptions, lines: list[str], size: int,
-            precision: str) -> dict[str, System]:  # fmt: skip
+            precision: str) -> dict[str, Callable[[], list[str]]]:  # fmt: skip
     pipeline = translator.pipeline(search)
     load = partial(Translator.load, path, engine="numba", precision=precision)
     workers = stack.enter_context(worker_processes(translator, search, 2, load))
@@ -51,7 +52,7 @@ def systems(stack: ExitStack, translator: Translator, path: Path, search: Search
 
 def measured(options: argparse.Namespace, name: str, path: Path, lines: list[str], report: Report) -> None:
     forced, least = name == "base", 4 if options.quick else LINES[name]
-    steps = {"min_len": STEPS - 1, "max_len_a": 0.0, "max_len_b": STEPS - 1} if forced else {}
+    steps = {"min_len": STEPS, "max_len_a": 0.0, "max_len_b": STEPS} if forced else {}
     for precision in options.precisions:
         translator, rows = Translator.load(path, engine="numba", precision=precision), list[Row]()
         for beam in options.beams:
@@ -89,7 +90,7 @@ def main() -> None:
         lines = options.lines.read_text(encoding="utf-8").split("\n")[:-1]
         measured(options, "trained", options.checkpoint, lines[:: max(1, len(lines) // LINES["trained"])], report)
     if "base" in options.parts:
-        path = random_model(options.folder, 10_000)
+        path = base_model(options.folder)
         measured(options, "base", path, made_lines(path), report)
 
 
