@@ -47,7 +47,7 @@ _ALONE = re.compile(
     "verbatim|break|continue|livewireStyles|livewireScripts"
 )
 _BLADE = re.compile(  # a file with one of these is a template of Blade, in which each @name may be a directive
-    r"@(?:csrf|vite|extends|section|yield|include|foreach|endif|end[a-z]+|push|stack|props|php)\b|\{!!|\{\{--"
+    r"(?<![\w@.])@(?:csrf|vite|extends|section|yield|include|foreach|endif|end[a-z]+|push|stack|props|php)\b|\{!!|\{\{--"
 )
 _BLOCK = re.compile("if|else|for|empty|switch|case|default|defer|placeholder|loading|error")
 _BRACE = re.compile(r"'[{}][^'\n]{0,200}+'|[{}]")

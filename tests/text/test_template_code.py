@@ -49,6 +49,7 @@ def test_each_name_is_a_directive_in_a_template_of_blade():
     page = "@vite(['a'])\n@routes one @inertia two me@example.org"
     assert [page[start:end] for start, end, _ in codes(page)] == ["@vite(['a'])", "@routes", "@inertia"]
     assert codes("Ask @joe or @me") == []
+    assert codes("Ask @joe (at home) or write to me@section.org") == []
 
 
 def loud(segment: str) -> str:
