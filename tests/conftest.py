@@ -1,5 +1,6 @@
 """A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images."""
 
+import gc
 import logging
 import os
 
@@ -18,8 +19,16 @@ from hub_server import HubServer, running_hub
 from nmtkit.cli import main
 from nmtkit.translation.engines import engine
 
+gc.disable()  # until the tests are collected
+
 # Triton reads this when it is imported and runs kernels in its interpreter. torch.compile imports Triton too.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Hides the modules and the tests from the garbage collector, which would visit them in 0.4 s again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from types import TracebackType
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
-import json, os, resource, signal, sys, traceback
+import gc, json, os, resource, signal, sys, traceback
 import torch
 torch.set_num_threads(1)
 import importlib, pkgutil, sacrebleu
@@ -28,6 +28,7 @@ for module in pkgutil.walk_packages(nmtkit.__path__, "nmtkit."):
         except ModuleNotFoundError as error:
             if error.name.split(".")[0] not in ("starlette", "uvicorn"):  # of the extra `serve`
                 raise
+gc.freeze()  # or the garbage collector of each fork visits, and so copies, the objects of all imported modules
 virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 print("ready", flush=True)
 for line in sys.stdin:

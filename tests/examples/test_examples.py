@@ -644,6 +644,7 @@ CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name not in
     ],
 )
 def test_every_config_passes_a_dry_run(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["train", "--config", str(config), "--dry-run", "--vocab-size", "37000"])
     assert result.exit_code == 0, result.stderr

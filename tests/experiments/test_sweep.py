@@ -114,10 +114,10 @@ def test_a_budget_beside_a_number_of_updates_is_refused(tmp_path: Path, varied: 
 
 def test_the_costs_of_table_3_are_those_of_the_formula_and_of_its_page() -> None:
     example = Path(__file__).parents[2] / "examples" / "wmt14"
-    chosen = ("--only", "base*,C_layers_2*,big,seed=1", "--vocab-size", 37_000)
+    chosen = ("--only", "base*,C_layers_2*", "--vocab-size", 37_000)
     arguments = (example / "table3.sweep.toml", "--costs", *chosen)
     rows = {row["row"]: row for row in json.loads(sweep(*arguments, "--format", "json").stdout)}
-    assert {name: row["runs"] for name, row in rows.items()} == {"base": 3, "C_layers_2": 3, "big": 1}
+    assert {name: row["runs"] for name, row in rows.items()} == {"base": 3, "C_layers_2": 3}
     d, sentence = 512, 32
     layer = 2 * (4 * d * d + 2 * d * 2048 + 2 * sentence * d) + 4 * d * d + 2 * sentence * d  # encoder and decoder
     for name, layers in {"base": 6, "C_layers_2": 2}.items():
@@ -126,7 +126,7 @@ def test_the_costs_of_table_3_are_those_of_the_formula_and_of_its_page() -> None
         assert rows[name]["gpu_hours"] == pytest.approx(3 * flop / (312e12 / 3) / 3600)
     text = sweep(*arguments).stdout
     total = sum(row["gpu_hours"] for row in rows.values())
-    assert text.splitlines()[4].split() == ["all", "rows", "7", f"{total:.1f}", f"{total / 8:.1f}"]
+    assert text.splitlines()[3].split() == ["all", "rows", "6", f"{total:.1f}", f"{total / 8:.1f}"]
     page = (example / "README.md").read_text()
     for name in ("base", "C_layers_2"):
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
@@ -154,7 +154,7 @@ def test_several_settings_vary_together(tmp_path: Path) -> None:
     ]
 
 
-def test_named_runs_have_their_names_and_commands_as_typed(tmp_path: Path) -> None:
+def test_named_runs_have_their_names_and_commands_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     varied = "[sweep]\nsave_dir = 'there'\nseeds = [1]\n[sweep.runs]\nbase = {}\n"
     varied += (
         "other = { arch = 'gnmt_small', metrics = ['bleu', 'chrf'], patience = 'none', adam_betas = [0.9, 0.98] }\n"
@@ -166,6 +166,7 @@ def test_named_runs_have_their_names_and_commands_as_typed(tmp_path: Path) -> No
     assert lines[0] == "# base,seed=1" and lines[2] == "# other,seed=1"
     flags = "--arch gnmt_small --metrics bleu,chrf --patience none --adam-betas 0.9,0.98 --seed 1 --save-dir"
     assert lines[3] == f"nmtkit train --config {file} {flags} {tmp_path}/there/other,seed=1 --threads 1"
+    monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
     for line in lines[1::2]:  # each is a command that train takes
         assert CliRunner().invoke(main, [*shlex.split(line)[1:], "--dry-run", "--vocab-size", "99"]).exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [file.name]

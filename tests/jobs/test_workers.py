@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from squares import LARGE, Squares
@@ -146,17 +147,20 @@ def test_a_worker_without_an_answer_is_stopped_and_reported(
     """A rank that was killed cannot be told from a rank that hangs, but a process can."""
     monkeypatch.setattr("nmtkit.jobs.workers.CHECK_SECONDS", 0.05)
     start = time.monotonic()
-    with remote(timeout=3.0) as workers, pytest.raises(ChildProcessError, match=r"hangs: it sent no result|SIGKILL"):
+    with remote(timeout=0.5) as workers, pytest.raises(ChildProcessError, match=r"hangs: it sent no result|SIGKILL"):
         list(workers.imap([(Squares.square, 1), task, *squares(range(30))]))
     assert time.monotonic() - start < 30
 
 
 def test_time_in_which_the_scheduler_does_not_wait_is_no_hang(remote: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
+    monkeypatch.setattr("nmtkit.jobs.workers.time", clock)
     monkeypatch.setattr("nmtkit.jobs.workers.CHECK_SECONDS", 0.05)
-    with remote(timeout=5.0) as workers:
+    with remote(timeout=20.0) as workers:
         workers.broadcast((Squares.remembered,))
-        for _, _ in workers.imap(squares(range(4))):
-            time.sleep(2)
+        for _, _ in workers.imap([(Squares.sleep, 0.15)] * 6):  # three checks for hanging workers in each task
+            slept += 30
 
 
 def test_messages_of_any_size_pass_while_both_ends_send(workers_of: Start) -> None:

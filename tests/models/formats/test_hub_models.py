@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -182,14 +183,11 @@ def full_disk(contents: object, file: object) -> None:
 
 def test_two_processes_import_once(hub: HubServer) -> None:
     hub.add("org/opus", OPUS)
-    code = "from nmtkit.config.files import *; print(checkpoint_of(Path('hf:org/opus')))"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = (process.communicate(timeout=120)[0] for process in processes)
-    assert first == second and Path(first.strip()).is_file()
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        first, second = pool.map(checkpoint_of, [Path("hf:org/opus")] * 2, chunksize=1)
+    assert first == second and first.is_file()
     assert len(hub.asked("GET /lfs/.*safetensors")) == 1
-    assert sorted(path.name for path in Path(first.strip()).parents[1].iterdir() if path.is_dir()) == [
-        Path(first.strip()).parent.name
-    ]
+    assert [path.name for path in first.parents[1].iterdir() if path.is_dir()] == [first.parent.name]
 
 
 def test_the_name_stays_in_configs_with_its_commit(hub: HubServer, tmp_path: Path) -> None:
