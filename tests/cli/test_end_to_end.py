@@ -90,9 +90,10 @@ def test_inspect_names_the_command_that_goes_on(home: Path) -> None:
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = [shell("nmtkit generate data-bin --gen-subset nonsense --path averaged.pt", home, status=2).stderr]
+    errors = [shell("nmtkit score --data data-bin --sys data/nothing.de", home, status=2).stderr]
     monkeypatch.chdir(home)
-    for line in ("train data-bin --arch my_rnn", "score --data data-bin --sys data/nothing.de", PREPROCESS[7:]):
+    generate = "generate data-bin --gen-subset nonsense --path averaged.pt"
+    for line in ("train data-bin --arch my_rnn", generate, PREPROCESS[7:]):
         result = CliRunner().invoke(main, shlex.split(line))
         assert result.exit_code == 2
         errors.append(result.stderr)

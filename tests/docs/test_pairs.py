@@ -1,10 +1,15 @@
 """The table of pairs of features in PAIRS.md names tests that exist, and no pair is empty."""
 
-import ast
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def test_every_pair_of_the_table_has_tests_that_exist() -> None:
@@ -14,5 +19,4 @@ def test_every_pair_of_the_table_has_tests_that_exist() -> None:
         named = re.findall(r"`(\S+?)::(\w+)`", tests)
         assert named, f"{features} with {other}: no test"
         for file, name in named:
-            functions = {node.name for node in ast.parse((TESTS / file).read_text()).body if hasattr(node, "name")}
-            assert name in functions, f"{file} has no {name}"
+            assert re.search(rf"^def {name}\(", text_of(TESTS / file), re.MULTILINE), f"{file} has no {name}"

@@ -139,7 +139,7 @@ def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
 def test_parts_of_a_long_line_with_alternatives_are_smaller(path, monkeypatch):
     """After each part, the worker looks for other batches. The parts of both requests have about as many hypotheses."""
     models, _ = load_models(job((PAIR, path), translator=TranslatorOptions(max_tokens=120, max_source_len=20)))
-    long = " ".join(REAL_LINES * 4)
+    long = " ".join(REAL_LINES * 2)
     widest = {}
     for name, fields in {"plain": {}, "all": {"alternatives": 10, "alignment": True, "quality": True}}.items():
         sizes = []

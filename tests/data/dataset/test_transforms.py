@@ -4,6 +4,7 @@ import hashlib
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -307,6 +308,7 @@ TEXT_LEVEL = ("casing", "typos", "end_punctuation", "noise_lines")
 LINES = [f"{line} ." for line in SOURCE] * 4
 
 
+@cache
 def changes(tokenizer: Tokenizer, *names: str, monolingual: bool = True) -> tuple[dict[str, float], list[list[int]]]:
     """Returns the share of pairs that each transform changes, and the ids of both sides after all transforms."""
     settings = {key: value for name in names for key, value in HALF[name].items()}

@@ -26,8 +26,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
 ENGINE_NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "numba" else ()) for name in ENGINES.names()]
 
 
-@pytest.mark.parametrize("lenpen", [0.6, -1.0])
-@pytest.mark.parametrize("limits", [(0, 50), (7, 50), (0, 1), (0, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("limits", "lenpen"), [((0, 50), 0.6), ((7, 50), -1.0), ((0, 1), -1.0), ((0, 3), 0.6)], ids=str
+)
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_limits_and_scores_count_pieces(engine: str, search: str, limits: tuple[int, int], lenpen: float) -> None:
