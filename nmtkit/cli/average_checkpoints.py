@@ -1,32 +1,31 @@
 """`nmtkit average-checkpoints`: writes a checkpoint with the mean of the weights of several checkpoints."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from nmtkit.cli.command import Command
-from nmtkit.cli.flags import CHECKPOINT, PATH
+from nmtkit.cli.flags import CHECKPOINT, flags, from_flags
+from nmtkit.config import Config, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig(Config):
+    """Settings of `nmtkit average-checkpoints`."""
+
+    last: int | None = option(None, "average the newest N checkpoints of FOLDER", min=1, max=10_000)
+    best: int | None = option(None, "average the N best checkpoints of FOLDER", min=1, max=10_000)
+    best_checkpoint_metric: str = option(
+        "loss", "validation score that --best compares: loss, bleu or another score of the log", metavar="NAME"
+    )
+    output: Path = option(..., "checkpoint to write", metavar="FILE")
 
 
 @click.command(cls=Command)
 @click.argument("inputs", type=CHECKPOINT, nargs=-1, required=True, metavar="FOLDER | FILE…")
-@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Average the newest N checkpoints of FOLDER.")
-@click.option(
-    "--best",
-    type=click.IntRange(1, 10_000),
-    metavar="N",
-    help="Average the N best checkpoints of FOLDER.",
-)
-@click.option(
-    "--best-checkpoint-metric",
-    default="loss",
-    metavar="NAME",
-    help="Validation score that --best compares: loss, bleu or another score of the log.  [default: loss]",
-)
-@click.option("--output", type=PATH, required=True, metavar="FILE", help="Checkpoint to write.")
-def command(
-    inputs: tuple[Path, ...], last: int | None, best: int | None, best_checkpoint_metric: str, output: Path
-) -> None:
+def command(inputs: tuple[Path, ...], **settings: Any) -> None:
     """Average the weights of several checkpoints into one.
 
     \b
@@ -36,4 +35,8 @@ def command(
     """
     from nmtkit.training import averaging
 
-    averaging.write(averaging.choose(inputs, last, best, best_checkpoint_metric), output)
+    config: AverageConfig = from_flags(AverageConfig, settings)
+    averaging.write(averaging.choose(inputs, config.last, config.best, config.best_checkpoint_metric), config.output)
+
+
+command.params += flags(AverageConfig)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nmtkit.cli.command import Command, echo, stderr
+from nmtkit.cli.command import Command, echo, tell
 from nmtkit.config.files import HUB_PREFIX, user_cache
 from nmtkit.jobs import machine_code
 
@@ -55,9 +55,9 @@ def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
     chosen = named(entries, names) if action == "remove" else outdated(entries, days)
     for entry in chosen:
         model_cache.remove(entry)
-        stderr.print(f"removed {short(entry)}, {size(entry.size)}", markup=False, highlight=False, soft_wrap=True)
+        tell(f"removed {short(entry)}, {size(entry.size)}")
     freed = f"{len(chosen)} removed, {size(sum(entry.size for entry in chosen))} freed"
-    stderr.print(f"{user_cache()}: {freed}", markup=False, highlight=False, soft_wrap=True)
+    tell(f"{user_cache()}: {freed}")
 
 
 def named(entries: "list[CacheEntry]", names: tuple[str, ...]) -> "list[CacheEntry]":
@@ -91,12 +91,7 @@ def show(entries: "list[CacheEntry]") -> None:
     for name, bytes_, last, more in rows:
         echo(f"{name:<{width}}  {bytes_:>10}  {last:<16}  {more}".rstrip())
     total = size(sum(entry.size for entry in entries))
-    stderr.print(
-        f"{user_cache()}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {total}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    tell(f"{user_cache()}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {total}")
 
 
 def short(entry: "CacheEntry") -> str:

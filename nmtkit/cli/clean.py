@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cleaning.config import CLEAN_RULES, DEFAULT_FILTERS, CleanConfig, filter_configs
-from nmtkit.cli.command import stderr
+from nmtkit.cli.command import is_quiet, tell
 from nmtkit.cli.components import ComponentCommand
-from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
+from nmtkit.cli.flags import flags, from_flags, given_flags, plugin_option
 from nmtkit.cli.preprocess import show_table
-from nmtkit.config import COMMAND_LINE, check_flags, derive, split_settings
+from nmtkit.config import check_flags
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
@@ -77,13 +77,10 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     """
     from nmtkit.cleaning.clean import clean, scorer_of
 
-    typed = on_command_line(settings)
-    config: CleanConfig = derive(CleanConfig, split_settings(typed, CleanConfig)[0], COMMAND_LINE)
-    configs = {
-        name: derive(each, split_settings(typed, type(each))[0], COMMAND_LINE)
-        for name, each in filter_configs(config.filters, config.preset).items()
-    }
-    shards: ShardOptions = derive(ShardOptions, split_settings(typed, ShardOptions)[0], COMMAND_LINE)
+    config: CleanConfig = from_flags(CleanConfig, settings)
+    presets = filter_configs(config.filters, config.preset)
+    configs = {name: from_flags(preset, settings) for name, preset in presets.items()}
+    shards: ShardOptions = from_flags(ShardOptions, settings)
     check_flags((*CLEAN_RULES, *SHARD_RULES), given_flags(), given_flags() | {f"--executor {shards.executor}"})
     if shards.output_dir is not None:
         from nmtkit.cleaning.shards import ShardedCleaning
@@ -112,7 +109,7 @@ def show_run(config: CleanConfig, run: "Callable[[], CleanReport]") -> None:
     if config.report is not None:
         with atomic_write(config.report) as file:
             file.write(page(report, config.source_lang, config.target_lang).encode())
-    if not click.get_current_context().meta.get("quiet"):
+    if not is_quiet():
         show(report, time.monotonic() - started)
 
 
@@ -123,9 +120,8 @@ def show(report: "CleanReport", seconds: float) -> None:
         show_table(("reason", "dropped", "beyond the limit"), rows)
     mended = ", ".join(f"{name} {count:,}" for name, count in report.mended.items() if count)
     if mended:
-        stderr.print(f"mended lines: {mended}", soft_wrap=True, markup=False)
-    stderr.print(
+        tell(f"mended lines: {mended}")
+    tell(
         f"{report.read:,} pairs read, {report.read - report.kept:,} dropped, {report.kept:,} kept; "
-        f"{progress.pace(report.read, 'pairs', seconds)}",
-        soft_wrap=True,
+        f"{progress.pace(report.read, 'pairs', seconds)}"
     )

@@ -112,6 +112,21 @@ def echo(text: str, nl: bool = True) -> None:
     click.echo(text, nl=nl)
 
 
+def tell(text: str, style: str | None = None) -> None:
+    """Writes a line about the work to stderr. With --quiet, writes nothing."""
+    if not is_quiet():
+        print_line(text, style)
+
+
+def is_quiet() -> bool:
+    return bool(click.get_current_context().meta.get("quiet"))
+
+
+def print_line(text: str, style: str | None = None) -> None:
+    """Writes a line to stderr as it is. Otherwise, rich would read brackets as styles and break long lines."""
+    stderr.print(text, style=style, markup=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
     """Reports a mistake of the user in one line and exits. Raises other errors, and with `--debug` all errors."""
@@ -220,10 +235,10 @@ def flush_output() -> None:
 
 
 def show_next(*commands: str) -> None:
-    """Prints the next command, and the commands after it, on stderr. In the demo, prints nothing."""
+    """Prints the next command, and the commands after it, on stderr. In the demo and with --quiet, prints nothing."""
     if SHOWS_COMMANDS not in os.environ:
         for word, command in zip(("next", "then"), commands, strict=False):
-            stderr.print(f"{word}: {command}", markup=False, highlight=False, soft_wrap=True)
+            tell(f"{word}: {command}")
 
 
 def end_quietly() -> NoReturn:

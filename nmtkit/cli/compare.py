@@ -1,23 +1,22 @@
 """`nmtkit compare`: compares runs in a table or on an HTML page, and the sentences of two systems on an HTML page."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from nmtkit.cli import score
-from nmtkit.cli.command import Command, echo, stderr
-from nmtkit.cli.flags import PATH, given_flags, on_command_line
+from nmtkit.cli.command import Command, echo, tell
+from nmtkit.cli.flags import PATH, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
-from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive
+from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.files import atomic_write, check_outputs
 from nmtkit.scoring.segments import MetricName
 
 if TYPE_CHECKING:
     from nmtkit.experiments.comparison import RunSummary
-
-FORMATS = ("text", "tsv", "csv", "latex", "markdown", "json")
 
 # flags of `nmtkit score` that `compare --sys` has too
 SHARED = (
@@ -46,6 +45,37 @@ COMPARE_RULES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(Config):
+    """Settings of a table of runs, which `nmtkit compare` and `nmtkit sweep` print."""
+
+    format: Literal["text", "tsv", "csv", "latex", "markdown", "json"] = option("text", "output format")
+    report: Path | None = option(None, "also write an HTML page with the curves of all runs", metavar="FILE")
+    plot: Path | None = option(
+        None,
+        "draw the differences to the base row with their intervals: .svg, .png or .pdf",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(RowsConfig):
+    """Settings of `nmtkit compare`, except those of the scores."""
+
+    report: Path | None = option(
+        None, f"also write an HTML page with the curves of all runs; default with --sys: {PAGE}", metavar="FILE"
+    )
+    mean_over_seeds: bool = option(False, "show one row for runs that differ only in the seed")
+    base: str | None = option(
+        None,
+        "compare the translations of all rows with this row: the name of a folder without its seed",
+        metavar="ROW",
+    )
+    curves: Path | None = option(
+        None, "also write the curves of all runs to FILE: .csv, .pdf, .svg or .png", metavar="FILE"
+    )
+
+
 COMMON = {
     "--mean-over-seeds": "one row for runs that differ only in the seed",
     "--base ROW": "differences to this row, with intervals",
@@ -63,37 +93,7 @@ COMMON = {
 
 @click.command(cls=Command, common=COMMON)
 @click.argument("runs", type=PATH, nargs=-1, metavar="[RUN…]")
-@click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
-@click.option(
-    "--base",
-    metavar="ROW",
-    help="Compare the translations of all rows with this row: the name of a folder without its seed.",
-)
-@click.option(
-    "--plot", type=PATH, metavar="FILE", help="Draw the differences to --base with their intervals: .svg, .png or .pdf."
-)
-@click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")
-@click.option(
-    "--report",
-    type=PATH,
-    metavar="FILE",
-    help=f"Also write an HTML page with the curves of all runs.  [default with --sys: {PAGE}]",
-)
-@click.option(
-    "--curves", type=PATH, metavar="FILE", help="Also write the curves of all runs to FILE: .csv, .pdf, .svg or .png."
-)
-def command(
-    runs: tuple[Path, ...],
-    mean_over_seeds: bool,
-    base: str | None,
-    plot: Path | None,
-    format: str,
-    report: Path | None,
-    curves: Path | None,
-    systems: tuple[Path, ...],
-    references: tuple[Path, ...],
-    **settings: Any,
-) -> None:
+def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple[Path, ...], **settings: Any) -> None:
     """Compare training runs, or the translations of two systems.
 
     RUN is the folder of a run, which may still be training, or a folder of runs, such as the folder of a sweep. The
@@ -114,46 +114,52 @@ def command(
     nmtkit compare --sys baseline.de --sys better.de --ref test.de --src test.en
     """
     given = given_flags() | ({"RUN"} if runs else set())
-    defaults = {"metric": METRICS_OF_ROWS if base else METRICS}
-    config: ScoreConfig = derive(ScoreConfig, defaults | on_command_line(settings), COMMAND_LINE)
-    check_flags(COMPARE_RULES, given, given | {f"--metric {MetricName.parse(name).name}" for name in config.metric})
+    config: CompareConfig = from_flags(CompareConfig, settings)
+    metrics = ScoreConfig(metric=METRICS_OF_ROWS if config.base else METRICS)
+    scoring: ScoreConfig = from_flags(metrics, {name: settings[name] for name in settings if name != "format"})
+    check_flags(COMPARE_RULES, given, given | {f"--metric {MetricName.parse(name).name}" for name in scoring.metric})
     if systems:
-        compare_systems(systems, references, config, report)
+        compare_systems(systems, references, scoring, config.report)
         return
     if not runs:
         raise ValueError("give the folders of runs, or two systems with --sys A --sys B --ref FILE")
     from nmtkit.experiments import comparison, comparison_output
 
-    if curves and not curves.parent.is_dir():
-        raise FileNotFoundError(f"--curves {curves}: the folder {curves.parent} does not exist")
+    if config.curves and not config.curves.parent.is_dir():
+        raise FileNotFoundError(f"--curves {config.curves}: the folder {config.curves.parent} does not exist")
     folders = comparison.folders_of(runs)
     inputs = [folder / name for folder in folders for name in ("log.jsonl", "config.toml")]
-    check_outputs({"--report": report, "--curves": curves, "--plot": plot}, inputs)
+    check_outputs({"--report": config.report, "--curves": config.curves, "--plot": config.plot}, inputs)
     summaries = [comparison.summarize(folder) for folder in folders]
-    rows = comparison.means_over_seeds(summaries) if mean_over_seeds or base else summaries
-    if base:
-        show_differences(summaries, rows, base, config, format=format, report=report, plot=plot)
+    rows = comparison.means_over_seeds(summaries) if config.mean_over_seeds or config.base else summaries
+    if config.base:
+        show_differences(summaries, rows, config.base, scoring, config)
     else:
-        echo(comparison_output.formatted(rows, format), nl=False)
-        if report:
-            comparison_output.write_page(report, summaries, rows)
-    if curves:
-        comparison_output.write_curves(curves, summaries)
+        show_rows(summaries, rows, config)
+    if config.curves:
+        comparison_output.write_curves(config.curves, summaries)
 
 
+command.params += flags(CompareConfig)
 # the same flags with the same help
 command.params += [each for each in score.command.params if {*each.opts} & {"--sys", *SHARED}]
+
+
+def show_rows(runs: "Sequence[RunSummary]", rows: "Sequence[RunSummary]", config: RowsConfig) -> None:
+    """Prints the rows, and writes the page of --report."""
+    from nmtkit.experiments import comparison_output
+
+    echo(comparison_output.formatted(rows, config.format), nl=False)
+    if config.report:
+        comparison_output.write_page(config.report, runs, rows)
 
 
 def show_differences(
     runs: "Sequence[RunSummary]",
     means: "Sequence[RunSummary]",
     base: str | None,
-    config: ScoreConfig,
-    *,
-    format: str,
-    report: Path | None,
-    plot: Path | None,
+    scoring: ScoreConfig,
+    config: RowsConfig,
 ) -> None:
     """Prints the differences of rows to the row `base`, and writes the page and the figure."""
     from nmtkit.experiments import comparison_output, differences_output
@@ -161,14 +167,14 @@ def show_differences(
     from nmtkit.scoring.metrics import MetricSettings
     from nmtkit.scoring.significance import SAMPLES
 
-    settings = MetricSettings(tokenize=config.tokenize, lowercase=config.lowercase, device=config.device)
-    samples = config.samples or SAMPLES["bootstrap"]
-    compared = compare_rows(runs, base, config.metric, settings, samples=samples)
-    echo(differences_output.formatted(compared, format), nl=False)
-    if report:
-        comparison_output.write_page(report, runs, means, differences_output.for_page(compared))
-    if plot:
-        differences_output.write_figure(plot, compared)
+    settings = MetricSettings(tokenize=scoring.tokenize, lowercase=scoring.lowercase, device=scoring.device)
+    samples = scoring.samples or SAMPLES["bootstrap"]
+    compared = compare_rows(runs, base, scoring.metric, settings, samples=samples)
+    echo(differences_output.formatted(compared, config.format), nl=False)
+    if config.report:
+        comparison_output.write_page(config.report, runs, means, differences_output.for_page(compared))
+    if config.plot:
+        differences_output.write_figure(config.plot, compared)
 
 
 def compare_systems(
@@ -195,4 +201,4 @@ def compare_systems(
     with atomic_write(path) as file:
         file.write(side_by_side.page(texts, compared, comparison, config.metric, settings).encode())
     echo("\n".join(comparison_report(comparison, config.test, samples, config.width).lines))
-    stderr.print(f"{len(compared):,} sentences side by side: {path}", markup=False, highlight=False, soft_wrap=True)
+    tell(f"{len(compared):,} sentences side by side: {path}")

@@ -2,16 +2,17 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command, stderr
-from nmtkit.cli.flags import CHECKPOINT, PATH, flags, given_flags, on_command_line, plugin_option
-from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive, flag_of, split_settings
-from nmtkit.config.files import checkpoint_of
+from nmtkit.cli.command import Command, tell
+from nmtkit.cli.flags import PATH, flags, from_flags, given_flags, plugin_option
+from nmtkit.config import Config, FlagRule, check_flags, flag_of, option
 from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import SHARD_RULES, ShardOptions
 from nmtkit.translation.server_config import ServerConfig
@@ -32,6 +33,36 @@ SERVER_RULES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(Config):
+    """Settings of `nmtkit distill`, except those of --from-server."""
+
+    path: tuple[Path, ...] = option(
+        (),
+        "checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged",
+        metavar="RUN|FILE",
+        repeatable=True,
+        checkpoint=True,
+    )
+    output: Path | None = option(None, "folder to write; default: the folder teacher in DATA", metavar="FOLDER")
+    top_k: int = option(8, "number of most probable pieces to store for each target token", min=1, max=10_000)
+    subset: str = option("train", "subset of DATA", metavar="NAME")
+    pairs_per_file: int = option(
+        100_000,
+        "pairs in each file; if you repeat a command, it continues after the last complete file",
+        min=1, max=100_000_000,
+    )  # fmt: skip
+    max_tokens: int = option(4096, "maximum tokens of a batch", min=1, max=100_000_000)
+    device: str = option("cpu", "cpu, cuda, cuda:1, …", metavar="NAME")
+    threads: int | None = option(None, "CPU threads", min=1, max=1024)
+    source_lang: str | None = option(
+        None, "language of DATA, with --from-server", flag="-s/--source-lang", metavar="LANG"
+    )
+    target_lang: str | None = option(
+        None, "language of the translations, with --from-server", flag="-t/--target-lang", metavar="LANG"
+    )
+
+
 COMMON = {
     "--path RUN|FILE": "teacher; repeat it for an ensemble",
     "--output FOLDER": "folder to write (default: the folder teacher in DATA)",
@@ -47,57 +78,8 @@ COMMON = {
 
 @click.command(cls=Command, common=COMMON)
 @click.argument("data", type=PATH)
-@click.option(
-    "--path",
-    "paths",
-    type=CHECKPOINT,
-    multiple=True,
-    metavar="RUN|FILE",
-    help="Checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged.",
-)
-@click.option("--output", type=PATH, metavar="FOLDER", help="Folder to write.  [default: the folder teacher in DATA]")
-@click.option(
-    "--top-k",
-    type=click.IntRange(1, 10_000),
-    default=8,
-    metavar="N",
-    help="Number of most probable pieces to store for each target token.  [default: 8]",
-)
-@click.option("--subset", default="train", metavar="NAME", help="Subset of DATA.  [default: train]")
-@click.option(
-    "--pairs-per-file",
-    type=click.IntRange(1, 100_000_000),
-    default=100_000,
-    metavar="N",
-    help="Pairs in each file. If you repeat a command, it continues after the last complete file.  [default: 100000]",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(1, 100_000_000),
-    default=4096,
-    metavar="N",
-    help="Maximum tokens of a batch.  [default: 4096]",
-)
-@click.option("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cpu]")
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
-@click.option("-s", "--source-lang", metavar="LANG", help="Language of DATA, with --from-server.")
-@click.option("-t", "--target-lang", metavar="LANG", help="Language of the translations, with --from-server.")
 @plugin_option
-def command(
-    data: Path,
-    paths: tuple[Path, ...],
-    output: Path | None,
-    top_k: int,
-    subset: str,
-    pairs_per_file: int,
-    max_tokens: int,
-    device: str,
-    threads: int | None,
-    source_lang: str | None,
-    target_lang: str | None,
-    plugins: tuple[str, ...],
-    **settings: Any,
-) -> None:
+def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
     """Store the most probable pieces for each target token of DATA, with the probabilities that a teacher gives them.
     A student then trains on these probabilities without running the teacher (word-level distillation).
 
@@ -118,10 +100,11 @@ def command(
     nmtkit clean -s en -t de mono.jsonl --output synthetic
     """
     check_flags((*SERVER_RULES, *SHARD_RULES), given_flags(), given_flags())
+    config: DistillConfig = from_flags(DistillConfig, settings)
     if settings["from_server"] is not None:
-        translate_by_server(data, source_lang, target_lang, settings)
+        translate_by_server(data, config, settings)
         return
-    if not paths:
+    if not config.path:
         raise ValueError("give --path FILE, the checkpoint of the teacher, or --from-server URL")
     with imports():
         import torch
@@ -135,23 +118,22 @@ def command(
         from nmtkit.training.criterions.distillation import load_teacher, teacher_rows
 
     load_plugins(plugins)
-    paths = tuple(checkpoint_of(path) for path in paths)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     dataset = Dataset.open(data)
-    split, folder = dataset[subset], output or data / "teacher"
-    teachers = [load_teacher(path, dataset.tokenizer).to(usable_device(device)) for path in paths]
+    split, folder = dataset[config.subset], config.output or data / "teacher"
+    teachers = [load_teacher(path, dataset.tokenizer).to(usable_device(config.device)) for path in config.path]
     stored = TeacherFile.create(
         folder,
         split.target.lengths[:],
         {
-            "subset": subset,
+            "subset": config.subset,
             "dataset": dataset.fingerprint,
             "tokenizer": dataset.tokenizer.fingerprint,
             "vocabulary": dataset.tokenizer.target_size,
-            "teachers": [checkpoint_file.fingerprint(checkpoint.load(path, mmap=True)) for path in paths],
-            "candidates": min(top_k, dataset.tokenizer.target_size),
-            "pairs_per_file": pairs_per_file,
+            "teachers": [checkpoint_file.fingerprint(checkpoint.load(path, mmap=True)) for path in config.path],
+            "candidates": min(config.top_k, dataset.tokenizer.target_size),
+            "pairs_per_file": config.pairs_per_file,
         },
     )
     missing = list(stored.missing())
@@ -159,32 +141,32 @@ def command(
         log.info("%s: continuing, %s of %s files left", folder, len(missing), stored.count)
     progress.begin("Distilling", "pairs", sum(len(pairs) for _, pairs in missing))
     for number, pairs in missing:
-        stored.write(number, teacher_rows(teachers, split, pairs, stored, max_tokens))
+        stored.write(number, teacher_rows(teachers, split, pairs, stored, config.max_tokens))
     size = sum(path.stat().st_size for path in folder.iterdir())
-    stderr.print(
-        f"{folder}: {stored.candidates} pieces for each of {int(stored.lengths.sum()):,} target tokens of {subset}, "
-        f"{size / 1e6:,.1f} MB", markup=False,
-    )  # fmt: skip
+    tell(
+        f"{folder}: {stored.candidates} pieces for each of {int(stored.lengths.sum()):,} target tokens of "
+        f"{config.subset}, {size / 1e6:,.1f} MB"
+    )
 
 
+command.params[:0] = flags(DistillConfig)
 command.params += flags(ServerConfig)
 command.params += [flag for flag in flags(SHARDS) if flag.name in SHARD_FIELDS]
 
 
-def translate_by_server(text: Path, source_lang: str | None, target_lang: str | None, settings: dict[str, Any]) -> None:
+def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[str, Any]) -> None:
     """Makes the shards of a job whose lines a server translates. Prints the next commands."""
     with imports():
         from nmtkit.cli.shards import run_shards, this_command
         from nmtkit.translation.server_teacher import ServerWorker, TranslationServer, open_job, write_shards
 
-    typed = on_command_line(settings)
-    config: ServerConfig = derive(ServerConfig, split_settings(typed, ServerConfig)[0], COMMAND_LINE)
-    shards: ShardOptions = derive(SHARDS, split_settings(typed, ShardOptions)[0], COMMAND_LINE)
-    if source_lang is None or target_lang is None:
+    config: ServerConfig = from_flags(ServerConfig, settings)
+    shards: ShardOptions = from_flags(SHARDS, settings)
+    if distill.source_lang is None or distill.target_lang is None:
         raise ValueError("--from-server needs the languages; give -s and -t")
     if shards.output_dir is None:
         raise ValueError("--from-server needs a folder for its shards; give --output-dir DIR")
-    languages = source_lang, target_lang
+    languages = distill.source_lang, distill.target_lang
     plan = open_job(config, text, languages, shards.output_dir, shards.shard_lines, this_command())
     texts = [text] if config.references is None else [text, config.references]
     worker = ServerWorker(TranslationServer(config, languages), texts)

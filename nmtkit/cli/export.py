@@ -3,13 +3,15 @@
 import logging
 import re
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, show_next, stderr
-from nmtkit.cli.flags import CHECKPOINT, PATH, plugin_option
+from nmtkit.cli.command import Command, show_next, tell
+from nmtkit.cli.flags import CHECKPOINT, PATH, flags, from_flags, given_flags, plugin_option
+from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
@@ -21,7 +23,55 @@ CALIBRATION_LINES = 500
 CARD = "README.md"
 PUSHED_NAMES = {"checkpoint": "model.pt", "argos": "model.argosmodel"}  # names of single files in a repository
 
+EXPORT_RULES = (
+    FlagRule("--quantization", needs=("--format ctranslate2", "--format argos", "--format checkpoint")),
+    FlagRule("--pair", needs=("--format argos",)),
+    FlagRule("--calibration", needs=("--format bergamot",)),
+    *(FlagRule(flag, needs=("--push",)) for flag in ("--private", "--license", "--scores")),
+)
+
 log = logging.getLogger("nmtkit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Config):
+    """Settings of `nmtkit export`."""
+
+    format: Literal["ctranslate2", "huggingface", "marian", "bergamot", "argos", "safetensors", "checkpoint"] = option(
+        ...,
+        "ctranslate2: folder for ctranslate2.Translator\n"
+        "huggingface: folder for transformers: MarianMTModel, or M2M100ForConditionalGeneration for many languages\n"
+        "marian: folder for Marian and pymarian\n"
+        "bergamot: folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs\n"
+        "argos: file for Argos Translate and LibreTranslate\n"
+        "safetensors: folder of standard files\n"
+        "checkpoint: smaller checkpoint, without training state (SOURCE can also be a safetensors folder)",
+    )
+    quantization: Literal["float32", "int8"] = option(
+        "float32", "data type of the weights, with --format ctranslate2, argos or checkpoint"
+    )
+    calibration: Path | None = option(
+        None,
+        "with --format bergamot: text in the source language, one sentence per line; the first 500 lines are "
+        "translated to learn the ranges of the 8-bit numbers",
+        metavar="FILE",
+    )
+    pair: str | None = option(
+        None, "language pair, with --format argos; default: the pair of the training data", metavar="en-de"
+    )
+    push: str | None = option(
+        None,
+        "upload the files with a model card to this model repository of the Hugging Face Hub, in one commit; without "
+        "DESTINATION, the files are only uploaded; needs nmtkit[hub] and a token (HF_TOKEN)",
+        metavar="ORG/NAME",
+    )
+    private: bool = option(False, "with --push: make the repository private")
+    license: str | None = option(
+        None, "with --push: licence, such as mit or cc-by-4.0; default: the licence of the base", metavar="ID"
+    )
+    scores: Path | None = option(
+        None, "with --push: scores for the model card, written by score --format json", metavar="FILE"
+    )
 
 
 COMMON = {
@@ -35,69 +85,8 @@ COMMON = {
 @click.command(cls=Command, common=COMMON)
 @click.argument("source", type=CHECKPOINT)
 @click.argument("destination", type=PATH, required=False)
-@click.option(
-    "--format",
-    type=click.Choice(["ctranslate2", "huggingface", "marian", "bergamot", "argos", "safetensors", "checkpoint"]),
-    required=True,
-    help="\n".join(
-        [
-            "ctranslate2: folder for ctranslate2.Translator",
-            "huggingface: folder for transformers: MarianMTModel, or M2M100ForConditionalGeneration for many languages",
-            "marian: folder for Marian and pymarian",
-            "bergamot: folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs",
-            "argos: file for Argos Translate and LibreTranslate",
-            "safetensors: folder of standard files",
-            "checkpoint: smaller checkpoint, without training state (SOURCE can also be a safetensors folder)",
-        ]
-    ),
-)
-@click.option(
-    "--quantization",
-    type=click.Choice(["float32", "int8"]),
-    help="Data type of the weights, with --format ctranslate2, argos or checkpoint.  [default: float32]",
-)
-@click.option(
-    "--calibration",
-    type=PATH,
-    metavar="FILE",
-    help="With --format bergamot: text in the source language, one sentence per line. The first 500 lines are "
-    "translated to learn the ranges of the 8-bit numbers.",
-)
-@click.option(
-    "--pair", metavar="en-de", help="Language pair, with --format argos.  [default: the pair of the training data]"
-)
-@click.option(
-    "--push",
-    metavar="ORG/NAME",
-    help="Upload the files with a model card to this model repository of the Hugging Face Hub, in one commit. Without "
-    "DESTINATION, the files are only uploaded. Needs nmtkit[hub] and a token (HF_TOKEN).",
-)
-@click.option("--private", is_flag=True, help="With --push: make the repository private.")
-@click.option(
-    "--license",
-    metavar="ID",
-    help="With --push: licence, such as mit or cc-by-4.0.  [default: the licence of the base]",
-)
-@click.option(
-    "--scores",
-    type=PATH,
-    metavar="FILE",
-    help="With --push: scores for the model card, written by score --format json.",
-)
 @plugin_option
-def command(
-    source: Path,
-    destination: Path | None,
-    format: str,
-    quantization: Literal["float32", "int8"] | None,
-    calibration: Path | None,
-    pair: str | None,
-    push: str | None,
-    private: bool,
-    license: str | None,
-    scores: Path | None,
-    plugins: tuple[str, ...],
-) -> None:
+def command(source: Path, destination: Path | None, plugins: tuple[str, ...], **settings: Any) -> None:
     """Write the checkpoint SOURCE to DESTINATION in another format.
 
     \b
@@ -110,43 +99,49 @@ def command(
     nmtkit export --format checkpoint averaged averaged.pt
     nmtkit export --format checkpoint --quantization int8 averaged.pt small.pt
     nmtkit export --format checkpoint averaged.pt --push me/en-de --license mit
-    """  # fmt: skip
-    if quantization is not None and format not in ("ctranslate2", "argos", "checkpoint"):
-        raise ValueError("--quantization needs --format ctranslate2, argos or checkpoint")
-    if pair is not None and format != "argos":
-        raise ValueError("--pair needs --format argos")
-    if (calibration is None) == (format == "bergamot"):
-        raise ValueError("--format bergamot needs --calibration FILE, and other formats do not use it")
-    if push is None and (private or license is not None or scores is not None):
-        raise ValueError("--private, --license and --scores need --push ORG/NAME")
-    if push is None and destination is None:
+    """
+    config: ExportConfig = from_flags(ExportConfig, settings)
+    check_flags(EXPORT_RULES, given_flags(), given_flags() | {f"--format {config.format}"})
+    if config.format == "bergamot" and config.calibration is None:
+        raise ValueError("--format bergamot needs --calibration FILE")
+    if config.push is None and destination is None:
         raise ValueError("give DESTINATION, the file or folder to write, or --push ORG/NAME")
     load_plugins(plugins)
     source = checkpoint_of(source)
-    if push is None:
-        assert destination is not None
-        write(source, destination, format, quantization, calibration, pair)
-        return
+    if config.push is not None:
+        push(config, config.push, source, destination)
+    elif destination is not None:
+        write(source, destination, config)
+
+
+command.params[:0] = flags(ExportConfig)
+
+
+def push(config: ExportConfig, repository: str, source: Path, destination: Path | None) -> None:
+    """Writes the checkpoint `source` to `destination`, or to temporary files, and uploads it with a model card."""
     from nmtkit.data import hub
     from nmtkit.models.formats.model_card import check_license, published_card, read_scores
 
-    check_license(license)
-    results = [] if scores is None else read_scores(scores)
-    hub.check_upload(push, private=private)
+    check_license(config.license)
+    results = [] if config.scores is None else read_scores(config.scores)
+    hub.check_upload(repository, private=config.private)
     with tempfile.TemporaryDirectory() as temporary:
-        written = destination or Path(temporary) / PUSHED_NAMES.get(format, format)
-        write(source, written, format, quantization, calibration, pair)
-        files = pushed_files(written, format)
+        written = destination or Path(temporary) / PUSHED_NAMES.get(config.format, config.format)
+        write(source, written, config)
+        files = pushed_files(written, config.format)
         text = (written / CARD).read_text(encoding="utf-8") if CARD in files else None
-        card = published_card(contents_of(source), text, push, format, license=license, scores=results)
-        progress.begin(f"Uploading {push}")
+        card = published_card(
+            contents_of(source), text, repository, config.format, license=config.license, scores=results
+        )
+        progress.begin(f"Uploading {repository}")
         files |= {CARD: card.encode()}
-        address = hub.upload(push, files, private=private, message=f"Upload a model in the format {format}")
+        message = f"Upload a model in the format {config.format}"
+        address = hub.upload(repository, files, private=config.private, message=message)
     if not re.search("^license: ", card, re.MULTILINE):
-        log.warning("%s: the model card names no licence; give --license ID", push)
-    stderr.print(f"uploaded {address}", markup=False, highlight=False, soft_wrap=True)
-    if format in ("checkpoint", "safetensors", "huggingface"):
-        show_next(f"nmtkit generate --path hf:{push} < source.txt")
+        log.warning("%s: the model card names no licence; give --license ID", repository)
+    tell(f"uploaded {address}")
+    if config.format in ("checkpoint", "safetensors", "huggingface"):
+        show_next(f"nmtkit generate --path hf:{repository} < source.txt")
 
 
 def pushed_files(written: Path, format: str) -> dict[str, Path | bytes]:
@@ -164,33 +159,28 @@ def contents_of(source: Path) -> "Checkpoint":
     return safetensors.load(source) if source.is_dir() else checkpoint.load(source)
 
 
-def write(
-    source: Path,
-    destination: Path,
-    format: str,
-    quantization: Literal["float32", "int8"] | None,
-    calibration: Path | None,
-    pair: str | None,
-) -> None:
+def write(source: Path, destination: Path, config: ExportConfig) -> None:
     """Writes the checkpoint `source` to `destination` in a format."""
     from nmtkit.models import checkpoint
     from nmtkit.models.formats import argos, bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 
     progress.begin(f"Writing {destination.name}")
-    if format == "ctranslate2":
-        ctranslate2.save(source, destination, quantization or "float32")
-    elif format == "huggingface":
-        huggingface_export.save(source, destination)
-    elif format == "marian":
-        marian_export.save(source, destination)
-    elif calibration is not None:
-        bergamot.save(source, destination, translated_lines(source, calibration))
-    elif format == "argos":
-        argos.save(source, destination, pair_of(source, pair), quantization or "float32")
-    elif format == "safetensors":
-        safetensors.save(source, destination)
-    else:
-        checkpoint.export(contents_of(source), destination, quantization == "int8")
+    match config.format:
+        case "ctranslate2":
+            ctranslate2.save(source, destination, config.quantization)
+        case "huggingface":
+            huggingface_export.save(source, destination)
+        case "marian":
+            marian_export.save(source, destination)
+        case "bergamot":
+            assert config.calibration is not None
+            bergamot.save(source, destination, translated_lines(source, config.calibration))
+        case "argos":
+            argos.save(source, destination, pair_of(source, config.pair), config.quantization)
+        case "safetensors":
+            safetensors.save(source, destination)
+        case "checkpoint":
+            checkpoint.export(contents_of(source), destination, config.quantization == "int8")
 
 
 def translated_lines(model: Path, text: Path) -> list[tuple[str, str]]:

@@ -6,13 +6,12 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from nmtkit.cli.command import Command, echo, show_next, stderr
-from nmtkit.cli.flags import completed_name, flags, given_flags, on_command_line, published_sets
-from nmtkit.config import COMMAND_LINE, FlagRule, check_flags, derive, split_settings
+from nmtkit.cli.command import Command, echo, show_next, tell
+from nmtkit.cli.flags import completed_name, flags, from_flags, given_flags, published_sets
+from nmtkit.config import FlagRule, check_flags
 from nmtkit.data.corpora.provenance import origins
 from nmtkit.data.fetch.downloads import HttpClient, HttpConfig, printable
 from nmtkit.data.fetch.fetching import EXAMPLES, FetchConfig, FetchedCorpus, fetch, listing, parse_name
-from nmtkit.jobs import progress
 
 FETCH_RULES = (
     FlagRule("--columns", needs=("hf: names",)),
@@ -53,8 +52,8 @@ def command(names: tuple[str, ...], **settings: Any) -> None:
     Books.en-de.de, and a JSON file with its provenance. Standard output has the prefix of each corpus. If a download
     was interrupted, the same command resumes it.
     """
-    config: FetchConfig = derive(FetchConfig, split_settings(on_command_line(settings), FetchConfig)[0], COMMAND_LINE)
-    http: HttpConfig = derive(HttpConfig, split_settings(on_command_line(settings), HttpConfig)[0], COMMAND_LINE)
+    config: FetchConfig = from_flags(FetchConfig, settings)
+    http: HttpConfig = from_flags(HttpConfig, settings)
     corpora = [parse_name(name) for name in names]
     lists = [corpus.source for corpus in corpora if not corpus.corpus]
     if lists and len(corpora) > 1:
@@ -74,9 +73,7 @@ def command(names: tuple[str, ...], **settings: Any) -> None:
     for corpus in corpora:
         done.append(fetch(corpus, config, client))
         echo(str(done[-1].prefix))
-        if not click.get_current_context().meta.get("quiet"):
-            progress.hide()
-            stderr.print(described(done[-1]), markup=False, highlight=False, soft_wrap=True)
+        tell(described(done[-1]))
     training = [str(each.prefix) for corpus, each in zip(corpora, done, strict=True) if corpus.source != "sacrebleu"]
     if training:
         pair = ["-s", config.source_lang, "-t", config.target_lang]

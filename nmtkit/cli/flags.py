@@ -12,32 +12,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from nmtkit.config import convert, field_types, flag_of, present
+from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, present, split_settings
 from nmtkit.config.files import checkpoint_of
-
-
-class PathType(click.ParamType):  # type: ignore[type-arg]  # type checkers see a generic class from click 8.3 on
-    """The type of a path on the command line. With `checkpoint`, completion offers checkpoints and folders of runs."""
-
-    name = "path"
-
-    def __init__(self, checkpoint: bool = False) -> None:
-        self.checkpoint = checkpoint
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return completed_path(incomplete, self.checkpoint)
-
-    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str | None:
-        if not self.checkpoint:
-            return None
-        flag = f"{param.opts[0]} " if isinstance(param, click.Option) else ""
-        return f"Name a checkpoint or the folder of a run, such as {flag}averaged.pt"
-
-
-PATH, CHECKPOINT = PathType(), PathType(checkpoint=True)
 
 # The flag of commands that open a checkpoint or use registered components.
 plugin_option = click.option(
@@ -66,6 +42,15 @@ def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that the user typed as flags of the running command; other settings come from presets."""
     source = click.get_current_context().get_parameter_source
     return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
+
+
+def from_flags(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Returns `config`, a preset or a config class, with those of the `settings` that the user typed as its flags.
+
+    `settings` are the parameters of the running command. Raises ValueError for a value outside its limits.
+    """
+    kind = config if isinstance(config, type) else type(config)
+    return derive(config, split_settings(on_command_line(settings), kind)[0], COMMAND_LINE)
 
 
 def given_flags() -> set[str]:
@@ -172,6 +157,12 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str | None:
+        if not self.checkpoint:
+            return None
+        flag = f"{param.opts[0]} " if isinstance(param, click.Option) else ""
+        return f"Name a checkpoint or the folder of a run, such as {flag}averaged.pt"
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if self.names is not None:
             return completed_name(self.names(), incomplete)
@@ -179,3 +170,6 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
             return completed_path(incomplete, self.checkpoint)
         literals = [kind for kind in (self.hint, *typing.get_args(self.hint)) if typing.get_origin(kind) is Literal]
         return completed_name([str(choice) for kind in literals for choice in typing.get_args(kind)], incomplete)
+
+
+PATH, CHECKPOINT = FieldType(Path), FieldType(Path, checkpoint=True)  # the types of arguments

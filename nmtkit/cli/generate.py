@@ -1,7 +1,7 @@
 """`nmtkit generate`: translates lines or a document, and writes the translations in input order."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from nmtkit.cli.flags import (
     PATH,
     complete_with,
     flags,
-    on_command_line,
+    from_flags,
     plugin_option,
     published_sets,
 )
@@ -34,7 +34,7 @@ from nmtkit.cli.generate_run import (
     source_files,
     warn_of_several_sentences,
 )
-from nmtkit.config import COMMAND_LINE, check_no_collisions, derive, split_settings
+from nmtkit.config import check_no_collisions
 from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs.shard_options import ShardOptions
@@ -80,12 +80,10 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     return presets
 
 
-def chosen_processors(names: Sequence[str], typed: dict[str, Any]) -> dict[str, Any]:
+def chosen_processors(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config of each named logits processor, with the flags of the command line."""
     presets = processor_presets(names) if names else {}
-    return {
-        name: derive(preset, split_settings(typed, type(preset))[0], COMMAND_LINE) for name, preset in presets.items()
-    }
+    return {name: from_flags(preset, settings) for name, preset in presets.items()}
 
 
 COMMON = {
@@ -147,7 +145,7 @@ def command(
     sentence takes the next sentence. Other models, sampling, avoided phrases, prefixes, diverse groups and
     --no-repeat-ngram run batch by batch.
     """
-    generate(parsed_job(data, paths, inputs, plugins, on_command_line(flags)))
+    generate(parsed_job(data, paths, inputs, plugins, flags))
 
 
 for part, title in (
@@ -158,13 +156,8 @@ for part, title in (
 complete_with(command.params, "test_set", published_sets)
 
 
-def derived(config: type, settings: dict[str, Any]) -> Any:
-    """Returns an object of the class `config` with the settings in `settings` that are fields of this class."""
-    return derive(config, split_settings(settings, config)[0], COMMAND_LINE)
-
-
 def parsed_job(
-    data: Path | None, paths: Sequence[Path], files: Sequence[Path], plugins: Sequence[str], typed: dict[str, Any]
+    data: Path | None, paths: Sequence[Path], files: Sequence[Path], plugins: Sequence[str], settings: Mapping[str, Any]
 ) -> GenerateJob:
     """Makes and checks the job of a command line. Opens the document, if the input is one. Imports the plug-ins.
 
@@ -175,11 +168,11 @@ def parsed_job(
             f"{data} is a file, but DATA is the folder of a dataset; to translate the file: --input {data}"
         )
     paths = [checkpoint_of(path) for path in paths]
-    config: GenerateConfig = derived(GenerateConfig, typed)
-    search: SearchOptions = derived(SearchOptions, typed)
-    devices: DeviceOptions = derived(DeviceOptions, typed)
-    bulk: ShardOptions = derived(ShardOptions, typed)
-    text: TextOptions = derived(TextOptions, typed)
+    config: GenerateConfig = from_flags(GenerateConfig, settings)
+    search: SearchOptions = from_flags(SearchOptions, settings)
+    devices: DeviceOptions = from_flags(DeviceOptions, settings)
+    bulk: ShardOptions = from_flags(ShardOptions, settings)
+    text: TextOptions = from_flags(TextOptions, settings)
     format = document_format(config, files)
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}
     if search.alignment == "hard" and is_typed(config, bool(data or files or format or config.test_set)):
@@ -188,7 +181,7 @@ def parsed_job(
     if config.test_set:
         files = source_files(config, search, paths[0])
     check_reports(config, files, [*paths, config.pivot_path, *map(Path, plugins), text.glossary])
-    configs = chosen_processors(search.logits_processors, typed)
+    configs = chosen_processors(search.logits_processors, settings)
     quality = search.quality or config.quality_report is not None
     search = dataclasses.replace(search, quality=quality, processor_configs=tuple(configs.values()))
     if format is None:
@@ -201,6 +194,6 @@ def parsed_job(
             warn_of_several_sentences(sum(map(has_several, document.segments)), len(document.segments), "segments")
     return GenerateJob(
         data=data, paths=paths, files=files if document is None else (), document=document, config=config,
-        search=search, devices=devices, options=derived(TranslatorOptions, typed), text=text, bulk=bulk,
+        search=search, devices=devices, options=from_flags(TranslatorOptions, settings), text=text, bulk=bulk,
         plugins=plugins,
     )  # fmt: skip

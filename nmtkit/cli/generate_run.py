@@ -9,10 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from nmtkit.cli import imports
-from nmtkit.cli.command import standard_input, stderr
+from nmtkit.cli.command import standard_input, tell
 from nmtkit.cli.generate_config import GenerateConfig, GenerateJob, is_typed
 from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import format_of as corpus_format
@@ -44,9 +42,8 @@ def open_document(
 ) -> Document:
     """Reads the document. Prints its format unless --input-format gives the format. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
-    if config.input_format is None and not click.get_current_context().meta.get("quiet"):
-        message = f"{name} is read as {format}; to translate its lines, add --input-format text"
-        stderr.print(message, style="dim", markup=False, soft_wrap=True)
+    if config.input_format is None:
+        tell(f"{name} is read as {format}; to translate its lines, add --input-format text", "dim")
     data = files[0].read_bytes() if files else standard_input().read()
     if language is None:
         with imports():
@@ -156,7 +153,7 @@ def write_output(job: GenerateJob, translations: Iterator["Translation"], stack:
             out.write(output_line(translation, config.format, job.search.score_reference) + b"\n")
             out.flush()
     if report is not None:
-        stderr.print(report.totals, markup=False, highlight=False)
+        tell(report.totals)
 
 
 # --- translation ------------------------------------------------------------------------------------------------------

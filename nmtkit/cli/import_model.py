@@ -1,13 +1,15 @@
 """`nmtkit import`: converts a model of another toolkit to a checkpoint."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nmtkit.cli.command import Command, show_next, stderr
-from nmtkit.cli.flags import PATH
+from nmtkit.cli.command import Command, show_next, tell
+from nmtkit.cli.flags import PATH, flags, from_flags
+from nmtkit.config import Config, option
 from nmtkit.jobs import progress
 
 if TYPE_CHECKING:
@@ -15,20 +17,26 @@ if TYPE_CHECKING:
     from nmtkit.data.tokenizers.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig(Config):
+    """Settings of `nmtkit import`."""
+
+    line: str = option(
+        "Hello, world!",
+        "line to translate after the import; an empty line skips the translation",
+        flag="--try",
+        metavar="TEXT",
+    )
+    source_lang: str | None = option(None, "language of the line, for a multilingual model", metavar="CODE")
+    target_lang: str | None = option(
+        None, "language to translate the line into, for a multilingual model", metavar="CODE"
+    )
+
+
 @click.command(cls=Command)
 @click.argument("source", type=PATH)
 @click.argument("destination", type=PATH)
-@click.option(
-    "--try",
-    "line",
-    default="Hello, world!",
-    metavar="TEXT",
-    show_default=True,
-    help="Line to translate after the import. An empty line skips the translation.",
-)
-@click.option("--source-lang", metavar="CODE", help="Language of the line, for a multilingual model.")
-@click.option("--target-lang", metavar="CODE", help="Language to translate the line into, for a multilingual model.")
-def command(source: Path, destination: Path, line: str, source_lang: str | None, target_lang: str | None) -> None:
+def command(source: Path, destination: Path, **settings: Any) -> None:
     """Convert the model SOURCE of another toolkit to the checkpoint DESTINATION.
 
     \b
@@ -48,6 +56,8 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     from nmtkit.models.building import from_checkpoint, tokenizer_of
     from nmtkit.models.formats.detect import load
 
+    config: ImportConfig = from_flags(ImportConfig, settings)
+    line, source_lang, target_lang = config.line, config.source_lang, config.target_lang
     if destination.exists():
         raise ValueError(f"{destination} exists already; remove it or choose another name")
     progress.begin(f"Reading {source.name}")
@@ -63,15 +73,18 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     progress.begin(f"Loading {destination.name}")
     model, _ = from_checkpoint(destination)
     for fact in facts(contents, tokenizer):
-        stderr.print(f"{destination}: {fact}", markup=False, highlight=False, soft_wrap=True)
+        tell(f"{destination}: {fact}")
     if tries:
         from nmtkit.translation.translator import Translator
 
         languages = {"source_lang": source_lang, "target_lang": target_lang}
         (translation,) = Translator([model], tokenizer).translate([line], **languages)
-        stderr.print(f"{line} → {translation.text}", markup=False, highlight=False, soft_wrap=True)
+        tell(f"{line} → {translation.text}")
     generate = ["nmtkit", "generate", "--path", str(destination), *tokenizer.language_flags(source_lang, target_lang)]
     show_next(f"{shlex.join(generate)} < source.txt")
+
+
+command.params += flags(ImportConfig)
 
 
 def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:

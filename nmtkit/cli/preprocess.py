@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from nmtkit.cli.command import Command, show_next, stderr
-from nmtkit.cli.flags import flags, given_flags, on_command_line
-from nmtkit.config import COMMAND_LINE, check_flags, derive
+from nmtkit.cli.command import Command, is_quiet, print_line, show_next, stderr, tell
+from nmtkit.cli.flags import flags, from_flags, given_flags
+from nmtkit.config import check_flags
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.jobs import progress
 
@@ -51,11 +51,11 @@ def command(**settings: Any) -> None:
     from nmtkit.data.dataset.preprocess import preprocess
 
     started = time.monotonic()
-    config: PreprocessConfig = derive(PreprocessConfig, on_command_line(settings), COMMAND_LINE)
+    config: PreprocessConfig = from_flags(PreprocessConfig, settings)
     check_flags(PREPROCESS_RULES, given_flags(), given_flags())
     report = preprocess(config)
     progress.close()
-    if not click.get_current_context().meta.get("quiet"):
+    if not is_quiet():
         show(report, time.monotonic() - started)
         show_next(shlex.join(["nmtkit", "train", str(config.destdir), "--save-dir", "checkpoints"]))
 
@@ -78,11 +78,9 @@ def show(report: "DatasetReport", seconds: float) -> None:
         show_table(("training pairs", "count", ""), reasons)
     read = sum(corpus.read for corpus in report.corpora)
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(report.vocabulary.values()))
-    stderr.print(
-        f"{read:,} training pairs read, {sum(report.cleaning().dropped.values()):,} dropped; "
-        f"vocabulary {sizes}; "
-        f"{progress.pace(read, 'pairs', seconds)}",
-        soft_wrap=True,
+    tell(
+        f"{read:,} training pairs read, {sum(report.cleaning().dropped.values()):,} dropped; vocabulary {sizes}; "
+        f"{progress.pace(read, 'pairs', seconds)}"
     )
 
 
@@ -91,7 +89,7 @@ def show_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
         for row in (head, *rows):
             cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            stderr.print("  ".join([row[0].ljust(widths[0]), *cells]).rstrip(), soft_wrap=True, markup=False)
+            print_line("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, title in enumerate(head):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from nmtkit.cli.command import stderr
+from nmtkit.cli.command import print_line, stderr
 from nmtkit.data.corpora.lines import decode
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.pipeline import Pipeline
@@ -15,13 +15,13 @@ from nmtkit.translation.translator import Translator
 
 def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[Translation]:
     """Yields the translation of each line that is typed. Shows scores and, with --alignment, links."""
-    stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
+    print_line("Type a line to translate; Ctrl-D ends.", "dim")
     told = pipeline.text.split_sentences is not None
     for id, line in enumerate(typed_lines()):
         if not told and has_several(line):
             told = True
-            stderr.print(
-                "This line looks like several sentences: --split-sentences translates each sentence alone.", style="dim"
+            print_line(
+                "This line looks like several sentences: --split-sentences translates each sentence alone.", "dim"
             )
         (translation,) = translator.stream([line], pipeline)
         yield dataclasses.replace(translation, id=id)
@@ -40,7 +40,7 @@ def typed_lines() -> Iterator[str]:
         try:
             yield decode(line.rstrip(b"\r\n"), Path("standard input"), number)
         except ValueError as error:
-            stderr.print(str(error), style="dim", markup=False)
+            print_line(str(error), "dim")
 
 
 def show(translation: Translation, pipeline: Pipeline) -> None:
@@ -53,4 +53,4 @@ def show(translation: Translation, pipeline: Pipeline) -> None:
             pairs = " ".join(f"{source[int(i)]}→{hypothesis.pieces[int(j)]}" for i, j in hypothesis.alignment or [])
         again = hypothesis.no_repeat_ngram
         pairs += "" if again is None else f"decoded again with --no-repeat-ngram {again}, because of a loop"
-        stderr.print(f"  {hypothesis.score:.3f}  {pairs}", style="dim", markup=False, highlight=False)
+        print_line(f"  {hypothesis.score:.3f}  {pairs}", "dim")

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, echo, show_next, standard_input, stderr
-from nmtkit.cli.flags import PATH, flags, given_flags, on_command_line, plugin_option
-from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
+from nmtkit.cli.command import Command, echo, print_line, standard_input
+from nmtkit.cli.flags import PATH, flags, from_flags, given_flags, plugin_option
+from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.scoring.metrics import check_names
 from nmtkit.scoring.segments import MetricName, check_segment_metric
@@ -110,7 +110,7 @@ def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     plus the weighted features. The output of --format jsonl contains all log probabilities, so it can be reranked
     again without the models.
     """
-    config: RerankConfig = derive(RerankConfig, on_command_line(flags), COMMAND_LINE)
+    config: RerankConfig = from_flags(RerankConfig, flags)
     check_flags(RERANK_RULES, given_flags(), given_flags() | {f"--format {config.format}"})
     load_plugins(plugins)
     rerank(nbest, config, plugins, given_flags())
@@ -188,11 +188,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         words += ["--lenpen", f"{weights.lenpen:g}"]
         if features:
             words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
-        stderr.print(
-            f"{config.metric} {sign * first:.2f} with the given weights, {sign * highest:.2f} with the best",
-            markup=False,
-        )
-        show_next(f"{shlex.join(words)} > test.out")
+        print_line(f"{config.metric} {sign * first:.2f} with the given weights, {sign * highest:.2f} with the best")
+        print_line(f"next: {shlex.join(words)} > test.out")  # also with --quiet, because only this line has the weights
     for nbest in lists:
         record = nbest.reranked(weights)
         as_json = config.format == "jsonl"

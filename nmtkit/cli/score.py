@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, standard_input
-from nmtkit.cli.flags import PATH, complete_with, flags, given_flags, on_command_line, published_sets
-from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
+from nmtkit.cli.flags import PATH, complete_with, flags, from_flags, given_flags, published_sets
+from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names, reference_metrics
@@ -211,7 +211,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     nmtkit score --sys output.de --ref reference.de --src source.en --metric comet
     nmtkit score --path lm.pt --sys text.de
     """
-    config = derive(ScoreConfig, on_command_line(flags), COMMAND_LINE)
+    config: ScoreConfig = from_flags(ScoreConfig, flags)
     conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
     values = {f"--metric {MetricName.parse(name).name}" for name in config.metric} | {f"--format {config.format}"}
     if "bleu" in config.metric and config.tokenize == "auto":

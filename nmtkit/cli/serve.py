@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from nmtkit.cli.flags import flags, given_flags, on_command_line, plugin_option
-from nmtkit.cli.generate import GenerateCommand, chosen_processors, derived
+from nmtkit.cli.flags import flags, from_flags, given_flags, plugin_option
+from nmtkit.cli.generate import GenerateCommand, chosen_processors
 from nmtkit.config import changed_flags, check_flags, flag_of, to_dict
 from nmtkit.jobs import progress
 from nmtkit.serving.config import (
@@ -49,7 +49,7 @@ COMMON = {
     help="Checkpoint. Repeat the flag for more language pairs; several checkpoints of one pair are an ensemble.",
 )
 @plugin_option
-def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> None:
+def command(paths: tuple[str, ...], plugins: tuple[str, ...], **settings: Any) -> None:
     """Translate over HTTP, with the interface of LibreTranslate.
 
     \b
@@ -61,10 +61,9 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     The server reloads the models on SIGHUP, and when a checkpoint file or the list of --models has changed. Needs
     nmtkit[serve].
     """
-    typed = on_command_line(flags)
-    config: ServeConfig = derived(ServeConfig, typed)
-    search: SearchOptions = derived(SearchOptions, typed)
-    devices: DeviceOptions = derived(DeviceOptions, typed)
+    config: ServeConfig = from_flags(ServeConfig, settings)
+    search: SearchOptions = from_flags(SearchOptions, settings)
+    devices: DeviceOptions = from_flags(DeviceOptions, settings)
     check_combination(config, search, devices)
     if not paths and config.models is None:
         raise click.UsageError("give --path FILE, or --models FILE with a list of checkpoints")
@@ -75,7 +74,7 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
         raise ImportError(f"nmtkit serve needs {error.name}; install it: pip install 'nmtkit[serve]'") from error
     from nmtkit.serving.server import run
 
-    processors = chosen_processors(search.logits_processors, typed)
+    processors = chosen_processors(search.logits_processors, settings)
     job = ServeJob(
         config=config,
         paths=[ModelPath.parse(path) for path in paths],
@@ -83,9 +82,9 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
         plugins=plugins,
         search=search,
         devices=devices,
-        translator=derived(TranslatorOptions, typed),
-        text=derived(TextOptions, {name: value for name, value in typed.items() if name not in OWN_TEXT_FIELDS}),
-        processors={name: to_dict(settings) for name, settings in processors.items()},
+        translator=from_flags(TranslatorOptions, settings),
+        text=from_flags(TextOptions, {name: value for name, value in settings.items() if name not in OWN_TEXT_FIELDS}),
+        processors={name: to_dict(each) for name, each in processors.items()},
     )
     progress.close()  # the processes of the service log to the same terminal
     run(job)

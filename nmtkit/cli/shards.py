@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from nmtkit.cli.command import stderr
+from nmtkit.cli.command import print_line
 from nmtkit.jobs import progress
-from nmtkit.jobs.shard_options import ShardOptions
+from nmtkit.jobs.shard_options import ShardOptions, part_of
 from nmtkit.jobs.shard_plan import Plan, Shard, described
 from nmtkit.jobs.shard_processes import ShardResults
 
@@ -34,7 +34,7 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
 
     Prints how to continue after a stop, and how to join the shards. Raises SystemExit if a signal stops the job.
     """
-    part, parts = options.part()
+    part, parts = part_of(options.shard)
     unfinished = plan.unfinished(part, parts)
     if len(unfinished) < len(plan.shards[part - 1 :: parts]):
         log.info("%s: continuing, %s left", plan.folder, described(unfinished) if unfinished else "no shard is")
@@ -49,7 +49,7 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args else signal.SIGINT
         command = shlex.join(["nmtkit", *sys.argv[1:]])
-        stderr.print(f"{number.name}. To continue: {command}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"{number.name}. To continue: {command}")
         sys.exit(128 + number)
     finally:
         plan.remove_temporary_files(unfinished)

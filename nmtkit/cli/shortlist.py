@@ -1,15 +1,17 @@
 """`nmtkit shortlist`: adds to a checkpoint the target pieces that each source piece may become."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command, stderr
-from nmtkit.cli.flags import CHECKPOINT, PATH
-from nmtkit.config.files import check_outputs, checkpoint_of
+from nmtkit.cli.command import Command, tell
+from nmtkit.cli.flags import PATH, flags, from_flags
+from nmtkit.config import Config, option
+from nmtkit.config.files import check_outputs
 
 if TYPE_CHECKING:
     from nmtkit.data.dataset.binarized import Split
@@ -21,60 +23,43 @@ DEFAULT = 100
 BINARY = ".bin"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShortlistConfig(Config):
+    """Settings of `nmtkit shortlist`."""
+
+    path: Path = option(..., "checkpoint that gets the shortlist", metavar="FILE", checkpoint=True)
+    output: Path | None = option(None, "checkpoint to write; default: replace --path", metavar="FILE")
+    entries: int | None = option(
+        None,
+        f"number of most probable target pieces to store for each source piece; default: {DEFAULT}",
+        min=1, max=100_000,
+    )  # fmt: skip
+    frequent: int | None = option(
+        None,
+        f"number of most frequent target pieces, which are in the list of every sentence; default: {DEFAULT}",
+        min=0, max=10_000_000,
+    )  # fmt: skip
+    subset: str = option("valid", "subset of DATA whose references show the coverage", metavar="NAME")
+    lexicon: Path | None = option(
+        None, "read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one", metavar="FILE"
+    )
+    vocab: tuple[Path, ...] = option(
+        (),
+        "SentencePiece model that defines the ids in a .bin file of --lexicon: one model, or one for each side; "
+        "default: the ids of the checkpoint",
+        metavar="FILE",
+        repeatable=True,
+    )
+    write_lexicon: Path | None = option(
+        None,
+        "also write the entries for Marian: a file named ….bin is binary, others are text (lex.s2t)",
+        metavar="FILE",
+    )
+
+
 @click.command(cls=Command)
 @click.argument("data", required=False, type=PATH)
-@click.option("--path", type=CHECKPOINT, required=True, metavar="FILE", help="Checkpoint that gets the shortlist.")
-@click.option("--output", type=PATH, metavar="FILE", help="Checkpoint to write.  [default: replace --path]")
-@click.option(
-    "--entries",
-    type=click.IntRange(1, 100_000),
-    metavar="N",
-    help="Number of most probable target pieces to store for each source piece.  [default: 100]",
-)
-@click.option(
-    "--frequent",
-    type=click.IntRange(0, 10_000_000),
-    metavar="N",
-    help="Number of most frequent target pieces, which are in the list of every sentence.  [default: 100]",
-)
-@click.option(
-    "--subset",
-    default="valid",
-    metavar="NAME",
-    help="Subset of DATA whose references show the coverage.  [default: valid]",
-)
-@click.option(
-    "--lexicon",
-    type=PATH,
-    metavar="FILE",
-    help="Read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one.",
-)
-@click.option(
-    "--vocab",
-    "vocabularies",
-    type=PATH,
-    multiple=True,
-    metavar="FILE",
-    help="SentencePiece model that defines the ids in a .bin file of --lexicon: one model, or one for each side.  "
-    "[default: the ids of the checkpoint]",
-)
-@click.option(
-    "--write-lexicon",
-    type=PATH,
-    metavar="FILE",
-    help="Also write the entries for Marian: a file named ….bin is binary, others are text (lex.s2t).",
-)
-def command(
-    data: Path | None,
-    path: Path,
-    output: Path | None,
-    entries: int | None,
-    frequent: int | None,
-    subset: str,
-    lexicon: Path | None,
-    vocabularies: tuple[Path, ...],
-    write_lexicon: Path | None,
-) -> None:
+def command(data: Path | None, **settings: Any) -> None:
     """Learn from the training pairs of DATA which target pieces each source piece may become, and add them to a
     checkpoint. With --shortlist, generate and serve search only these pieces, which is faster on a CPU.
 
@@ -84,18 +69,18 @@ def command(
     nmtkit shortlist --lexicon lex.s2t --path averaged.pt --output small.pt
     nmtkit shortlist data-bin --path averaged.pt --write-lexicon lex.bin
     """
+    config: ShortlistConfig = from_flags(ShortlistConfig, settings)
+    path, lexicon, output = config.path, config.lexicon, config.output
     if data is None and lexicon is None:
         raise ValueError("give DATA to learn the shortlist from, or --lexicon FILE")
-    if len(vocabularies) > 2 or (vocabularies and lexicon is None):
+    if len(config.vocab) > 2 or (config.vocab and lexicon is None):
         raise ValueError("--vocab needs --lexicon; give one vocabulary, or one for each side")
-    found = checkpoint_of(path)
-    if found != path and output is None:
+    if path != settings["path"] and output is None:
         raise ValueError(
-            f"give --output FILE, because {path} is a run or a model of the Hub, which keeps its checkpoint"
+            f"give --output FILE, because {settings['path']} is a run or a model of the Hub, which keeps its checkpoint"
         )
-    path = found
-    check_outputs({"--write-lexicon": write_lexicon}, [path, lexicon, output])
-    check_outputs({"--output": output}, [lexicon, *vocabularies])
+    check_outputs({"--write-lexicon": config.write_lexicon}, [path, lexicon, output])
+    check_outputs({"--output": output}, [lexicon, *config.vocab])
     with imports():
         import numpy as np
 
@@ -112,34 +97,38 @@ def command(
     dataset = None if data is None else Dataset.open(data)
     if dataset is not None and dataset.tokenizer.fingerprint != tokenizer.fingerprint:
         raise ValueError(f"{data} and {path} have different tokenizers; give the dataset that the model was trained on")
-    measured = None if dataset is None or (subset == "valid" and "valid" not in dataset.splits) else dataset[subset]
+    lacks_valid = dataset is not None and config.subset == "valid" and "valid" not in dataset.splits
+    measured = None if dataset is None or lacks_valid else dataset[config.subset]
     train = None if dataset is None else dataset["train"]
     rows = np.arange(0 if train is None else len(train))
-    number = DEFAULT if entries is None else entries
+    number = DEFAULT if config.entries is None else config.entries
     if lexicon is not None:
-        lexical = lexical_shortlist.read(lexicon, tokenizer, vocabularies).best(number)
+        lexical = lexical_shortlist.read(lexicon, tokenizer, config.vocab).best(number)
         if lexical.unknown:
-            stderr.print(f"{lexicon}: left out {lexical.unknown:,} entries with unknown pieces", markup=False)
+            tell(f"{lexicon}: left out {lexical.unknown:,} entries with unknown pieces")
     else:
         assert train is not None
         lexical = shortlist.learned_entries(train.source.gather(rows), train.target.gather(rows), tokenizer, number)
     if lexical.frequent is None:
-        number = DEFAULT if frequent is None else frequent
+        number = DEFAULT if config.frequent is None else config.frequent
         lexical = dataclasses.replace(lexical, frequent=frequent_pieces(train, tokenizer, number))
-    elif entries is not None or frequent is not None:
+    elif config.entries is not None or config.frequent is not None:
         raise ValueError(f"{lexicon} is a binary file, whose lists are complete: leave out --entries and --frequent")
-    if write_lexicon is not None:
-        binary = write_lexicon.suffix == BINARY
+    if config.write_lexicon is not None:
+        binary = config.write_lexicon.suffix == BINARY
         write = lexical_shortlist.write_binary if binary else lexical_shortlist.write_text
-        write(write_lexicon, lexical, tokenizer)
+        write(config.write_lexicon, lexical, tokenizer)
     lists = shortlist.shortlist_of(lexical, tokenizer)
     checkpoint_file.save(output or path, contents | {"shortlist": lists.state()})
-    stderr.print(
+    tell(
         f"{output or path}: {len(lists.targets):,} entries for {lists.source_size:,} source pieces, and "
-        f"{len(lists.frequent):,} target pieces for all sentences", markup=False,
-    )  # fmt: skip
+        f"{len(lists.frequent):,} target pieces for all sentences"
+    )
     if measured is not None:
         show_coverage(lists, measured)
+
+
+command.params += flags(ShortlistConfig)
 
 
 def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) -> "NumpyArray":
@@ -160,8 +149,8 @@ def show_coverage(lists: "Shortlist", measured: "Split") -> None:
 
     rows = np.arange(len(measured))
     coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
-    stderr.print(
+    tell(
         f"{measured.name}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
         f"{coverage.sentences:.1%} of the references; the list of a sentence has {coverage.size:,.0f} of "
-        f"{lists.target_size:,} pieces on average", markup=False,
-    )  # fmt: skip
+        f"{lists.target_size:,} pieces on average"
+    )

@@ -2,11 +2,11 @@
 
 import dataclasses
 import logging
-import re
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from nmtkit.experiments.sweep import Sweep, SweepRun
 
 from nmtkit.cli import generate
-from nmtkit.cli.command import Command, echo, stderr
-from nmtkit.cli.compare import FORMATS, METRICS_OF_ROWS, show_differences
-from nmtkit.cli.flags import PATH, given_flags, on_command_line
+from nmtkit.cli.command import Command, echo, print_line
+from nmtkit.cli.compare import METRICS_OF_ROWS, RowsConfig, show_differences, show_rows
+from nmtkit.cli.flags import PATH, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
-from nmtkit.config import FlagRule, check_flags, suggestion
+from nmtkit.config import FlagRule, check_flags, option, suggestion
 from nmtkit.config.files import check_outputs
 from nmtkit.jobs import progress
+from nmtkit.jobs.shard_options import part_of
 
 RULES = (
     FlagRule("--optuna", excludes=("--shard",), reason="with --optuna, machines that share the folder share one study"),
@@ -32,47 +33,28 @@ RULES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(RowsConfig):
+    """Settings of `nmtkit sweep`."""
+
+    dry_run: bool = option(False, "list the runs and their commands without training")
+    costs: bool = option(False, "print parameters, updates, FLOP and GPU-hours of each row without training")
+    vocab_size: int | None = option(
+        None, "size of the joint vocabulary for --costs; without this flag, the dataset is read", min=3, max=10_000_000
+    )
+    only: str | None = option(
+        None,
+        "train only runs with matching names, such as 'base,*'; --dry-run lists names",
+        metavar="PATTERN,…",
+    )
+    shard: str | None = option(None, "train part I of N of the runs, on one of N machines", metavar="I/N")
+    optuna: bool = option(False, "use Optuna to choose the random settings and to end bad runs early")
+
+
 @click.command(cls=Command)
 @click.argument("file", type=PATH, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
-@click.option("--dry-run", is_flag=True, help="List the runs and their commands without training.")
-@click.option(
-    "--costs",
-    is_flag=True,
-    help="Print parameters, updates, FLOP and GPU-hours of each row without training.",
-)
-@click.option(
-    "--vocab-size",
-    type=click.IntRange(3, 10_000_000),
-    metavar="N",
-    help="Size of the joint vocabulary for --costs; without this flag, the dataset is read.",
-)
-@click.option(
-    "--only", metavar="PATTERN,…", help="Train only runs with matching names, such as 'base,*'; --dry-run lists names."
-)
-@click.option("--shard", metavar="I/N", help="Train part I of N of the runs, on one of N machines.")
-@click.option("--optuna", is_flag=True, help="Use Optuna to choose the random settings and to end bad runs early.")
-@click.option("--format", type=click.Choice(FORMATS), default="text", help="Output format.  [default: text]")
-@click.option("--report", type=PATH, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
-@click.option(
-    "--plot",
-    type=PATH,
-    metavar="FILE",
-    help="Draw the differences to the base row with their intervals: .svg, .png or .pdf.",
-)
-def command(
-    file: Path,
-    train_flags: tuple[str, ...],
-    dry_run: bool,
-    costs: bool,
-    vocab_size: int | None,
-    only: str | None,
-    shard: str | None,
-    optuna: bool,
-    format: str,
-    report: Path | None,
-    plot: Path | None,
-) -> None:
+def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     """Train the runs of a sweep file: a config file whose table [sweep] lists the settings that vary.
 
     To continue the sweep, repeat the command: finished runs are kept, interrupted runs are resumed, and failed runs are
@@ -85,32 +67,33 @@ def command(
     nmtkit sweep lr.toml
     nmtkit sweep lr.toml --shard 2/3 -- --threads 4
     """
-    from nmtkit.experiments import comparison, comparison_output, sweep_costs
+    from nmtkit.experiments import comparison, sweep_costs
     from nmtkit.experiments import sweep as sweeps
     from nmtkit.experiments.optuna_study import OptunaStudy
     from nmtkit.experiments.sweep_runner import SweepStoppedError, SweepTrainer, chosen
 
     check_flags(RULES, given_flags(), given_flags())
-    check_outputs({"--report": report, "--plot": plot}, [file])
-    sweep = dataclasses.replace(sweeps.read(file), vocabulary_size=vocab_size)
-    if plot and not sweep.compares_rows:
+    config: SweepConfig = from_flags(SweepConfig, settings)
+    check_outputs({"--report": config.report, "--plot": config.plot}, [file])
+    sweep = dataclasses.replace(sweeps.read(file), vocabulary_size=config.vocab_size)
+    if config.plot and not sweep.compares_rows:
         raise ValueError(f'--plot draws differences to a row: give base = "ROW" in [sweep] of {file}')
-    part, parts = shard_of(shard)
-    study = OptunaStudy(sweep) if optuna else None
+    part, parts = part_of(config.shard)
+    study = OptunaStudy(sweep) if config.optuna else None
     every = sweep.runs() if study is None else []
     names = list(dict.fromkeys(comparison.row_name(run.name) for run in every))
     if sweep.base and every and sweep.base not in names:
         raise ValueError(f"{file}: base of [sweep] is {sweep.base!r}, which is no row; {suggestion(sweep.base, names)}")
-    runs = chosen(every, only) if study is None else []
-    if costs:
+    runs = chosen(every, config.only) if study is None else []
+    if config.costs:
         progress.begin("Estimating the costs")
-        echo(sweep_costs.formatted(sweep_costs.row_costs(sweep, runs), format), nl=False)
+        echo(sweep_costs.formatted(sweep_costs.row_costs(sweep, runs), config.format), nl=False)
         return
     for run in runs:
         sweep.command(run)  # finds mistakes in all runs before the first run starts
         check_translation(sweep, run)
     of_part = runs[part - 1 :: parts]
-    if dry_run:
+    if config.dry_run:
         commands = {run.name: [sweep.command(run, train_flags), *sweep.translation_commands(run)] for run in of_part}
         lines = [line for name, words in commands.items() for line in (f"# {name}", *map(shlex.join, words))]
         echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
@@ -122,23 +105,23 @@ def command(
         failed = study.run(trainer.train) if study else trainer.train_all(of_part)
     except SweepStoppedError as stopped:
         arguments = shlex.join(["nmtkit", *sys.argv[1:]])
-        stderr.print(f"{stopped.received.name}. To continue: {arguments}", markup=False, soft_wrap=True)
+        print_line(f"{stopped.received.name}. To continue: {arguments}")
         sys.exit(128 + stopped.received)
     for name, reason in failed.items():
-        stderr.print(f"nmtkit: failed: {name}: {reason}", markup=False, soft_wrap=True)
+        print_line(f"nmtkit: failed: {name}: {reason}")
     compared = study.runs() if study else every if sweep.compares_rows else runs
     folders = [sweep.folder / run.name for run in compared]
     begun = [comparison.summarize(folder) for folder in folders if (folder / "log.jsonl").is_file()]
     if begun:
         rows = comparison.means_over_seeds(begun) if len(sweep.seeds) > 1 else begun
         if sweep.compares_rows and any(run.state == "finished" for run in begun):
-            config = ScoreConfig(metric=METRICS_OF_ROWS)
-            show_differences(begun, rows, sweep.base, config, format=format, report=report, plot=plot)
+            show_differences(begun, rows, sweep.base, ScoreConfig(metric=METRICS_OF_ROWS), config)
         else:
-            echo(comparison_output.formatted(rows, format), nl=False)
-            if report:
-                comparison_output.write_page(report, begun, rows)
+            show_rows(begun, rows, config)
     sys.exit(1 if failed else 0)
+
+
+command.params += flags(SweepConfig)
 
 
 def check_translation(sweep: "Sweep", run: "SweepRun") -> None:
@@ -158,18 +141,9 @@ def check_translation(sweep: "Sweep", run: "SweepRun") -> None:
                 with generate.command.make_context("generate", command[2:]) as context:
                     settings = dict(context.params)
                     data, paths, files, plugins = map(settings.pop, ("data", "paths", "inputs", "plugins"))
-                    parsed = generate.parsed_job(data, paths, files, plugins, on_command_line(settings))
+                    parsed = generate.parsed_job(data, paths, files, plugins, settings)
                 if data.is_dir():  # otherwise, `nmtkit train` explains the error
                     Dataset.open(data)[parsed.config.gen_subset]
             except (click.UsageError, ValueError) as error:
                 reason = error.format_message() if isinstance(error, click.UsageError) else error
                 raise ValueError(f"{sweep.file}: [sweep.generate]: {reason}") from None
-
-
-def shard_of(text: str | None) -> tuple[int, int]:
-    """Returns the numbers I and N of "I/N". Raises ValueError for other texts."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
-    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= part <= parts:
-        raise ValueError(f"--shard {text} is not I/N with I from 1 to N: 1/3, 2/3 and 3/3 on three machines")
-    return part, parts

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import echo, message_of, show_next, stderr
+from nmtkit.cli.command import echo, message_of, print_line, show_next, stderr
 from nmtkit.cli.components import ComponentCommand
 from nmtkit.cli.flags import PATH, completed_name, flags, given_flags, on_command_line
 from nmtkit.config import FlagRule, check_flags
@@ -239,12 +239,11 @@ def _train(job: "JobConfig", arguments: Sequence[str]) -> int:
         lines, commands = after_training(job, end)
         for line in lines:
             logging.getLogger("nmtkit").info("%s", line)
-        if not click.get_current_context().meta.get("quiet"):
-            show_next(*commands)
+        show_next(*commands)
         return 0
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
-    stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # printed also with --quiet
+    print_line(f"{saved}. To resume: {resume}")  # also with --quiet
     return 128 + end.received  # so that `train && …` stops after an interrupted run
 
 
@@ -258,7 +257,7 @@ def _fail_together(error: BaseException, debug: bool) -> NoReturn:
     elif debug or not (known or isinstance(error, KeyboardInterrupt)):
         traceback.print_exception(error)
     message = f"rank {distributed.rank()}: {known or str(error) or type(error).__name__}"
-    stderr.print(f"nmtkit: error: {message}", markup=False, soft_wrap=True)
+    print_line(f"nmtkit: error: {message}")
     distributed.abort(message)
     sys.stderr.flush()
     os._exit(2 if known else 1)

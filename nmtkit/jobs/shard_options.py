@@ -50,16 +50,17 @@ class ShardOptions(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.part()
+        part_of(self.shard)
 
-    def part(self) -> tuple[int, int]:
-        """Returns `shard` as two numbers (i, n), with i from 1 to n, or (1, 1) if `shard` is None.
 
-        Raises ValueError if `shard` does not have the form I/N.
-        """
-        if self.shard is None:
-            return 1, 1
-        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise ValueError(f"--shard {self.shard!r} is not I/N with I from 1 to N, such as 3/8")
-        return int(match[1]), int(match[2])
+def part_of(shard: str | None, most: int = 10**9 - 1) -> tuple[int, int]:
+    """Returns the value of --shard as two numbers (i, n), with 1 <= i <= n <= most, or (1, 1) for None.
+
+    Raises ValueError if `shard` does not have the form I/N.
+    """
+    if shard is None:
+        return 1, 1
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= most:
+        raise ValueError(f"--shard {shard!r} is not I/N with I from 1 to N, such as 3/8")
+    return int(match[1]), int(match[2])

@@ -309,3 +309,20 @@ def test_without_anyone_to_read_or_to_be_told_a_command_ends_quietly(command: st
         capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_quiet_leaves_out_the_lines_about_the_work(tmp_path: Path) -> None:
+    model = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer())
+    words = ["attention", "a b", "--path", str(model), "--target", "a", "--output", str(tmp_path / "page.html")]
+    lines = {}
+    for more in ((), ("--quiet",)):
+        result = CliRunner().invoke(main, [*words, *more], prog_name="nmtkit")
+        assert result.exit_code == 0 and (tmp_path / "page.html").is_file()
+        lines[more] = [line for line in result.stderr.splitlines() if "page.html" in line]
+    assert len(lines[()]) == 1 and lines["--quiet",] == []
+
+
+@pytest.mark.parametrize("words", [["inspect", ""], ["attention", "a", "--path", ""], ["merge", ""]], ids=" ".join)
+def test_an_empty_path_is_not_the_working_folder(words: list[str]) -> None:
+    result = CliRunner().invoke(main, words, prog_name="nmtkit")
+    assert result.exit_code == 2 and "''" in result.stderr and "path" in result.stderr

@@ -195,7 +195,7 @@ def test_shards_share_the_runs_out(tmp_path: Path) -> None:
     file = file_of(tmp_path, "[sweep]\nseeds = [1, 2, 3, 4, 5]\n")
     parts = [sweep(file, "--dry-run", "--shard", f"{part}/2").stdout.splitlines()[::2] for part in (1, 2)]
     assert sorted(parts[0] + parts[1]) == [f"# seed={seed}" for seed in (1, 2, 3, 4, 5)]
-    assert "--shard 3/2 is not" in sweep(file, "--shard", "3/2").stderr
+    assert re.search("--shard .*3/2", sweep(file, "--shard", "3/2").stderr)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The settings of `nmtkit preprocess`. Each field declares the flag, default, limits and help text of a setting."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, option, to_dict
 from nmtkit.data.corpora.corpus import as_columns
 from nmtkit.data.directions import LanguageTokens
+from nmtkit.jobs.shard_options import part_of
 from nmtkit.jobs.threads import usable_cores
 
 MAX_SHARDS = 100_000
@@ -274,14 +274,12 @@ class PreprocessConfig(Config):
         """
         if self.shard is None:
             return None
-        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_SHARDS:
-            raise ValueError(f"--shard {self.shard!r} is not I/N with I from 1 to N, such as 3/8")
+        part = part_of(self.shard, MAX_SHARDS)
         if not self.tokenizer_from:
             raise ValueError(
                 "--shard needs --tokenizer-from, so that all shards have the same tokenizer; preprocess a sample first"
             )
-        return int(match[1]), int(match[2])
+        return part
 
     def _tags_of_held_out(self) -> Sequence[tuple[str, tuple[str | None, ...], tuple[str, ...]]]:
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
