@@ -101,6 +101,21 @@ def portable_name(path: Path) -> str:
     return f"{HUB_PREFIX}{parts[0].replace('--', '/', 1)}@{parts[1].partition('-')[0]}"
 
 
+def listed_lines(path: Path, kind: str) -> dict[int, str]:
+    """Returns the lines of a file with one item per line, such as an API key, by number. Lines with # are comments.
+
+    Raises ValueError, with the `kind` of the items, for a file that is not UTF-8 or has no items.
+    """
+    try:
+        lines = enumerate(map(str.strip, path.read_text(encoding="utf-8-sig").split("\n")), 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8; write one {kind} per line") from error
+    listed = {number: line for number, line in lines if line and not line.startswith("#")}
+    if not listed:
+        raise ValueError(f"{path} lists no {kind}; write one per line")
+    return listed
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Yields a new file to write to. At the end, the file is synced and replaces `path`.

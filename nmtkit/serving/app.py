@@ -1,5 +1,6 @@
 """The HTTP application: the routes of LibreTranslate and of DeepL, the pages, /health and /metrics."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,7 +16,7 @@ from nmtkit.serving.config import ServeConfig
 from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.deepl import DeepL
 from nmtkit.serving.deepl_glossaries import DeepLGlossaries
-from nmtkit.serving.door import Door, FieldsHandler, Handler, answer_http_exception
+from nmtkit.serving.door import Door, Handler, answer_http_exception
 from nmtkit.serving.glossaries import GlossaryStore
 from nmtkit.serving.interface import ENDPOINTS, openapi_document
 from nmtkit.serving.kept_files import KeptFiles
@@ -42,39 +43,29 @@ class Service:
         self.deepl = DeepL(self.translator, files, glossaries)
 
     def application(self) -> Starlette:
-        libretranslate = self.libretranslate
-        with_fields: dict[str, FieldsHandler] = {
-            "/translate": libretranslate.translate,
-            "/translate_file": libretranslate.translate_file,
-            "/detect": libretranslate.detect,
-        }
-        handlers: dict[str, Handler] = {
-            **{
-                endpoint.path: self.door.with_fields(endpoint.fields, with_fields[endpoint.path])
-                for endpoint in ENDPOINTS
-                if endpoint.fields is not None
-            },
-            "/languages": libretranslate.languages,
+        handlers: dict[str, Callable[..., Awaitable[Response]]] = {
+            "/translate": self.libretranslate.translate,
+            "/translate_file": self.libretranslate.translate_file,
+            "/detect": self.libretranslate.detect,
+            "/languages": self.libretranslate.languages,
             "/health": self.health,
             "/metrics": self.show_metrics,
         }
         routes = [
-            Route(path, self.door.answering(endpoint.path, handlers[endpoint.path]), methods=endpoint.methods)
+            self.door.route(path, handlers[endpoint.path], endpoint.fields, endpoint.methods)
             for endpoint in ENDPOINTS
             # The path with a slash is a route, not a redirect: a redirect would lose the path prefix of a proxy.
             for path in (endpoint.path, f"{endpoint.path}/")
         ]
-        others: dict[str, Handler] = {
-            "/download_file/{token}": libretranslate.download_file,
+        pages: dict[str, Handler] = {
+            "/download_file/{token}": self.libretranslate.download_file,
             "/openapi.json": self.openapi,
             "/docs": self.docs,
             "/static/{name}": self.static,
         }
         if not self.config.disable_web_ui:
-            others |= {"/": self.index, "/frontend/settings": self.settings}
-        routes += [
-            Route(path, self.door.answering(path, handler), name=handler.__name__) for path, handler in others.items()
-        ]
+            pages |= {"/": self.index, "/frontend/settings": self.settings}
+        routes += [self.door.route(path, handler) for path, handler in pages.items()]
         routes += [*self.deepl.routes(), *DeepLGlossaries(self.deepl).routes()]
         routes.append(Route("/docs/", lambda request: RedirectResponse("../docs")))
         middleware = [Middleware(UnambiguousRequests)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import Config, FlagRule, option
-from nmtkit.config.files import checkpoint_of, located_in
+from nmtkit.config.files import checkpoint_of, listed_lines, located_in
 from nmtkit.jobs.threads import usable_cores
 from nmtkit.translation.options import GLOSSARY_RULE, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
@@ -112,14 +112,8 @@ class ServeConfig(Config):
         """
         if self.models is None:
             return []
-        try:
-            lines = [line.strip() for line in self.models.read_text(encoding="utf-8-sig").split("\n")]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.models} is not UTF-8; write one checkpoint per line") from error
-        listed = [ModelPath.parse(line, self.models.parent) for line in lines if line and not line.startswith("#")]
-        if not listed:
-            raise ValueError(f"{self.models} lists no checkpoint; write one per line, such as en-de=en-de.pt")
-        return listed
+        lines = listed_lines(self.models, "checkpoint").values()
+        return [ModelPath.parse(line, self.models.parent) for line in lines]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Translates texts and documents of requests with the workers, and finds their languages."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from nmtkit.serving import reading
 from nmtkit.serving.door import Door
@@ -9,9 +11,16 @@ from nmtkit.serving.interface import DetectedLanguage
 from nmtkit.serving.keys import ApiKey
 from nmtkit.serving.languages import Detector, described, detector_of, served_code
 from nmtkit.serving.pool import Pool
-from nmtkit.serving.reading import Content, Refusal
+from nmtkit.serving.reading import Content, PlainText, Refusal
 
 SAME_LANGUAGE = 90.0  # confidence in percent from which a text in the target language is not translated
+
+
+@dataclass(frozen=True)
+class UploadedFile:
+    extension: str
+    content: Content
+    pair: Pair
 
 
 class ContentTranslator:
@@ -21,12 +30,11 @@ class ContentTranslator:
         self.door, self.pool, self.threads = door, pool, door.threads
 
     async def translations(
-        self, key: ApiKey, pieces: Sequence[Content], pairs: Sequence[Pair], batch_key: Callable[[Pair], BatchKey]
+        self, key: ApiKey, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
     ) -> list[list[LineResult]]:
         """Returns a list of results for each piece: first the translation, then the alternatives.
 
-        `pairs` has the language pair of each piece. A piece with two equal languages stays as it is. `batch_key` makes
-        the settings of the translation from the language pair.
+        `pairs` has the language pair of each piece. A piece with two equal languages stays as it is.
 
         Raises Refusal if the pieces together exceed --char-limit or --batch-limit, and QuotaExceeded if they exceed a
         quota of the API key. The characters count only if the translation succeeds, or if the client has disconnected.
@@ -36,7 +44,7 @@ class ContentTranslator:
         self.door.check_lines(sum(len(piece.segments) for piece in pieces))
         self.door.usage.count(key, characters=characters)
         try:
-            translated = await self._translated_lines(pieces, pairs, batch_key)
+            translated = await self._translated_lines(pieces, pairs, settings)
         except Exception:
             self.door.usage.take_back(key, characters)
             raise
@@ -51,7 +59,7 @@ class ContentTranslator:
         return results
 
     async def _translated_lines(
-        self, pieces: Sequence[Content], pairs: Sequence[Pair], batch_key: Callable[[Pair], BatchKey]
+        self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
     ) -> dict[Pair, Iterator[list[LineResult]]]:
         """Returns the results of the lines of all pieces of each language pair."""
         translated: dict[Pair, Iterator[list[LineResult]]] = {}
@@ -61,10 +69,26 @@ class ContentTranslator:
             if pair[0] == pair[1]:
                 translated[pair] = iter([[reading.unchanged(line)] for line in lines])
                 continue
-            of_lines = await self.pool.translate(batch_key(pair), lines)
+            of_lines = await self.pool.translate(replace(settings, pair=pair), lines)
             translated[pair] = iter(of_lines)
             self.door.metrics.count(pair, of_lines, sum(len(piece.text) for piece in of_pair))
         return translated
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, file: Any, source: str, target: str, name: str | None = None) -> UploadedFile:
+        """Reads an uploaded file. `name` replaces the name of the file. Raises Refusal."""
+        extension, data = await reading.upload(file, self.door.config.char_limit, name)
+        content = await self.threads.run(len(data), reading.content_of, extension, data, target)
+        (pair,), _ = await self.pairs_of(source, target, ["\n".join(content.segments)])
+        return UploadedFile(extension, content, pair)
+
+    async def translated_file(self, key: ApiKey, file: UploadedFile, settings: BatchKey) -> bytes:
+        """Returns the translation of an uploaded file. Raises the errors of `translations`."""
+        content = file.content
+        settings = replace(settings, html=not isinstance(content, PlainText), protect=content.protects)
+        ((best, *_),) = await self.translations(key, [content], [file.pair], settings)
+        return await self.threads.run(len(content.text), content.encoded, best["text"])
 
     # --- languages ----------------------------------------------------------------------------------------------------
 

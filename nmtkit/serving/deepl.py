@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import functools
 import hmac
 import secrets
 import time
@@ -24,10 +23,9 @@ from nmtkit.serving.deepl_fields import (
     TranslateTextFields,
     TranslationFields,
 )
-from nmtkit.serving.door import FieldsHandler, refusal_of
+from nmtkit.serving.door import refusal_of
 from nmtkit.serving.fair_queue import BatchKey, Pair
 from nmtkit.serving.glossaries import GlossaryStore, Languages
-from nmtkit.serving.interface import RequestFields
 from nmtkit.serving.kept_files import FILE_SECONDS, KeptFiles
 from nmtkit.serving.keys import ApiKey, Period
 from nmtkit.serving.languages import code_parts, deepl_code, deepl_target_codes, described, served_code_for_deepl
@@ -61,17 +59,14 @@ class DeepL:
         self.documents: dict[str, Upload] = {}
 
     def routes(self) -> list[Route]:
-        handlers: list[tuple[str, list[str], type[RequestFields], FieldsHandler]] = [
-            ("/v2/translate", ["POST"], TranslateTextFields, self.translate),
-            ("/v2/languages", ["GET", "POST"], LanguagesFields, self.languages),
-            ("/v2/usage", ["GET", "POST"], NoFields, self.usage),
-            ("/v2/document", ["POST"], TranslateDocumentFields, self.upload),
-            ("/v2/document/{id}", ["POST"], DocumentKeyFields, self.status),
-            ("/v2/document/{id}/result", ["POST"], DocumentKeyFields, self.result),
-        ]
+        route = self.door.route
         return [
-            Route(path, self.door.answering(path, self.door.with_fields(fields, handler)), methods=methods)
-            for path, methods, fields, handler in handlers
+            route("/v2/translate", self.translate, TranslateTextFields, ["POST"]),
+            route("/v2/languages", self.languages, LanguagesFields, ["GET", "POST"]),
+            route("/v2/usage", self.usage, NoFields, ["GET", "POST"]),
+            route("/v2/document", self.upload, TranslateDocumentFields, ["POST"]),
+            route("/v2/document/{id}", self.status, DocumentKeyFields, ["POST"]),
+            route("/v2/document/{id}/result", self.result, DocumentKeyFields, ["POST"]),
         ]
 
     # --- texts --------------------------------------------------------------------------------------------------------
@@ -82,16 +77,13 @@ class DeepL:
         pairs, _ = await self.translator.pairs_of(source, target, texts)
         settings = self.settings(request.state.key, fields, pairs)
         contents = await self.threads.run(sum(map(len, texts)), contents_of, texts, target, fields)
-        batch_key = functools.partial(
-            dataclasses.replace,
+        settings = dataclasses.replace(
             settings,
             html=fields.tag_handling is not None,
             whole=fields.split_sentences == "0",
             placeholders=has_placeholders(texts),
         )
-        results = await self.translator.translations(
-            request.state.key, contents, pairs, lambda pair: batch_key(pair=pair)
-        )
+        results = await self.translator.translations(request.state.key, contents, pairs, settings)
         answers = []
         for (language, _), text, (result, *_) in zip(pairs, texts, results, strict=True):
             answer: dict[str, object] = {"detected_source_language": self.source_code(language), "text": result["text"]}
@@ -138,7 +130,7 @@ class DeepL:
             if not preferred:
                 raise Refusal(400, "'formality' is not supported for given 'target_lang'")
             tag = None
-        settings = BatchKey(pairs[0] if pairs else ("", ""), tag=tag)
+        settings = BatchKey(tag=tag)
         if fields.glossary_id is None:
             return settings
         if fields.source_lang is None:
@@ -154,17 +146,14 @@ class DeepL:
 
     async def upload(self, request: Request, fields: TranslateDocumentFields) -> Response:
         """Begins the translation of a document. The limits and quotas are checked in this request."""
-        extension, data = await reading.upload(fields.file, self.door.config.char_limit, fields.filename)
-        if fields.output_format is not None and f".{fields.output_format.lower()}" != extension:
-            raise Refusal(400, f"the translation of a {extension} file has the same format; leave out output_format")
         source, target = self.served_languages(fields)
-        content = await self.threads.run(len(data), reading.content_of, extension, data, target)
-        pairs, _ = await self.translator.pairs_of(source, target, ["\n".join(content.segments)])
-        settings = self.settings(request.state.key, fields, pairs)
-        batch_key = functools.partial(
-            dataclasses.replace, settings, html=not isinstance(content, PlainText), protect=content.protects
-        )
-        characters = len(content.text)
+        file = await self.translator.read_file(fields.file, source, target, fields.filename)
+        if fields.output_format is not None and f".{fields.output_format.lower()}" != file.extension:
+            raise Refusal(
+                400, f"the translation of a {file.extension} file has the same format; leave out output_format"
+            )
+        settings = self.settings(request.state.key, fields, [file.pair])
+        characters = len(file.content.text)
         self.door.usage.check(request.state.key, characters=characters)
         now = time.monotonic()
         self.documents = {id: document for id, document in self.documents.items() if document.expiry > now}
@@ -176,10 +165,8 @@ class DeepL:
             """Keeps the translated file, and returns None or the error."""
             try:
                 async with asyncio.timeout(self.door.config.timeout):
-                    ((best, *_),) = await self.translator.translations(
-                        request.state.key, [content], pairs, lambda pair: batch_key(pair=pair)
-                    )
-                self.files.keep(id, extension, await self.threads.run(len(data), content.encoded, best["text"]))
+                    data = await self.translator.translated_file(request.state.key, file, settings)
+                self.files.keep(id, file.extension, data)
                 return None
             except TimeoutError:
                 return Refusal(504, f"the translation took longer than {self.door.config.timeout:g} seconds")

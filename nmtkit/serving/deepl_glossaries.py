@@ -16,9 +16,7 @@ from nmtkit.serving.deepl_fields import (
     NoFields,
     ReplaceDictionaryFields,
 )
-from nmtkit.serving.door import FieldsHandler
 from nmtkit.serving.glossaries import Languages, StoredGlossary, Terms, read_terms
-from nmtkit.serving.interface import RequestFields
 from nmtkit.serving.languages import code_parts
 from nmtkit.serving.reading import Refusal
 
@@ -32,26 +30,22 @@ class DeepLGlossaries:
         self.deepl, self.store, self.door = deepl, deepl.glossaries, deepl.door
 
     def routes(self) -> list[Route]:
-        one = "/v3/glossaries/{id}"
-        handlers: list[tuple[str, str, type[RequestFields], FieldsHandler]] = [
-            ("/v2/glossary-language-pairs", "GET", NoFields, self.language_pairs),
-            ("/v2/glossaries", "GET", NoFields, self.list_single),
-            ("/v2/glossaries", "POST", GlossaryFields, self.create_single),
-            ("/v2/glossaries/{id}", "GET", NoFields, self.show_single),
-            ("/v2/glossaries/{id}", "DELETE", NoFields, self.delete),
-            ("/v2/glossaries/{id}/entries", "GET", NoFields, self.entries_single),
-            ("/v3/glossaries", "GET", NoFields, self.list_all),
-            ("/v3/glossaries", "POST", MultilingualGlossaryFields, self.create),
-            (one, "GET", NoFields, self.show),
-            (one, "PATCH", MultilingualGlossaryFields, self.change),
-            (one, "DELETE", NoFields, self.delete),
-            (f"{one}/entries", "GET", LanguagePairFields, self.entries),
-            (f"{one}/dictionaries", "PUT", ReplaceDictionaryFields, self.replace_dictionary),
-            (f"{one}/dictionaries", "DELETE", LanguagePairFields, self.delete_dictionary),
-        ]
+        route, one = self.door.route, "/v3/glossaries/{id}"
         return [
-            Route(path, self.door.answering(path, self.door.with_fields(fields, handler)), methods=[method])
-            for path, method, fields, handler in handlers
+            route("/v2/glossary-language-pairs", self.language_pairs, NoFields),
+            route("/v2/glossaries", self.list_single, NoFields),
+            route("/v2/glossaries", self.create_single, GlossaryFields, ["POST"]),
+            route("/v2/glossaries/{id}", self.show_single, NoFields),
+            route("/v2/glossaries/{id}", self.delete, NoFields, ["DELETE"]),
+            route("/v2/glossaries/{id}/entries", self.entries_single, NoFields),
+            route("/v3/glossaries", self.list_all, NoFields),
+            route("/v3/glossaries", self.create, MultilingualGlossaryFields, ["POST"]),
+            route(one, self.show, NoFields),
+            route(one, self.change, MultilingualGlossaryFields, ["PATCH"]),
+            route(one, self.delete, NoFields, ["DELETE"]),
+            route(f"{one}/entries", self.entries, LanguagePairFields),
+            route(f"{one}/dictionaries", self.replace_dictionary, ReplaceDictionaryFields, ["PUT"]),
+            route(f"{one}/dictionaries", self.delete_dictionary, LanguagePairFields, ["DELETE"]),
         ]
 
     def account_and_id(self, request: Request) -> tuple[str, str]:

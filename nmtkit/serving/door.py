@@ -4,12 +4,13 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from nmtkit.serving import reading
 from nmtkit.serving.config import ServeConfig
@@ -37,16 +38,28 @@ class Door:
         self.config, self.keys, self.usage, self.metrics = config, keys, usage, metrics
         self.memory, self.threads = reading.BodyMemory(), reading.TextThreads()
 
-    def answering(self, path: str, handler: Handler) -> Handler:
-        """Returns `handler` with a time limit and metrics. Every error becomes an answer."""
+    def route(
+        self,
+        path: str,
+        handler: Callable[..., Awaitable[Response]],
+        fields: type[RequestFields] | None = None,
+        methods: Sequence[str] = ("GET",),
+    ) -> Route:
+        """Returns a route with a time limit and metrics. Every error becomes an answer.
+
+        `handler` takes the request and, if the route has `fields`, the validated fields. A slash at the end of the path
+        does not change the name of the route in the metrics.
+        """
+        bare = handler if fields is None else self.with_fields(fields, handler)
+        name = path.rstrip("/") or path
 
         async def answer(request: Request) -> Response:
             start = time.monotonic()
-            response = await self.answer_or_error(request, handler)
-            self.metrics.observe(path, response.status_code, time.monotonic() - start)
+            response = await self.answer_or_error(request, bare)
+            self.metrics.observe(name, response.status_code, time.monotonic() - start)
             return response
 
-        return answer
+        return Route(path, answer, methods=list(methods))
 
     async def answer_or_error(self, request: Request, handler: Handler) -> Response:
         try:

@@ -39,9 +39,12 @@ class LineResult(TypedDict):
 
 @dataclass(frozen=True)
 class BatchKey:
-    """Settings of a translation. All lines of a batch have the same settings."""
+    """Settings of a translation. All lines of a batch have the same settings.
 
-    pair: Pair
+    The settings of a request have no pair, because its texts may have different languages.
+    """
+
+    pair: Pair = ("", "")
     alternatives: int = 0
     html: bool = False
     alignment: bool = False

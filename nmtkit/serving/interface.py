@@ -16,6 +16,7 @@ from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict bef
 import nmtkit
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.reading import EXTENSIONS, Refusal
+from nmtkit.text.normalization import check_characters
 from nmtkit.text.quality import Quality
 
 MAX_ALTERNATIVES = 10
@@ -45,10 +46,7 @@ class RequestFields(BaseModel):
 
 def _encodable(text: str) -> str:
     """Returns the text. Raises ValueError for half of a surrogate pair, which is valid in JSON but not in UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("it holds half of a surrogate pair") from None
+    check_characters(text, "it")
     return text
 
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import atomic_write, listed_lines
 
 Period = Literal["minute", "day", "month"]
 PERIODS: tuple[Period, ...] = get_args(Period)
@@ -170,20 +170,13 @@ def read_api_keys(path: Path) -> Keys:
     Raises ValueError, with the line, for an unknown setting, a repeated key, or a file without keys. Messages do not
     contain keys.
     """
-    try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8-sig").split("\n")]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8; write one key per line") from error
     keys: dict[bytes, ApiKey] = {}
-    for number, words in enumerate(lines, 1):
-        if not words or words[0].startswith("#"):
-            continue
+    for number, line in listed_lines(path, "API key").items():
+        words = line.split()
         digest = hashlib.sha256(words[0].encode()).digest()
         if digest in keys:
             raise ValueError(f"{path}:{number}: this key is also on a line above; remove one of the lines")
         keys[digest] = _api_key(words[1:], digest.hex()[:32], f"{path}:{number}")
-    if not keys:
-        raise ValueError(f"{path} contains no key; write one key per line, or omit --api-keys")
     return keys
 
 

@@ -1,6 +1,5 @@
 """The routes of LibreTranslate's interface."""
 
-import functools
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -47,15 +46,14 @@ class LibreTranslate:
             return contents, has_placeholders(texts)
 
         pieces, placeholders = await self.threads.run(sum(map(len, texts)), read)
-        batch_key = functools.partial(
-            BatchKey,
+        settings = BatchKey(
             alternatives=fields.alternatives,
             html=is_html,
             alignment=fields.alignment,
             quality=fields.quality,
             placeholders=placeholders,
         )
-        results = await self.translator.translations(request.state.key, pieces, pairs, batch_key)
+        results = await self.translator.translations(request.state.key, pieces, pairs, settings)
         best = [ranks[0] for ranks in results]
         answer: dict[str, list[Any]] = {"translatedText": [result["text"] for result in best]}
         if detected is not None:
@@ -71,13 +69,10 @@ class LibreTranslate:
         return JSONResponse(answer if isinstance(fields.q, list) else only_elements(answer))
 
     async def translate_file(self, request: Request, fields: TranslateFileFields) -> Response:
-        extension, data = await reading.upload(fields.file, self.config.char_limit)
-        content = await self.threads.run(len(data), reading.content_of, extension, data, fields.target)
-        pairs, _ = await self.translator.pairs_of(fields.source, fields.target, ["\n".join(content.segments)])
-        batch_key = functools.partial(BatchKey, html=not isinstance(content, PlainText), protect=content.protects)
-        ((result, *_),) = await self.translator.translations(request.state.key, [content], pairs, batch_key)
+        file = await self.translator.read_file(fields.file, fields.source, fields.target)
         token = secrets.token_urlsafe(24)
-        self.files.keep(token, extension, await self.threads.run(len(data), content.encoded, result["text"]))
+        data = await self.translator.translated_file(request.state.key, file, BatchKey())
+        self.files.keep(token, file.extension, data)
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
     def base_url(self, request: Request) -> str:

@@ -17,7 +17,7 @@ from nmtkit.models.building import check_translation_models, directions_of, lang
 from nmtkit.serving.config import CPU_MAX_TOKENS, FORMALITY_TAGS, ModelPath, ServeJob
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
-from nmtkit.text.sentences import is_language
+from nmtkit.text.languages import is_code
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
@@ -217,7 +217,7 @@ def text_options(job: ServeJob, pair: Pair) -> TextOptions:
     """Returns the text options of a pair. Raises ValueError if --split-sentences does not know the source language."""
     if not job.config.split_sentences:
         return job.text
-    if not is_language(pair[0]):
+    if not is_code(pair[0]):
         raise ValueError(
             f"--split-sentences needs the source language, but {pair[0]!r} is not a code such as en or zh-Hant; "
             "give the languages: --path en-de=FILE"

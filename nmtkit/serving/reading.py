@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from nmtkit.serving.fair_queue import LineResult
 from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
-from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, format_of, read_document
+from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, check_text, format_of, read_document
 from nmtkit.text.documents.encoding import Encoding
 
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
@@ -39,24 +39,6 @@ T = TypeVar("T")
 
 _BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # of a multipart form
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
-_SIGNATURES = {  # first bytes of an uploaded file that cannot be translated -> name of the format, for messages
-    b"PK\x03\x04": "a zip archive (.zip, .docx, .odt, .epub, …)",
-    b"PK\x05\x06": "a zip archive",
-    b"\x1f\x8b": "a gzip archive",
-    b"BZh": "a bzip2 archive",
-    b"\xfd7zXZ\x00": "an xz archive",
-    b"\x28\xb5\x2f\xfd": "a zstd archive",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    b"Rar!\x1a\x07": "a rar archive",
-    b"%PDF-": "a PDF file",
-    b"{\\rtf": "an RTF file",
-    b"\xd0\xcf\x11\xe0": "an old Office file (.doc, .xls, …)",
-    b"\x89PNG": "an image",
-    b"\xff\xd8\xff": "an image",
-    b"GIF8": "an image",
-    b"\x7fELF": "a program",
-}
-_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks of texts that may have zero bytes
 
 
 class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error of this program
@@ -324,13 +306,9 @@ def content_of(extension: str, data: bytes, target: str) -> Content:
 
     Raises Refusal if `data` is not a valid file of the format that `extension` names.
     """
-    kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
-    if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
-        kind = "a binary file"
-    if kind is not None:
-        raise Refusal(400, f"Invalid request: the file is {kind}, not a {extension} file")
     format = format_of(f"file{extension}")
     try:
+        check_text(data, "the file")
         if format is None:
             return PlainText(data.decode("utf-8-sig"))
         return read_document(data, format, "the file", ReadOptions(target))

@@ -64,11 +64,6 @@ def _warn_once(reason: str) -> None:
     logger.warning("%s; such text is translated without splitting it", reason)
 
 
-def is_language(code: str) -> bool:
-    """Returns whether a string looks like the code of a language: de, zh-Hant, deu."""
-    return re.fullmatch(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*", code) is not None
-
-
 def has_several(line: str) -> bool:
     """Returns whether a line looks like several sentences. The test is quick, and abbreviations may mislead it."""
     return _BOUNDARY.search(line) is not None

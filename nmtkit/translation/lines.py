@@ -68,7 +68,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
         if isinstance(chunk, OSError):
             raise chunk
         if not checked:
-            check_text(chunk, name)
+            check_text(chunk[:HEAD], name)
             checked = True
         whole, newline, rest = (rest + chunk).rpartition(b"\n") if chunk else (rest, rest[:1] and b"\n", b"")
         if newline:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, option
-from nmtkit.text.sentences import is_language
+from nmtkit.text.languages import is_code
 from nmtkit.translation.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 
 # Search options that cannot be combined with a glossary.
@@ -120,7 +120,7 @@ class TextOptions(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split_sentences is not None and not is_language(self.split_sentences):
+        if self.split_sentences is not None and not is_code(self.split_sentences):
             raise ValueError(f"--split-sentences {self.split_sentences!r} is not a language code such as en or zh-Hant")
 
     @property

@@ -255,11 +255,12 @@ def test_uploads_are_bounded_and_their_names_are_not_used(server):
     for name in ("bomb.zip", "bomb.txt", "bomb.docx", "bomb.txt\0.zip", ""):
         assert upload(server, name, packed.getvalue())[0] == 400, name
     kinds = {
-        b"PK\x03\x04": "a zip archive",
-        gzip.compress(b"0"): "a gzip archive",
+        b"PK\x03\x04": "a ZIP archive",
+        gzip.compress(b"0"): "a gzip file",
         b"%PDF-1.7\n": "a PDF file",
         b"7z\xbc\xaf\x27\x1c": "a 7z archive",
         b"a\0b": "a binary file",
+        b"a" * 5000 + b"\0": "a binary file",
     }
     for extension in ("txt", "html", "srt", "po", "xlf"):
         for contents, kind in kinds.items():

@@ -9,6 +9,7 @@ from typing import Any
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.lines import line_windows
 from nmtkit.text.languages import SHORT_CODES, best_match, is_code, subtags
+from nmtkit.text.normalization import check_characters
 
 Row = tuple[str, str, dict[str, object]]  # source, target and the other columns
 
@@ -141,11 +142,7 @@ def _row_of(record: dict[str, Any], corpus: Corpus, where: str) -> Row:
     for name in (source, target):
         if not isinstance(texts[name], str):
             raise ValueError(f"{where}: {name!r} is not a text")
-        if not texts[name].isascii():
-            try:
-                texts[name].encode()
-            except UnicodeEncodeError:
-                raise ValueError(f"{where}: {name!r} has half of a surrogate pair, which is not a character") from None
+        check_characters(texts[name], f"{where}: {name!r}")
     others |= {name: value for name, value in texts.items() if name not in (source, target)}
     return texts[source], texts[target], others
 

@@ -4,6 +4,8 @@ import codecs
 import re
 from pathlib import PurePath
 
+from nmtkit.text.markup import names
+
 HEAD = 4096  # number of bytes at the start of a file that are checked
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # extensions of compressed text files
 
@@ -36,23 +38,7 @@ STRUCTURED = {
     ".sub": "SUB", ".py": "Python", ".js": "JavaScript", ".css": "CSS",
 }  # fmt: skip
 # extensions of templates of web pages, whose code the reader of web pages knows
-TEMPLATES = frozenset(
-    [
-        ".php",
-        ".phtml",
-        ".erb",
-        ".ejs",
-        ".hbs",
-        ".mustache",
-        ".jinja",
-        ".jinja2",
-        ".j2",
-        ".twig",
-        ".liquid",
-        ".jsp",
-        ".vue",
-    ]
-)
+TEMPLATES = names(".php .phtml .erb .ejs .hbs .mustache .jinja .jinja2 .j2 .twig .liquid .jsp .vue")
 
 # Formats that nmtkit can read, by their first characters.
 _COMMENTS = r"\s*(?:<\?xml[^>]*+>\s*)?(?:(?><!--.*?-->)\s*+)*+"
@@ -70,10 +56,9 @@ _STRUCTURED = (
 
 
 def check_text(data: bytes, name: str) -> None:
-    """Raises ValueError, naming the kind of file, if the first bytes of the file are not text."""
-    head = data[:HEAD]
-    kind = next((kind for pattern, kind in _SIGNATURES if re.match(pattern, head, re.DOTALL)), None)
-    if kind is None and b"\0" in head and not head.startswith(_MARKS):
+    """Raises ValueError, naming the kind of file, if the bytes of a file, or its first bytes, are not text."""
+    kind = next((kind for pattern, kind in _SIGNATURES if re.match(pattern, data, re.DOTALL)), None)
+    if kind is None and b"\0" in data and not data.startswith(_MARKS):
         kind = "a binary file"
     if kind is not None:
         raise ValueError(f"{name} is {kind}, not text; extract its text, or convert it to a format that nmtkit reads")
