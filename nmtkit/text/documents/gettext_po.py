@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, line_of, line_spans, newline_of
-from nmtkit.text.documents.lines import continues, words_of, wrapped
+from nmtkit.text.documents.lines import continues, sentence_ranges, words_of, wrapped
 from nmtkit.text.documents.placeholders import in_order, placeholders
 from nmtkit.text.documents.plural_forms import Plurals, plural_rule
 from nmtkit.text.markup import unescape_entities
@@ -172,11 +172,7 @@ def parts_of(text: str) -> Iterator[MessagePart]:
         return
     read, write = (unescape_entities, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
     lines = text.split("\n")
-    first = 0
-    while first < len(lines):
-        last = first + 1
-        while last < len(lines) and continues(lines[last - 1], lines[last]) and lines[last][0].isalpha():
-            last += 1
+    for first, last in sentence_ranges(lines, lambda line, after: continues(line, after) and after[0].isalpha()):
         pieces: list[Piece] = []
         for line in lines[first:last]:
             if pieces:
@@ -194,7 +190,6 @@ def parts_of(text: str) -> Iterator[MessagePart]:
                 trail + "".join(piece.raw for piece in pieces[end:]), max(map(len, lines[first:last])),
                 Inline(pieces[start:end]), write,
             )  # fmt: skip
-        first = last
 
 
 class Catalogue(Document):

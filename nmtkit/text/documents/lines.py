@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -27,6 +27,15 @@ def continues(before: str, after: str) -> bool:
     """
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
+
+
+def sentence_ranges(lines: Sequence[str], joins: Callable[[str, str], bool] = continues) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of lines that are translated together. `joins` compares a line with the next line."""
+    first = 0
+    for end in range(1, len(lines) + 1):
+        if end == len(lines) or not joins(lines[end - 1], lines[end]):
+            yield first, end
+            first = end
 
 
 @dataclass

@@ -4,16 +4,13 @@ The structure of the text decides where sentences end: the tags of an element ar
 beside an element of this name, and sentences end at all other tags.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 
 from nmtkit.text import markup
 from nmtkit.text.documents.encoding import Encoding
-from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
+from nmtkit.text.documents.inline import Inline, Piece, has_words, split_markup, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, without_white_space
 from nmtkit.text.documents.web import written
-
-_NAME = re.compile(r"</?([A-Za-z][^\s/>]*)")
 
 
 class TaggedText(Document):
@@ -75,17 +72,8 @@ class TaggedText(Document):
 
 def _parts(text: str) -> Iterator[Piece]:
     """Yields the texts and tags of a text. Comments and declarations are tags without a name."""
-    cursor = 0
-    for tag in markup.tags(text):
-        if cursor < tag.start:
-            yield _text(text, cursor, tag.start)
-        name = _NAME.match(text, tag.start)
-        role = "closing" if text.startswith("</", tag.start) else "alone" if text[tag.end - 2] == "/" else "opening"
-        yield Piece(role if name else "alone", "", "", name[1].lower() if name else "", False, tag.start, tag.end)
-        cursor = tag.end
-    if cursor < len(text):
-        yield _text(text, cursor, len(text))
-
-
-def _text(text: str, start: int, end: int) -> Piece:
-    return Piece("text", markup.unescape_entities(text[start:end]), "", "", False, start, end)
+    for role, start, end, name in split_markup(text):
+        if name:  # in XML, also <br> has an end tag
+            role = "closing" if text.startswith("</", start) else "alone" if text[end - 2] == "/" else "opening"
+        words = markup.unescape_entities(text[start:end]) if role == "text" else ""
+        yield Piece(role, words, name=name, start=start, end=end)

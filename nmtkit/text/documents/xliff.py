@@ -27,7 +27,7 @@ from nmtkit.text.alignment import is_joined
 from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
-from nmtkit.text.documents.lines import continues, words_of, wrapped
+from nmtkit.text.documents.lines import sentence_ranges, words_of, wrapped
 from nmtkit.text.markup import partners, unescape_entities
 
 MAX_DEPTH = 200  # maximum depth of nested elements
@@ -320,18 +320,13 @@ class Xliff(Document):
         lines = [pieces]
         if container.inherited("space") == "preserve" and not has_section:
             lines = _preserved_lines(pieces)
-        first = 0
         texts = ["".join(piece.text for piece in line) for line in lines]
-        while first < len(lines):
-            last = first + 1
-            while last < len(lines) and continues(texts[last - 1], texts[last]):
-                last += 1
+        for first, last in sentence_ranges(texts):
             joined = [piece for line in lines[first:last] for piece in line]
             kept = joined if has_section else translatable(joined)  # a CDATA section is replaced as a whole
             if has_words(kept):
                 start, end = without_white_space(self.text, kept[0].start, kept[-1].end)
                 yield SourcePart(start, end, Inline(kept), markup, [len(text) for text in texts[first:last]])
-            first = last
 
     def pieces(self, node: Node, markup: bool) -> Iterator[Piece]:
         for child in node.content:
