@@ -60,7 +60,7 @@ class RowsConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(RowsConfig):
-    """Settings of `nmtkit compare`, except those of the scores."""
+    """Settings of `nmtkit compare`, without the settings of the scores."""
 
     report: Path | None = option(
         None, f"also write an HTML page with the curves of all runs; default with --sys: {PAGE}", metavar="FILE"

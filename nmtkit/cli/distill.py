@@ -35,7 +35,7 @@ SERVER_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(Config):
-    """Settings of `nmtkit distill`, except those of --from-server."""
+    """Settings of `nmtkit distill`, without the settings of --from-server."""
 
     path: tuple[Path, ...] = option(
         (),

@@ -45,9 +45,9 @@ def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_flags(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns `config`, a preset or a config class, with those of the `settings` that the user typed as its flags.
+    """Returns `config`, a preset or a config class, with the settings that the user typed as its flags.
 
-    `settings` are the parameters of the running command. Raises ValueError for a value outside its limits.
+    `settings` are all parameters of the running command. Raises ValueError for a value outside its limits.
     """
     kind = config if isinstance(config, type) else type(config)
     return derive(config, split_settings(on_command_line(settings), kind)[0], COMMAND_LINE)
