@@ -15,7 +15,7 @@ from nmtkit.config import Config, option
 class AttentionConfig(Config):
     """Settings of `nmtkit attention`."""
 
-    path: Path = option(..., "checkpoint", metavar="FILE", checkpoint=True)
+    path: Path = option(..., "checkpoint of the model", metavar="FILE", checkpoint=True)
     target: str | None = option(None, "translation to show; default: the model's translation")
     beam: int = option(4, "beam size of the search for the model's translation", min=1, max=1000)
     output: Path = option(Path("attention.html"), "page to write", metavar="FILE")
