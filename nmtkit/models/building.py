@@ -2,10 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -37,6 +38,16 @@ class NoInitialisation(TorchFunctionMode):
         filled = args[0] if args else kwargs.get("tensor")
         fills = func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", None) == nn.init.__name__
         return filled if fills and isinstance(filled, nn.Parameter) else func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Inside this context, a model has names and shapes of tensors, but no memory. Nothing is drawn.
+
+    Drawing numbers for such tensors would import torch._dynamo, which takes a second.
+    """
+    with torch.device("meta"), NoInitialisation():
+        yield
 
 
 def to_checkpoint(

@@ -214,7 +214,7 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
     """
 
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
-        with torch.device("meta"), building.NoInitialisation():
+        with building.without_memory():
             changed = Vocabulary(source=source, target=target, joint=vocabulary.joint)
             model = building.build(architecture, config, changed)
         return {name: tensor.shape for name, tensor in model.state_dict().items()}

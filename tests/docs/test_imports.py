@@ -103,7 +103,9 @@ def test_the_command_line_imports_torch_only_inside_commands() -> None:
 @pytest.mark.slow
 def test_translating_imports_no_compiler() -> None:
     """torch._dynamo takes as long to import as the rest of torch, and every command would pay for it."""
-    script = "import sys, nmtkit.translation.translator; sys.exit('torch._dynamo' in sys.modules)"
+    model = ROOT.parent / "tests" / "models" / "formats" / "huggingface" / "marian"
+    script = "import pathlib, sys, nmtkit.translation.translator; from nmtkit.models.formats import detect; "
+    script += f"detect.load(pathlib.Path({str(model)!r})); sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from nmtkit.models.architectures import Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.building import without_memory
 
 PARAMETER = re.compile(r"(source|target|encoder|decoder)(_|\.(\d+)\.)(.+)\.(weight|bias)")
 WEIGHT_OR_BIAS = re.compile(r"\{(\w+)\|(\w+)\}")
@@ -36,7 +36,7 @@ class LayerNames:
 
         The parameter is the concatenation of these tensors. Parameters that have no row in `rows` are left out.
         """
-        with torch.device("meta"):  # a model without memory, for the names of its parameters
+        with without_memory():
             parameters = Transformer(config, Vocabulary(source=8, target=8, joint=True)).state_dict()
         names: dict[str, list[str]] = {}
         for match in filter(None, map(PARAMETER.fullmatch, parameters)):

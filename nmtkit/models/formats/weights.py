@@ -10,7 +10,14 @@ from torch import Tensor
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
-from nmtkit.models.building import NoInitialisation, build, load_weights, to_checkpoint, vocabulary_of
+from nmtkit.models.building import (
+    NoInitialisation,
+    build,
+    load_weights,
+    to_checkpoint,
+    vocabulary_of,
+    without_memory,
+)
 
 ARCHITECTURE = "transformer_base"  # preset in ARCHITECTURES, which the settings of an imported model override
 
@@ -115,7 +122,7 @@ def transformer_checkpoint(
     config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
 ) -> Checkpoint:
     """Returns the checkpoint of a Transformer. Raises ValueError for wrong shapes and non-finite values."""
-    with torch.device("meta"):  # gives the shapes without allocating memory
+    with without_memory():
         expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:

@@ -1,5 +1,7 @@
 """Sinusoidal position encodings, in the layouts of published Transformers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,14 @@ def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: 
     "sinusoidal_halves" has all sines before the cosines (transformers' MarianMTModel). "sinusoidal_fairseq" has the
     same order, but the angles are pos / 10000^(i / (d_model / 2 - 1)) (Marian itself, M2M-100, NLLB).
     """
-    position = torch.arange(offset, offset + positions, dtype=torch.float64)[:, None]
+    # On the CPU also if a model is built without memory: sums of such tensors would import torch._dynamo, for a second.
+    double: Any = {"dtype": torch.float64, "device": "cpu"}
+    position = torch.arange(offset, offset + positions, **double)[:, None]
     if layout == "sinusoidal_fairseq":  # for an odd d_model, the last column is zeros
-        angle = position / 10000 ** (torch.arange(d_model // 2, dtype=torch.float64) / max(1, d_model // 2 - 1))
+        angle = position / 10000 ** (torch.arange(d_model // 2, **double) / max(1, d_model // 2 - 1))
         zeros = position.new_zeros(positions, d_model % 2)
         return torch.cat([angle.sin(), angle.cos(), zeros], -1).float()
-    angle = position / 10000 ** (2 * torch.arange((d_model + 1) // 2, dtype=torch.float64) / d_model)
+    angle = position / 10000 ** (2 * torch.arange((d_model + 1) // 2, **double) / d_model)
     if layout == "sinusoidal":
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model].float()
     return torch.cat([angle.sin(), angle.cos()], -1)[:, :d_model].float()
