@@ -1,4 +1,7 @@
-"""A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images."""
+"""A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images.
+
+Fixtures import torch themselves, because the process that starts the workers of pytest-xdist reads this file, too.
+"""
 
 import gc
 import logging
@@ -11,13 +14,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 from collections.abc import Iterator
 from pathlib import Path
 
-import builders
 import pytest
-from builders import write_corpus
 from hub_server import HubServer, running_hub
-
-from nmtkit.cli import main
-from nmtkit.translation.engines import engine
 
 gc.disable()  # until the tests are collected
 
@@ -34,6 +32,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Shares the files of `builders.built_once` between workers, as the documentation of pytest-xdist describes."""
+    import builders
+
     base = tmp_path_factory.getbasetemp()
     builders.shared_folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-once"
 
@@ -48,12 +48,16 @@ def heard() -> None:
 def pytorch_translates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `--engine`, fast tests use PyTorch, whether the search is compiled on this machine or not."""
     if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr(engine, "COMPILED", "torch")
+        monkeypatch.setattr("nmtkit.translation.engines.engine.COMPILED", "torch")
 
 
 @pytest.fixture(scope="session")
 def mirror_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a binarized dataset of 200 training, 20 valid and 20 test pairs."""
+    from builders import write_corpus
+
+    from nmtkit.cli import main
+
     folder = tmp_path_factory.mktemp("mirror")
     for seed, (name, pairs) in enumerate([("train", 200), ("valid", 20), ("test", 20)]):
         write_corpus(folder / name, pairs, seed)

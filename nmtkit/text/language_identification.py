@@ -183,6 +183,11 @@ def identifier(path: Path | None) -> Identifier:
     return BatchIdentifier() if path is None else FastTextIdentifier(path)
 
 
+def _judged(lines: Sequence[str]) -> list[str]:
+    """Returns the lines that have enough letters to tell their language."""
+    return [line for line in lines if sum(map(str.isalpha, line)) >= MIN_LETTERS]
+
+
 def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str]) -> float | None:
     """Returns the share of lines in the language of the other text, if two texts are exchanged. Otherwise returns None.
 
@@ -190,6 +195,9 @@ def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str
     is the smaller share of the two texts. The result is also None without py3langid, for a language that it does not
     know, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
     """
+    texts = _judged(first), _judged(second)
+    if min(map(len, texts)) < MIN_LINES:
+        return None
     try:
         model = BatchIdentifier()
     except ImportError:
@@ -198,10 +206,8 @@ def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str
     if not a or not b or a == b:
         return None
     shares = []
-    for lines, own, other in ((first, a, b), (second, b, a)):
-        probabilities = model.probabilities([line for line in lines if sum(map(str.isalpha, line)) >= MIN_LETTERS])
-        if len(probabilities) < MIN_LINES:
-            return None
+    for lines, own, other in ((texts[0], a, b), (texts[1], b, a)):
+        probabilities = model.probabilities(lines)
         shares.append(float((probabilities[:, other].sum(1) > probabilities[:, own].sum(1)).mean()))
     return min(shares) if min(shares) > EXCHANGED else None
 
@@ -211,15 +217,16 @@ def different_languages(lines: Sequence[str], references: Sequence[str]) -> tupl
 
     The result is None without py3langid, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
     """
+    texts = _judged(lines), _judged(references)
+    if min(map(len, texts)) < MIN_LINES:  # the model takes half a second to read
+        return None
     try:
         model = BatchIdentifier()
     except ImportError:
         return None
     means = []
-    for text in (lines, references):
-        probabilities = model.probabilities([line for line in text if sum(map(str.isalpha, line)) >= MIN_LETTERS])
-        if len(probabilities) < MIN_LINES:
-            return None
+    for text in texts:
+        probabilities = model.probabilities(text)
         means.append(probabilities.mean(0))
     best = [int(mean.argmax()) for mean in means]
     is_clear = all(

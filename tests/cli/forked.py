@@ -16,7 +16,7 @@ from types import TracebackType
 ROOT = Path(__file__).parents[2]
 SERVER = """
 import gc, json, os, resource, signal, sys, traceback
-import torch
+import torch, torch._dynamo  # a dry run imports torch._dynamo, which takes a second
 torch.set_num_threads(1)
 import importlib, pkgutil, sacrebleu
 import nmtkit

@@ -225,10 +225,6 @@ def with_damaged_text() -> bytes:
     return bytes(data)
 
 
-def bomb() -> bytes:
-    return books(b"a" * 200_000_000, b"a" * 1000)
-
-
 CONTENTS = {
     "a page": (b"<html>Sorry</html>", "ZIP"),
     "truncated": (books()[:-3000], "ZIP"),
@@ -238,13 +234,15 @@ CONTENTS = {
     "unequal sides": (books(target=GERMAN + "mehr\n"), "2,001"),
     "not UTF-8": (books(target=GERMAN[:300].encode() + b"\xff\n"), ":11: byte"),
     "empty": (books("", ""), "no pairs"),
-    "bomb": (bomb(), "200,001,000"),
+    "bomb": (b"", "200,001,000"),
 }
 
 
 @pytest.mark.parametrize("content", CONTENTS)
 def test_an_archive_with_wrong_contents_is_one_line_and_leaves_nothing(server: FileServer, content: str) -> None:
     server.files[ARCHIVE], fact = CONTENTS[content]
+    if content == "bomb":  # 0.3 s, not for each worker that collects the tests
+        server.files[ARCHIVE] = books(b"a" * 200_000_000, b"a" * 1000)
     result = fetch("opus:Books", "-o", "data")
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, result.stderr
     assert fact in result.stderr and f"{server.url}{ARCHIVE}" in result.stderr
