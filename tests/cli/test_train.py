@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
 from nmtkit.data.dataset.transforms import TRANSFORMS
+from nmtkit.experiments import estimate
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints
 from nmtkit.training.config import read_tables
@@ -404,6 +405,7 @@ def test_a_setting_of_another_name_in_the_config_is_named(mirror_data: Path, tmp
 
 
 def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
     monkeypatch.chdir(tmp_path)
     flags = ["--dry-run", "--vocab-size", 37000, "--batch-tokens", 25000, "--device", "cpu", "--max-update", 100000]
     result = train(*flags, "--arch", "transformer_base")
@@ -413,13 +415,14 @@ def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypat
     assert "9.54 TFLOP" in result.stdout
     # weights, gradients and Adam's two means of 63.0 M parameters, 4 bytes each; and an eighth of that
     assert re.search(r"state +1.01 GB", result.stdout)
-    monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
     shared = train(*flags, "--parallel", "fsdp", "--nproc-per-node", 8)
     assert re.search(r"state +0.13 GB", shared.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path) -> None:
+def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ceiling = estimate.product_ceiling
+    monkeypatch.setattr(estimate, "product_ceiling", lambda device, precision: ceiling(device, precision, 0.05))
     result = train(mirror_data, *TINY.split(), "--dry-run", "--dry-run-updates", 2, "--save-dir", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
     assert "target tokens/s" in result.stdout

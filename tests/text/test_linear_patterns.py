@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import re
 import time
+from functools import cache
 
 import pytest
 
@@ -33,6 +34,7 @@ ANCHORED = [
 ]  # matched at one position only
 
 
+@cache
 def patterns() -> dict[str, re.Pattern]:
     found = {f"PATTERNS[{index}]": re.compile(pattern) for index, pattern in enumerate(PATTERNS)}
     for package in (nmtkit.text, nmtkit.text.documents):
