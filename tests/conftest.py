@@ -29,6 +29,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries complain about objects that are left at the end
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Shares the files of `builders.built_once` between workers, as the documentation of pytest-xdist describes."""
