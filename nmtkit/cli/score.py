@@ -42,6 +42,7 @@ SCORE_RULES = (
             "--confidence",
             "--device",
             "--test",
+            "--by-length",
         ),
         reason="a model gives the probability of a text without a reference",
     ),
@@ -55,7 +56,7 @@ SCORE_RULES = (
         needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path"),
     ),
     FlagRule("--languages", needs=("--metric off-target",)),
-    FlagRule("--src", needs=(*(f"--metric {name}" for name in NEURAL_METRICS), "--path")),
+    FlagRule("--src", needs=(*(f"--metric {name}" for name in NEURAL_METRICS), "--path", "--by-length source")),
     FlagRule("--device", needs=tuple(f"--metric {name}" for name in NEURAL_METRICS)),
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
@@ -63,6 +64,11 @@ SCORE_RULES = (
         "--sentence-level",
         excludes=("--confidence", "several --sys"),
         reason="sentence scores have no intervals or tests",
+    ),
+    FlagRule(
+        "--by-length",
+        excludes=("--sentence-level", "several --sys"),
+        reason="a band of lengths has corpus scores of one system; compare --sys shows two systems by length",
     ),
     FlagRule("--width", needs=("--format text",)),
 )
@@ -154,6 +160,11 @@ class ScoreConfig(Config):
         max=1_000_000,
     )
     sentence_level: bool = option(False, "write one line of tab-separated scores for each sentence")
+    by_length: Literal["source", "reference"] | None = option(
+        None,
+        "also show the scores of lines with 1 to 3, 4 to 10, 11 to 20, 21 to 40 and more words; the value is the side "
+        "whose words are counted (of several references, the first)",
+    )
     width: int = option(1, "digits after the decimal point", min=0, max=9)
     format: Literal["text", "json"] = option("text", "output format")
 
@@ -174,6 +185,7 @@ COMMON = {
     "-t, --target-lang CODE": "language, for the tokenizer of BLEU",
     "--[no-]confidence": "95 % confidence intervals",
     "--[no-]sentence-level": "scores of each sentence",
+    "--by-length source|reference": "scores of short and long lines",
     "--format text|json": "output format (default: text)",
     "--path RUN|FILE": "perplexity of texts under this model",
 }
@@ -214,6 +226,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     config: ScoreConfig = from_flags(ScoreConfig, flags)
     conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
     values = {f"--metric {MetricName.parse(name).name}" for name in config.metric} | {f"--format {config.format}"}
+    values.add(f"--by-length {config.by_length}")
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, conditions, conditions | values)
@@ -296,6 +309,10 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         )  # fmt: skip
         show(report.comparison_report(comparison, config.test, samples, config.width), config, texts.published)
         warn_of_languages(texts, [(each.system, each.score) for each in comparison])
+    elif config.by_length is not None:
+        bands, total = report.length_scores(hypotheses, texts, config.by_length, config.metric, settings, bootstrap)
+        show(report.lengths_report(bands, total, config.by_length, config.width), config, texts.published)
+        warn_of_languages(texts, [(next(iter(texts.systems)), each) for each in total])
     else:
         scores = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
         show(report.scores_report(scores, config.width), config, texts.published)
@@ -317,6 +334,7 @@ def warn_of_languages(texts: "ScoredTexts", scores: Sequence[tuple[str, "Score"]
 def check_one_direction(texts: "ScoredTexts", config: ScoreConfig) -> None:
     """Raises ValueError for settings that do not work with the texts of several directions."""
     unusable = {"several --sys": len(texts.systems) > 1, "--sentence-level": config.sentence_level}
+    unusable["--by-length"] = config.by_length is not None
     unusable["--target-lang"] = config.target_lang is not None
     for setting, is_set in unusable.items():
         if is_set:

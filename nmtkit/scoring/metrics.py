@@ -56,22 +56,8 @@ def score(
     and for empty texts or texts of different lengths. Raises ImportError if the extra that a metric needs is not
     installed.
     """
-    check_sentences(hypotheses, references, metrics)
-    scores = []
-    for name, metric in zip(metrics, build_metrics(metrics, settings or MetricSettings(), references), strict=True):
-        progress.begin(f"Computing {name}")
-        result = metric.corpus_score(hypotheses, references or None, n_bootstrap=bootstrap or 1)
-        scores.append(
-            Score(
-                name=result.name,
-                value=float(result.score),
-                signature=str(metric.get_signature()),
-                details=result._verbose,
-                mean=float(result._mean) if bootstrap else None,
-                interval=float(result._ci) if bootstrap else None,
-            )
-        )
-    return scores
+    parts = part_scores(hypotheses, references, [range(len(hypotheses))], metrics, settings, bootstrap=bootstrap)
+    return [score for (score,) in parts]
 
 
 def sentence_scores(
@@ -84,16 +70,59 @@ def sentence_scores(
 
     BLEU uses only n-gram lengths that do not exceed the length of the sentence. Raises the same errors as `score`.
     """
+    rows = [[row] for row in range(len(hypotheses))]
+    return part_scores(hypotheses, references, rows, metrics, settings, sentence_level=True)
+
+
+def part_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    parts: Sequence[Sequence[int]],
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    settings: MetricSettings | None = None,
+    *,
+    bootstrap: int = 0,
+    sentence_level: bool = False,
+) -> list[list[Score]]:
+    """Returns, for each metric, the corpus score of each part of the text. A part has the numbers of its rows.
+
+    The statistics of a sentence are computed once, even if several parts have the sentence. With `sentence_level`, BLEU
+    uses only n-gram lengths that do not exceed the length of the part. `bootstrap` and the errors are as in `score`.
+    """
     check_sentences(hypotheses, references, metrics)
     table = []
-    built = build_metrics(metrics, settings or MetricSettings(), references, sentence_level=True)
+    built = build_metrics(metrics, settings or MetricSettings(), references, sentence_level)
     for name, metric in zip(metrics, built, strict=True):
         progress.begin(f"Computing {name}")
-        statistics = metric._extract_corpus_statistics(hypotheses, references)
-        results = [metric._aggregate_and_compute([row]) for row in statistics]
-        signature = str(metric.get_signature())
-        table.append([Score(name=result.name, value=result.score, signature=signature) for result in results])
+        statistics = metric._extract_corpus_statistics(hypotheses, references or None)
+        results = [_aggregate(metric, [statistics[row] for row in rows], bootstrap) for rows in parts]
+        signature = str(metric.get_signature())  # lists the number of resamples, so the scores come first
+        table.append(
+            [
+                Score(
+                    name=result.name,
+                    value=float(result.score),
+                    signature=signature,
+                    details=result._verbose,
+                    mean=float(result._mean) if bootstrap else None,
+                    interval=float(result._ci) if bootstrap else None,
+                )
+                for result in results
+            ]
+        )
     return table
+
+
+def _aggregate(metric: Any, statistics: list[Any], bootstrap: int) -> Any:
+    """Returns sacreBLEU's score for the statistics of sentences, as its `corpus_score` computes it."""
+    from sacrebleu.significance import _bootstrap_resample
+
+    result = metric._aggregate_and_compute(statistics)
+    if bootstrap:
+        metric.n_bootstrap = bootstrap
+        metric.seed, samples = _bootstrap_resample(statistics, metric, bootstrap)
+        result.estimate_ci(samples)
+    return result
 
 
 def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: Sequence[str]) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nmtkit.data.directions import Direction
-from nmtkit.scoring.metrics import MetricSettings, Score, score
+from nmtkit.scoring.lengths import WORDS_OF_BLEU, LengthBand, length_bands
+from nmtkit.scoring.metrics import MetricSettings, Score, part_scores, score
 from nmtkit.scoring.significance import Comparison, Test
 from nmtkit.scoring.texts import ScoredTexts
 
@@ -98,11 +99,7 @@ def directions_report(directions: DirectionScores, untrained: Collection[Directi
         name = f"{direction}{' *' * (direction in untrained)}"
         table.append([name, f"{count:,}", *(number(score, width) for score in scores)])
     table.append(["average", "", *(f"{mean:.{width}f}" for mean in means.values())])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for row in table:
-        cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    lines = aligned(table)
     if any(direction in untrained for direction in directions):
         lines.append("* no training pairs; not part of the average")
     names: dict[str, list[str]] = {}
@@ -112,6 +109,63 @@ def directions_report(directions: DirectionScores, untrained: Collection[Directi
             names.setdefault(f"{each.name:<{longest}}  {each.signature}", []).append(str(direction))
     lines += ["", *(name + ("" if len(of) == len(directions) else f"  {', '.join(of)}") for name, of in names.items())]
     return ScoreReport({"directions": rows, "average": means}, lines)
+
+
+BandScores = Sequence[tuple[LengthBand, list[Score]]]
+
+
+def length_scores(
+    hypotheses: Sequence[str],
+    texts: ScoredTexts,
+    by: str,
+    metrics: Sequence[str],
+    settings: MetricSettings,
+    bootstrap: int,
+) -> tuple[BandScores, list[Score]]:
+    """Returns the scores of each band of lengths, and the scores of all lines.
+
+    `by` is "source" or "reference", the side whose words are counted; of several references, the first. Raises
+    ValueError if there is no text of this side.
+    """
+    counted = texts.sources if by == "source" else next(iter(texts.references), None)
+    if counted is None:
+        needed = "--src FILE, --data or --test-set" if by == "source" else "--ref FILE, --data or --test-set"
+        raise ValueError(f"--by-length {by} counts the words of the {by}: give {needed}")
+    bands = length_bands(counted)
+    parts = [*(band.rows for band in bands), range(len(counted))]
+    table = part_scores(hypotheses, texts.references, parts, metrics, settings, bootstrap=bootstrap)
+    *rows, total = map(list, zip(*table, strict=True))
+    return list(zip(bands, rows, strict=True)), total
+
+
+def lengths_report(bands: BandScores, total: Sequence[Score], by: str, width: int) -> ScoreReport:
+    """Returns the report of bands of lengths, and of all lines. `by` is the side whose words are counted."""
+    table = [[f"words of the {by}", "lines", *(score.name for score in total)]]
+    for band, scores in bands:
+        table.append([band.title, f"{len(band.rows):,}", *(number(score, width) for score in scores)])
+    lines = sum(len(band.rows) for band, _ in bands)
+    table.append(["all", f"{lines:,}", *(number(score, width) for score in total)])
+    margin = max(len(score.name) for score in total)
+    shown = aligned(table)
+    if any(score.name == "BLEU" for score in total) and bands[0][0].fewest < WORDS_OF_BLEU:
+        shown.append(f"BLEU counts up to {WORDS_OF_BLEU} words in a row, so the BLEU of shorter lines says little")
+    shown += ["", *(f"{score.name:<{margin}}  {score.signature}" for score in total)]
+    rows = [
+        {"fewest": band.fewest, "most": band.most, "lines": len(band.rows), "scores": list(map(plain, scores))}
+        for band, scores in bands
+    ]
+    everything = {"lines": lines, "scores": list(map(plain, total))}
+    return ScoreReport({"words_of": by, "bands": rows, "all": everything}, shown)
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the rows of a table as lines. All columns but the first are aligned at the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    return lines
 
 
 def plain(score: Score) -> dict[str, Any]:

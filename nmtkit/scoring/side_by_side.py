@@ -4,25 +4,19 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 from nmtkit.jobs import progress
 from nmtkit.pages.charts import histogram
 from nmtkit.pages.document import Html, render, visible
-from nmtkit.scoring.metrics import MetricSettings, Score, score, sentence_scores
+from nmtkit.scoring.lengths import TOKEN, WORDS_OF_BLEU, length_bands, word_count
+from nmtkit.scoring.metrics import MetricSettings, Score, part_scores, sentence_scores
 from nmtkit.scoring.significance import Comparison
 from nmtkit.scoring.texts import ScoredTexts
 
 SHOWN = 3000  # maximum number of sentences on the page
-FEW_WORDS = 2  # references with at most this many words are a separate length class
 LONGEST = 1000  # words beyond this number are not compared, because the time grows with the square of the number
 LOWER_IS_BETTER = ("TER", "off-target", "MetricX")  # first words of the names of scores
-# words, single characters of scripts without spaces, and other characters
-_TOKEN = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
-    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|\s+|[^\w\s]"
-)
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _WORD = re.compile(r"\w[\w.&'’/-]*\w|\w")
 
@@ -70,7 +64,7 @@ def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettin
                 scores=([each.value for each in columns[0]], [each.value for each in columns[1]]),
                 differences=[gain(b) - gain(a) for a, b in zip(*columns, strict=True)],
                 faults=(faults(first, references, source), faults(second, references, source)),
-                length=sum(map(is_word, _TOKEN.findall(references[0]))),
+                length=word_count(references[0]),
             )
         )
         progress.advance(1)
@@ -82,14 +76,10 @@ def gain(score: Score) -> float:
     return -score.value if score.name.startswith(LOWER_IS_BETTER) else score.value
 
 
-def is_word(token: str) -> bool:
-    return token[0].isalnum()
-
-
 def differences(first: str, second: str, references: Sequence[str]) -> tuple[list[Mark], list[Mark]]:
     """Returns both texts in parts. Words that only one text has are "right" if a reference has them, else "wrong"."""
-    a, b = _TOKEN.findall(first), _TOKEN.findall(second)
-    known = {token for reference in references for token in _TOKEN.findall(reference)}
+    a, b = TOKEN.findall(first), TOKEN.findall(second)
+    known = {token for reference in references for token in TOKEN.findall(reference)}
     matcher = difflib.SequenceMatcher(None, a[:LONGEST], b[:LONGEST], autojunk=False)
     common: tuple[set[int], set[int]] = set(), set()
     for start, other, size in matcher.get_matching_blocks():
@@ -159,7 +149,7 @@ def page(
         systems=list(texts.systems),
         metrics=names,
         scores=[_score_row(name, comparison, compared, index) for index, name in enumerate(names)],
-        lengths=_by_length(texts, metrics, settings, compared),
+        lengths=_by_length(texts, metrics, settings),
         chart=Html(_chart(names[0], [each.differences[0] for each in compared])),
         sentences=by_size,
         total=len(compared),
@@ -184,31 +174,25 @@ def _score_row(
     return [name, *shown, f"{change:+.1f}", p, *(f"{count:,}" for count in better)]
 
 
-def _by_length(
-    texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings, compared: Sequence[ComparedSentence]
-) -> list[list[str]]:
-    """Returns the score of the first metric for references of few words, and for four classes of longer references.
-
-    The four classes have about equal numbers of sentences. BLEU has no class of few words, because its 4-grams need at
-    least four words.
-    """
-    if len(compared) < 40:
-        return []
-    order = sorted(range(len(compared)), key=lambda row: compared[row].length)
-    short = 0 if metrics[0] == "bleu" else sum(each.length <= FEW_WORDS for each in compared)
-    bounds = {0, *(short + (len(order) - short) * part // 4 for part in range(5))}
-    rows = []
-    for start, end in pairwise(sorted(bounds)):
-        chosen = order[start:end]
-        references = [[text[row] for row in chosen] for text in texts.references]
-        sources = None if settings.sources is None else tuple(settings.sources[row] for row in chosen)
-        values = [
-            score([system[row] for row in chosen], references, metrics[:1], replace(settings, sources=sources))[0].value
-            for system in texts.systems.values()
+def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[list[str]]:
+    """Returns the scores of the first metric for bands of lengths of the first reference. BLEU has no short lines."""
+    bands = length_bands(texts.references[0])
+    if metrics[0] == "bleu":
+        bands = [band for band in bands if band.fewest >= WORDS_OF_BLEU]
+    tables = [
+        part_scores(system, texts.references, [band.rows for band in bands], metrics[:1], settings)[0]
+        for system in texts.systems.values()
+    ]
+    return [
+        [
+            band.title.replace(" ", "\u00a0"),
+            f"{len(band.rows):,}",
+            f"{a.value:.1f}",
+            f"{b.value:.1f}",
+            f"{b.value - a.value:+.1f}",
         ]
-        lengths = f"{compared[chosen[0]].length}\u00a0to\u00a0{compared[chosen[-1]].length}"
-        rows.append([lengths, f"{len(chosen):,}", *(f"{x:.1f}" for x in values), f"{values[1] - values[0]:+.1f}"])
-    return rows
+        for band, a, b in zip(bands, *tables, strict=True)
+    ]
 
 
 def _chart(name: str, values: Sequence[float]) -> str:

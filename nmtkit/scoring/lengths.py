@@ -1,0 +1,49 @@
+"""Scores by length: the lines of a text in bands of few and many words, and corpus scores of each band."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# words, single characters of scripts without spaces, and other characters
+TOKEN = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
+    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|\s+|[^\w\s]"
+)
+BOUNDS = (0, 1, 4, 11, 21, 41)  # smallest number of words of each band
+WORDS_OF_BLEU = 4  # BLEU counts up to 4 words in a row, so the BLEU of shorter lines says little
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBand:
+    """The lines of a text with `fewest` to `most` words."""
+
+    fewest: int
+    most: int | None  # None: no upper bound
+    rows: Sequence[int]  # numbers of the lines, from 0
+
+    @property
+    def title(self) -> str:
+        if self.most is None:
+            return f"{self.fewest} or more"
+        return f"{self.fewest} to {self.most}" if self.most > self.fewest else str(self.fewest)
+
+
+def is_word(token: str) -> bool:
+    return token[0].isalnum()
+
+
+def word_count(text: str) -> int:
+    """Returns the number of words and numbers. A character of a script without spaces counts as a word."""
+    return sum(map(is_word, TOKEN.findall(text)))
+
+
+def length_bands(lines: Sequence[str]) -> list[LengthBand]:
+    """Returns the bands that have lines, from few words to many."""
+    counts = list(map(word_count, lines))
+    ends: tuple[int | None, ...] = (*BOUNDS[1:], None)
+    bands = []
+    for fewest, end in zip(BOUNDS, ends, strict=True):
+        rows = [row for row, count in enumerate(counts) if fewest <= count and (end is None or count < end)]
+        if rows:
+            bands.append(LengthBand(fewest=fewest, most=None if end is None else end - 1, rows=rows))
+    return bands
