@@ -65,7 +65,7 @@ def compare(
         Comparison(
             system=system,
             score=_score(name, str(signature), result),
-            p_value=1.0 if result.p_value and hypotheses == baseline else result.p_value,
+            p_value=None if result.p_value is None else 1.0 if hypotheses == baseline else float(result.p_value),
         )
         for name, signature in signatures.items()
         for (system, hypotheses), result in zip(systems.items(), results[name], strict=True)

@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from sacrebleu.significance import PairedTest
 
 from nmtkit.cli import main
 from nmtkit.data.corpora.corpus import Pairs
@@ -163,6 +165,22 @@ def test_the_better_system_is_told_from_the_baseline_and_a_copy_is_not(tmp_path)
     base, copy, good = text_output.splitlines()[1:4]
     assert "p =" not in base and "*" not in copy and good.endswith("*")
     assert "paired bootstrap, 100 samples" in text_output
+
+
+def test_p_values_of_older_versions_of_sacrebleu_are_shown(tmp_path, monkeypatch):
+    """sacreBLEU 2.4 returns numbers of NumPy, which ended the report with a traceback."""
+    original = PairedTest.__call__
+
+    def call(self):
+        signatures, scores = original(self)
+        for result in (each for results in scores.values() for each in results if hasattr(each, "p_value")):
+            result.p_value = None if result.p_value is None else np.float64(result.p_value)
+        return signatures, scores
+
+    monkeypatch.setattr(PairedTest, "__call__", call)
+    one, two = write(tmp_path / "one", ["ein Hund"] * 3), write(tmp_path / "two", ["ein Kater"] * 3)
+    result = nmtkit_score("--sys", one, "--sys", two, "--ref", one, "--metric", "chrf", "--samples", "50")
+    assert result.exit_code == 0 and "p = 0." in result.stdout
 
 
 def test_the_references_kept_in_a_dataset_are_used(tmp_path):
