@@ -22,10 +22,14 @@ class Rotary:
     def __init__(self, width: int, base: float) -> None:
         self.width, self.base = width, base
 
+    def angles(self, positions: Tensor) -> Tensor:
+        """Returns the angles of the pairs of a head at each position: … -> … K/2."""
+        exponent = torch.arange(0, self.width, 2, device=positions.device) / self.width
+        return positions[..., None] * self.base**-exponent
+
     def __call__(self, x: Tensor, positions: Tensor | int) -> Tensor:
         """Returns the turned heads, T H K. `positions` has the position of each token [T], or of all tokens."""
-        exponent = torch.arange(0, self.width, 2, device=x.device) / self.width
-        angles = torch.as_tensor(positions, device=x.device)[..., None, None] * self.base**-exponent  # T 1 K/2
+        angles = self.angles(torch.as_tensor(positions, device=x.device))[..., None, :]  # T 1 K/2
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)

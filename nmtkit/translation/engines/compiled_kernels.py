@@ -34,6 +34,26 @@ def embedded(code: Vectors, tokens: Any, positions: Any, width: Any, scale: Any,
     for_parts(code, width, part)
 
 
+@kernel(NUMBER, NUMBER, NUMBER, NUMBER)
+def turned(code: Vectors, x: Any, heads: Any, half: Any, turns: Any) -> None:
+    """Turns the pairs of each head at x (`relative_positions.Rotary`).
+
+    A head has two times `half` numbers. `turns` is the address of the cosines of its angles, which the sines follow.
+    """
+    builder = code.builder
+    with code.loop(heads, 1) as head:
+        first = builder.add(x, builder.mul(builder.mul(head, half), code.size(8)))
+
+        def part(index: Any, mask: Any, first: Any = first) -> None:
+            other = builder.add(half, index)
+            a, b = code.read(first, index, mask), code.read(first, other, mask)
+            cos, sin = code.read(turns, index, mask), code.read(turns, other, mask)
+            code.write(builder.fsub(builder.fmul(a, cos), builder.fmul(b, sin)), first, index, mask)
+            code.write(builder.fadd(builder.fmul(a, sin), builder.fmul(b, cos)), first, other, mask)
+
+        for_parts(code, half, part)
+
+
 @kernel(NUMBER, NUMBER, NUMBER)
 def copied(code: Vectors, x: Any, size: Any, y: Any) -> None:
     """Copies a row."""

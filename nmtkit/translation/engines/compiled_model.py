@@ -22,6 +22,7 @@ from nmtkit.translation.engines.compiled_kernels import (
     gated_sum,
     normalized,
     recurrent,
+    turned,
 )
 from nmtkit.translation.engines.compiled_products import linear
 
@@ -48,11 +49,12 @@ def record(numbers: str, reals: str = "") -> Any:
 
 
 # `linears` is the address of a table with the columns of `compiled_products.linear`, `norms` of a table of norms.
-# `inner` is 0 for decoder layers without a feed-forward network. Further numbers are addresses of embeddings.
+# `inner` is 0 for decoder layers without a feed-forward network. `turns` is the address of the cosines and sines of
+# each position (`kernels.turned`), or 0. Further numbers are addresses of embeddings.
 MODEL = record(
     "linears norms width heads inner encoder_inner encoder_layers decoder_layers vocabulary pre_norm activation gated "
     "self_attention average_inner gates zero_first source_tokens source_positions target_tokens target_positions "
-    "output alignment_layer",
+    "turns output alignment_layer",
     "eps source_scale target_scale",
 )
 # Addresses of memory for the numbers of rows, and the numbers of a row (of `rounded`: bytes). x has the numbers that
@@ -135,6 +137,14 @@ def embed(space: Any, tokens: int, positions: int, scale: Any, token: int, posit
 
 
 @inner
+def turn(model: Any, projected: int, position: int) -> None:
+    """Turns the queries and keys of a projected row by its position, in models with rotary positions."""
+    if model.turns:
+        head = model.width // model.heads
+        turned(projected, 2 * model.heads, head // 2, model.turns + 4 * head * position)
+
+
+@inner
 def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> None:
     """Writes keys and values of the memory of several sentences to `cache.memory`.
 
@@ -159,6 +169,8 @@ def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> Non
         for sentence in range(len(starts) - 1):
             first, size = starts[sentence] - begin, starts[sentence + 1] - starts[sentence]
             keys = space.projected + row_size * first + 4 * width
+            for position in range(size):
+                turn(model, space.projected + row_size * (first + position), position)
             for row in range(first, first + size):
                 attended(
                     space.projected + row_size * row, head, model.heads, keys, keys + 4 * width, space.everything,
@@ -253,6 +265,7 @@ def step(model: Any, space: Any, cache: Any, rows: Array, count: int, share: Any
             keys = cache.keys_and_values + cache.layer_size * layer
             for row in range(count):
                 newest, query = rows[row], space.projected + row_size * row
+                turn(model, query, newest.length)
                 copied(query + 4 * width, 2 * width, keys + 8 * width * newest.place)
                 attended(
                     query, head, heads, keys, keys + 4 * width, newest.places, newest.length + 1, 2 * width, scale,

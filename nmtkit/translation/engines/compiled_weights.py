@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from nmtkit.models.architectures.interface import layer_index
 from nmtkit.models.architectures.transformer import Transformer
-from nmtkit.models.architectures.transformer_config import TransformerConfig
+from nmtkit.models.architectures.transformer_config import ADDED_POSITIONS, TransformerConfig
 from nmtkit.models.architectures.transformer_layers import SelfAttention
 from nmtkit.models.layers import int8
 from nmtkit.models.layers.feed_forward import GATED, FeedForward
 from nmtkit.models.layers.fixed_state import SSRU, AverageAttention
 from nmtkit.models.layers.prepack import Precision
+from nmtkit.models.layers.relative_positions import Rotary
 from nmtkit.translation.engines import compiled_model as compiled
 from nmtkit.translation.engines import compiled_products as products
 from nmtkit.translation.engines import compiled_shortlists as shortlists
@@ -156,6 +157,20 @@ def gates_of(config: TransformerConfig) -> int:
     if not config.average_gate:
         return compiled.NO_GATE
     return compiled.SEPARATE_GATES if config.average_separate_gates else compiled.JOINT_GATE
+
+
+def position_tables(model: Transformer, length: int) -> dict[str, Array]:
+    """Returns tables of at least `length` positions, by their fields of MODEL. Positions that are not added are 0."""
+    config, size = model.config, max(1024, 2 * length)
+    if config.positions in ADDED_POSITIONS:
+        tables = [embedding.table(length) for embedding in (model.source_embedding, model.target_embedding)]
+    else:
+        tables = [torch.zeros(size, config.d_model)] * 2
+    named = dict(zip(("source_positions", "target_positions"), tables, strict=True))
+    if config.positions == "rotary":
+        angles = Rotary(config.key_width, config.rotary_base).angles(torch.arange(size))
+        named["turns"] = torch.cat([angles.cos(), angles.sin()], -1)
+    return {name: array(table.float()) for name, table in named.items()}
 
 
 def group_type(precision: Precision) -> Any:

@@ -13,12 +13,11 @@ import torch
 
 from nmtkit.data.tokenizers.tokenizer import UNK, Encoded
 from nmtkit.models.architectures.transformer import Transformer
-from nmtkit.models.architectures.transformer_layers import Embedding
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.engines import compiled_search as compiled
 from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_rules import Settings
-from nmtkit.translation.engines.compiled_weights import array, model_of, output_of
+from nmtkit.translation.engines.compiled_weights import model_of, output_of, position_tables
 from nmtkit.translation.engines.search_memory import (
     MemorySizes,
     SearchMemory,
@@ -53,7 +52,7 @@ class LockstepSearch:
         self.models = np.stack([record for record, _ in packed])
         self.tables = [tables for _, tables in packed]
         self.linears = [np.array(tables.linears, np.int64) for tables in self.tables]
-        self.positions: dict[tuple[int, str], Array] = {}  # tables of positions, by the model and the side
+        self.reserved = [0] * len(transformers)  # positions in the tables of each model
         self.extending = threading.Lock()
         self.process: int | None = None  # the process whose threads `executor` has
         self.executor: ThreadPoolExecutor
@@ -67,7 +66,7 @@ class LockstepSearch:
         sources = [len(segment.ids) for segment in batch]
         constraints = [segment.constraints for segment in batch]
         lengths = max_lengths(options, sources, constraints, self.transformers)
-        self.reserve_positions(max(sources), max(lengths) + 1)
+        self.reserve_positions(max(*sources, max(lengths) + 1))
         sentences, settings = self.sentences(batch, lengths, options), settings_of(options)
         results = results_for(sentences, options)
         threads = min(self.threads, len(batch))
@@ -171,18 +170,15 @@ class LockstepSearch:
             memory = SearchMemory(sizes, self.models, self.linears, outputs)
         return memory
 
-    def reserve_positions(self, source: int, target: int) -> None:
-        """Extends the tables of positions to the longest source and the longest output of a batch."""
+    def reserve_positions(self, length: int) -> None:
+        """Extends the tables of positions to `length`, the longest source or output of a batch."""
         with self.extending:
             for index, transformer in enumerate(self.transformers):
-                for side, size in (("source", source), ("target", target)):
-                    known = self.positions.get((index, side))
-                    if known is None or len(known) < size:
-                        embedding: Embedding = getattr(transformer, f"{side}_embedding")
-                        table = array(embedding.table(size).float())
-                        self.tables[index].kept(table)  # other threads may still use the old table
-                        self.positions[index, side] = table
-                        self.models[index][f"{side}_positions"] = table.ctypes.data
+                if self.reserved[index] < length:
+                    tables = position_tables(transformer, length)
+                    for name, table in tables.items():  # other threads may still use the old tables
+                        self.models[index][name] = self.tables[index].kept(table)
+                    self.reserved[index] = min(map(len, tables.values()))
 
     @cached_property
     def outputs(self) -> Array:

@@ -37,8 +37,11 @@ if TYPE_CHECKING:  # this file imports numba
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "position_offset", "max_positions"}
 SAME |= {"pre_norm", "attention_bias", "output_bias", "embedding_norm", "scale_embeddings", "zero_bos", "norm_eps"}
 SAME |= {"share_embeddings", "tie_output", "ssru_norm", "decoder_ffn", "decoder_tied_layers", "activation"}
-SAME |= {"average_ffn", "average_gate", "average_separate_gates"}
-ALLOWED = {"decoder_self_attention": ("attention", "average", "ssru"), "positions": ADDED_POSITIONS}
+SAME |= {"average_ffn", "average_gate", "average_separate_gates", "rotary_base"}
+ALLOWED = {
+    "decoder_self_attention": ("attention", "average", "ssru"),
+    "positions": (*ADDED_POSITIONS, "rotary", "none"),
+}
 FLAGS = OUTSIDE | {"--beam", "--nbest", "--lenpen", "--max-len-a", "--max-len-b", "--min-len", "--shortlist"}
 FLAGS |= {"--unkpen", "--replace-unknown", "--no-repeat-ngram", "--ordered-constraints"}
 FLAGS |= {"--sampling", "--temperature", "--top-k", "--top-p", "--seed"}
