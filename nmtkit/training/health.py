@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from nmtkit.data.dataset.binarized import Split
+from nmtkit.training.checkpoints import file_name, numbered
 from nmtkit.training.config import JobConfig
-from nmtkit.training.meter import DivergedError, newest_checkpoint
+from nmtkit.training.meter import DivergedError, perplexity
+from nmtkit.training.run_log import FORMS
 from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
@@ -63,9 +65,9 @@ class TrainingHealth:
             if nll > self.uniform + FIRST_EXCESS:
                 self.highest = None
                 log.warning(
-                    "the first update has a loss of %.1f per token, but uniform guesses among all pieces have %.1f: "
+                    "the first update has %s, but uniform guesses among all pieces have %s: "
                     "check the initial weights of the model (the scale of embeddings and output projection)",
-                    *(nll, self.uniform),
+                    *(shown(nll), shown(self.uniform)),
                 )
 
     def stop_if_diverged(self, record: Mapping[str, Any]) -> None:
@@ -78,19 +80,28 @@ class TrainingHealth:
         if nll <= self.highest:
             self.good_until = update
             return
-        text = f"update {update} has a loss of {nll:.1f} per token, but uniform guesses have {self.uniform:.1f}"
         if update - self.good_until >= DIVERGED_UPDATES:
             raise DivergedError(
-                f"{text}: the run diverges since update {self.good_until + 1}. {newest_checkpoint(self.save_dir)} "
-                "Try a lower --lr, a longer --warmup-updates, or --clip-norm 1"
+                f"update {update} has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: the run diverges "
+                f"since update {self.good_until + 1}. {self._good_checkpoint()} Try a lower --lr, a longer "
+                "--warmup-updates, or --clip-norm 1, in another --save-dir: the same command resumes the diverged run"
             )
+        self._warn_of_divergence(update, nll)
+
+    def _warn_of_divergence(self, update: int, nll: float) -> None:
         if self.rate_due:
             self.rate_due = False
             log.warning(
-                "%s: the run diverges, and ends if %d updates have such losses. Try a lower --lr, a longer "
-                "--warmup-updates, or --clip-norm 1",
-                *(text, DIVERGED_UPDATES),
+                "update %d has %s, but uniform guesses have %s: the run diverges, and ends if %d updates have such "
+                "losses. Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
+                *(update, shown(nll), shown(self.uniform), DIVERGED_UPDATES),
             )
+
+    def _good_checkpoint(self) -> str:
+        """Returns a sentence about the newest checkpoint from before the divergence."""
+        newest = file_name(self.good_until)
+        good = [path for path in numbered(self.save_dir) if path.name <= newest] if self.save_dir.is_dir() else []
+        return f"The newest checkpoint before is {good[-1]}." if good else "No checkpoint is older."
 
     def after_log_line(self, record: Mapping[str, Any]) -> None:
         """Checks the mean loss since the previous log line."""
@@ -104,31 +115,45 @@ class TrainingHealth:
         if nll > self.uniform:
             self.rate_due = False
             log.warning(
-                "update %d has a loss of %.1f per token, above the %.1f of uniform guesses, although warm-up is "
-                "over: is the learning rate too high? Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
-                *(update, nll, self.uniform),
+                "update %d has %s, above %s of uniform guesses, although warm-up is over: is the learning rate too "
+                "high? Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
+                *(update, shown(nll), shown(self.uniform)),
             )
         elif before - nll < PROGRESS and nll > self.entropy - PLATEAU:
             self.rate_due = False
             log.warning(
-                "update %d has a loss of %.1f per token, and the loss hardly falls: a model that knows only the "
-                "frequencies of the target pieces has %.1f. Try a lower --lr, a longer --warmup-updates, or --pre-norm "
-                "if the architecture has this option",
-                *(update, nll, self.entropy),
+                "update %d has %s, and the loss hardly falls: a model that knows only the frequencies of the target "
+                "pieces has %s. Try a lower --lr, a longer --warmup-updates, or --pre-norm if the architecture has "
+                "this option",
+                *(update, shown(nll), shown(self.entropy)),
             )
 
-    def after_validation(self, scores: Mapping[str, float]) -> None:
-        """Compares the first validation of the run with the training loss before it."""
-        if not self.valid_due or "ppl" not in scores or self.logged is None:
+    def after_validation(self, update: int, scores: Mapping[str, float]) -> None:
+        """Compares the first validation of the run with the training loss before it.
+
+        Before the first log line, a validation tells of a run that diverges, because such a run has no other sign yet.
+        """
+        if not self.valid_due or "ppl" not in scores:
+            return
+        if self.logged is None:
+            if self.highest is not None and math.log(scores["ppl"]) > self.highest:
+                self._warn_of_divergence(update, math.log(scores["ppl"]))
             return
         self.valid_due = False
+        if self.highest is not None and self.logged[1] > self.highest:
+            return  # the run diverges, which has another cause
         nll = math.log(scores["ppl"])
         if nll > self.logged[1] + VALID_EXCESS:
             log.warning(
-                "the first validation has a loss of %.1f per token, but training has %.1f: do the valid set and the "
-                "training set have the same languages and direction? `nmtkit inspect DATA --verify` shows them",
-                *(nll, self.logged[1]),
+                "the first validation has %s, but training has %s: do the valid set and the training set have the same "
+                "languages and direction? `nmtkit inspect DATA --verify` shows them",
+                *(shown(nll), shown(self.logged[1])),
             )
+
+
+def shown(nll: float) -> str:
+    """Returns the perplexity of a loss per token, as in the log lines of the terminal."""
+    return FORMS["ppl"](perplexity(nll))
 
 
 def target_entropy(train: Split) -> float:

@@ -261,7 +261,7 @@ class Run:
                 more["directions"] = validator.by_direction
             more |= {"epoch": position.epoch + (position.index > 0), "maximized": self.maximized}
             self.log.write("valid", update=number, **scores, seconds=round(seconds, 3), **more)
-            self.health.after_validation(scores)
+            self.health.after_validation(number, scores)
             self.page.write(validator)
         self.callbacks.call("validation", scores)
         return scores

@@ -507,7 +507,7 @@ def test_a_first_loss_above_uniform_is_told(
     monkeypatch.setattr(setup, "build_model", scaled)
     train(mirror_data, tmp_path / "run", max_update=1)
     (warning,) = warned(caplog)
-    assert "the first update has" in warning and "have 5.8: " in warning
+    assert "the first update has" in warning and "have ppl 320.00: " in warning
 
 
 @pytest.mark.slow
@@ -518,8 +518,8 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     monkeypatch.setattr(health, "DIVERGED_EXCESS", math.inf)  # the loss is so high that the run would also diverge
     train(mirror_data, tmp_path / "run", max_update=40, lr=20.0)
     (warning,) = warned(caplog)
-    assert warning.startswith("update 15 has a")
-    assert "the 5.8 of uniform" in warning and "learning rate too high" in warning
+    assert warning.startswith("update 15 has ppl ")
+    assert "above ppl 320.00 of uniform" in warning and "learning rate too high" in warning
 
 
 def test_a_run_that_diverges_warns_once_and_then_stops(
@@ -535,20 +535,40 @@ def test_a_run_that_diverges_warns_once_and_then_stops(
     losses = {record["update"]: math.log(record["ppl"]) for record in log_records(tmp_path / "run", "train")}
     diverged = [update for update, loss in losses.items() if loss > math.log(320) + 2]
     assert warning.startswith(f"update {diverged[0]} ") and diverged[-1] - diverged[0] in (25, 30)
-    assert f"update {diverged[-1]} " in str(error.value) and "last.pt" not in str(error.value)
+    assert f"update {diverged[-1]} " in str(error.value) and "--save-dir" in str(error.value)
+    assert "No checkpoint is older" in str(error.value)  # all checkpoints of the run have diverged
     assert log_records(tmp_path / "run", "end")[-1]["state"] == "failed"
 
 
 def test_a_fine_tuning_that_starts_above_uniform_guesses_diverges_only_above_its_start(
-    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Dataset.open(mirror_data)["train"]
     watch = health.TrainingHealth(job(tmp_path, finetune_from=tmp_path / "base.pt"), data, fresh=True)
     for update in range(1, 9):
         watch.stop_if_diverged({"update": 100 * update, "ppl": math.exp(50 - update)})
     assert warned(caplog) == []
-    with pytest.raises(DivergedError, match=r"update 900 .* since update 801\."):
+    for update in (600, 800, 900):
+        (tmp_path / f"update_{update:08d}.pt").touch()
+    monkeypatch.setattr(watch, "save_dir", tmp_path)
+    with pytest.raises(DivergedError, match=r"update 900 .* since update 801\. .*update_00000800\.pt"):
         watch.stop_if_diverged({"update": 900, "ppl": math.exp(60)})
+
+
+def test_a_validation_tells_of_a_divergence_before_the_first_log_line(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Dataset.open(mirror_data)["train"]
+    watch = health.TrainingHealth(job(tmp_path), data, fresh=True)
+    watch.after_validation(15, {"ppl": 320 * math.exp(1.9)})
+    assert not warned(caplog)
+    watch.after_validation(30, {"ppl": 320 * math.exp(2.1)})
+    watch.after_validation(45, {"ppl": 1e9})
+    (warning,) = warned(caplog)
+    assert warning.startswith("update 30 ") and "diverges" in warning and "ppl 320.00" in warning
+    watch.after_log_line({"update": 50, "ppl": 1e6})
+    watch.after_validation(60, {"ppl": 1e9})  # says nothing about the languages of the valid set
+    assert len(warned(caplog)) == 1
 
 
 def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
@@ -574,7 +594,8 @@ def test_a_loss_at_the_entropy_of_the_target_pieces_is_told_once(
     losses(0.9, 0.1, 0.05, 0.03, 0.02)
     (warning,) = warned(caplog)
     assert warning.startswith("update 400 ")
-    assert f" {entropy + 0.03:.1f} " in warning and f" {entropy:.1f}. " in warning and "--lr" in warning
+    perplexities = [f"ppl {math.exp(nll):.2f}" for nll in (entropy + 0.03, entropy)]
+    assert all(text in warning for text in (*perplexities, "--lr"))
 
 
 def test_a_first_validation_far_above_training_is_told(
@@ -582,18 +603,18 @@ def test_a_first_validation_far_above_training_is_told(
 ) -> None:
     data = Dataset.open(mirror_data)["train"]
     watch = health.TrainingHealth(job(tmp_path), data, fresh=True)
-    watch.after_validation({"ppl": 1e9})  # there is no training loss yet
+    watch.after_validation(5, {"ppl": 300.0})  # there is no training loss yet
     watch.after_log_line({"update": 10, "ppl": 20.0})
-    watch.after_validation({"ppl": 400.0})
-    watch.after_validation({"ppl": 400.0})
+    watch.after_validation(10, {"ppl": 400.0})
+    watch.after_validation(10, {"ppl": 400.0})
     (warning,) = warned(caplog)
-    assert "6.0 per token" in warning
+    assert "has ppl 400.00, but training has ppl 20.00" in warning
     for other in (
         health.TrainingHealth(job(tmp_path), data, fresh=False),
         health.TrainingHealth(job(tmp_path, overfit_batches=1), data, True),
     ):
         other.after_log_line({"update": 10, "ppl": 20.0})
-        other.after_validation({"ppl": 400.0})
+        other.after_validation(10, {"ppl": 400.0})
     assert len(warned(caplog)) == 1
 
 
