@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.api.settings import PathLike, configs, texts
+from nmtkit.api.settings import PathLike, configs, named_arguments, texts
 from nmtkit.config import check_flags, flag_name
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess as make_dataset
@@ -31,6 +31,7 @@ def preprocess(**settings: Any) -> DatasetReport:
     return make_dataset(config)
 
 
+@named_arguments
 def average(
     inputs: PathLike | Sequence[PathLike],
     output: PathLike,

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from nmtkit.api.encoder_output import source_ids, states_of
-from nmtkit.api.settings import PathLike, check_text, configs, pairs, texts, translation_options
+from nmtkit.api.settings import (
+    PathLike,
+    check_text,
+    configs,
+    named_arguments_of_methods,
+    pairs,
+    texts,
+    translation_options,
+)
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.packed import Batch, Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
@@ -59,6 +67,7 @@ def load(
     return Model(translator, trainable)
 
 
+@named_arguments_of_methods
 class Model:
     """A model or an ensemble in evaluation mode, with its tokenizer. Use the function `load` to get a `Model`."""
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import inspect
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
 from nmtkit.text.normalization import check_characters
@@ -15,6 +16,9 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 
 PathLike = str | Path
+Called = TypeVar("Called", bound=Callable[..., Any])
+Class = TypeVar("Class")
+LANGUAGES = {"source_lang", "target_lang"}  # names of `**languages`
 
 
 @functools.lru_cache(64)  # each call of `Model.translate` needs these types
@@ -27,6 +31,40 @@ def hints_of(*classes: Any) -> Mapping[str, Any]:
         for field in dataclasses.fields(cls)
         if field.metadata.get("is_flag", True)
     }
+
+
+def named_arguments(function: Called) -> Called:
+    """Lets a function raise ValueError for an argument name that it does not have, with the most similar name.
+
+    If the function has an argument `settings`, which maps flags to values, the message says that flags belong there.
+    Functions with `**settings` or `**options` check these names themselves.
+    """
+    parameters = inspect.signature(function).parameters
+    known = set(parameters) - {"self"}
+    if any(parameter.kind is parameter.VAR_KEYWORD and name != "languages" for name, parameter in parameters.items()):
+        return function
+    names = sorted(known - {"languages"} | (LANGUAGES if "languages" in known else set()))
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        for name in named:
+            if name not in names:
+                title = function.__name__
+                hint = (
+                    f"; give flags as a dict: {title}({{{name!r}: {named[name]!r}}}, …)" if "settings" in names else ""
+                )
+                raise ValueError(f"{title} has no argument {name!r}; {suggestion(name, names)}{hint}")
+        return function(*arguments, **named)
+
+    return cast(Called, called)
+
+
+def named_arguments_of_methods(kind: type[Class]) -> type[Class]:
+    """Applies `named_arguments` to the public methods of a class."""
+    for name, function in list(vars(kind).items()):
+        if inspect.isfunction(function) and not name.startswith("_"):
+            setattr(kind, name, named_arguments(function))
+    return kind
 
 
 def configs(

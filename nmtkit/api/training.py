@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.api.settings import PathLike, checked, hints_of
+from nmtkit.api.settings import PathLike, checked, hints_of, named_arguments
 from nmtkit.training.callbacks import Callback
 from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig
 from nmtkit.training.run import TrainingResult, train_job
 from nmtkit.training.run_config import RunConfig
 
 
+@named_arguments
 def train(
     settings: Mapping[str, Any] | PathLike, data: PathLike | None = None, callbacks: Sequence[Callback] = ()
 ) -> TrainingResult:
