@@ -7,6 +7,8 @@ from typing import Any
 import griffe
 
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
+CODE = re.compile(r"<code>[^<]*</code>")
+FLAG = re.compile(r"(?<![\w-])--?\w[\w-]*")
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).+)*", re.MULTILINE)  # up to the next empty line
 
 
@@ -20,6 +22,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"`{target}`" if title.strip("`") in (target, Path(target).name) else f"{title} (`{target}`)"
 
     return LINK.sub(link, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks the flags in code, so that a narrow column does not break a line after the hyphens of a flag."""
+    return CODE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
 
 
 class Examples(griffe.Extension):

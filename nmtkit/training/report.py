@@ -180,7 +180,7 @@ def state_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tables = start.get("config", {})
     return {
         "state": "running" if running else last.get("state", ""),
-        "reason": last.get("reason", ""),
+        "reason": _unbroken(last.get("reason", "")),
         "progress": _progress(trained, running, max((record.get("update", 0) for record in lines), default=0)),
         "refresh": REFRESH if running else None,
         "written": times[-1] if times else None,
@@ -226,9 +226,10 @@ def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, 
     return [(name, text) for name, text in named.items() if text]
 
 
-def _unbroken(command: str) -> Html:
-    """Returns a command as HTML whose lines do not break within a word, such as a flag."""
-    return Html(" ").join(Html('<span class="unbroken">{}</span>').format(word) for word in command.split())
+def _unbroken(text: str) -> Html:
+    """Returns a command or a sentence as HTML whose lines do not break at the hyphens of a word, such as a flag."""
+    whole = Html('<span class="unbroken">{}</span>')
+    return Html(" ").join(whole.format(word) if "-" in word else word for word in text.split())
 
 
 def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:

@@ -169,6 +169,16 @@ def test_the_icon_of_the_site_is_the_icon_of_the_pages() -> None:
         assert accent in colours
 
 
+def test_a_flag_in_code_of_the_site_stays_in_one_line() -> None:
+    pytest.importorskip("griffe")
+    site = types.ModuleType("site_hooks")
+    exec((ROOT / "docs/site.py").read_text(encoding="utf-8"), site.__dict__)
+    page = site.on_page_content("<p>--lr <code>train --clip-norm 1 -s a-b</code></p>")
+    flags = [f'<span class="flag">{flag}</span>' for flag in ("--clip-norm", "-s")]
+    assert page == f"<p>--lr <code>train {flags[0]} 1 {flags[1]} a-b</code></p>"
+    assert re.search(r"\.flag \{\s*white-space: nowrap", (ROOT / "docs/colours.css").read_text(encoding="utf-8"))
+
+
 @pytest.mark.slow
 def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")

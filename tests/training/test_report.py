@@ -194,5 +194,7 @@ def test_a_run_that_repeats_a_word_has_a_page_that_can_be_read() -> None:
     assert all(text.endswith("Freien …") and len(text) < 310 for text in texts)
     assert report.state_of([{"kind": "start", "time": 1}, {**valid[0], "update": 84}])["progress"] == "update 84"
     facts = report.state_of([{"kind": "start", "command": "nmtkit train <data> --lr 5", "time": 1}])["facts"]
-    assert '<span class="unbroken">--lr</span> <span class="unbroken">5</span>' in dict(facts)["command"]
+    assert '<span class="unbroken">--lr</span> 5' in dict(facts)["command"]
     assert "&lt;data&gt;" in dict(facts)["command"]
+    ended = report.state_of([{"kind": "start", "time": 1}, {"kind": "end", "time": 2, "reason": "give --lr < 5"}])
+    assert '<span class="unbroken">--lr</span>' in ended["reason"] and "&lt;" in ended["reason"]
