@@ -88,13 +88,22 @@ class CleanConfig(Config):
         "that are more probable in the cleaned corpus than in these corpora", metavar="CORPUS,…",
     )  # fmt: skip
     scores: Path | None = option(
-        None, "write the scores and the reason of each pair to this .parquet or .tsv file", metavar="FILE"
+        None,
+        "write the scores and the reason of each pair to this .parquet or .tsv file",
+        metavar="FILE",
+        access="write",
     )
     from_scores: Path | None = option(
-        None, "apply the limits to the scores in this file, without scoring the pairs again", metavar="FILE"
+        None,
+        "apply the limits to the scores in this file, without scoring the pairs again",
+        metavar="FILE",
+        access="read",
     )
     report: Path | None = option(
-        None, "write an HTML page with counts, examples and histograms of the scores", metavar="FILE.html"
+        None,
+        "write an HTML page with counts, examples and histograms of the scores",
+        metavar="FILE.html",
+        access="write",
     )
 
     filters: tuple[str, ...] = option(
@@ -152,7 +161,7 @@ class CleanConfig(Config):
     )  # fmt: skip
     lid_model: Path | None = option(
         None, "fastText model such as lid.176.ftz, for the filters named language and swapped; none means py3langid",
-        metavar="FILE",
+        metavar="FILE", access="read",
     )  # fmt: skip
     sample: int = option(100_000, "number of pairs from which the filters learn statistics", min=100, max=100_000_000)
     seed: int = option(1, "seed of the random sample of --sample", min=0, max=(1 << 63) - 1)

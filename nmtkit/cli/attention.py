@@ -18,7 +18,7 @@ class AttentionConfig(Config):
     path: Path = option(..., "checkpoint of the model", metavar="FILE", checkpoint=True)
     target: str | None = option(None, "translation to show; default: the model's translation")
     beam: int = option(4, "beam size of the search for the model's translation", min=1, max=1000)
-    output: Path = option(Path("attention.html"), "page to write", metavar="FILE")
+    output: Path = option(Path("attention.html"), "page to write", metavar="FILE", access="write")
     source_lang: str | None = option(None, "language of SENTENCE, for a multilingual model", metavar="CODE")
     target_lang: str | None = option(None, "language of the translation, for a multilingual model", metavar="CODE")
 

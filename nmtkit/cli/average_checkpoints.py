@@ -20,7 +20,7 @@ class AverageConfig(Config):
     best_checkpoint_metric: str = option(
         "loss", "validation score that --best compares: loss, bleu or another score of the log", metavar="NAME"
     )
-    output: Path = option(..., "checkpoint to write", metavar="FILE")
+    output: Path = option(..., "checkpoint to write", metavar="FILE", access="write")
 
 
 @click.command(cls=Command)

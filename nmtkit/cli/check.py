@@ -1,5 +1,6 @@
 """`nmtkit check`: runs the contract checks of the package on components of plug-ins."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from nmtkit.cli.components import ComponentCommand
 from nmtkit.cli.flags import CHECKPOINT, flags, on_command_line, plugin_option
 from nmtkit.config import split_settings
 from nmtkit.config.plugins import load_plugins
+from nmtkit.jobs import progress
 
+log = logging.getLogger("nmtkit")
 INDENT = 10  # columns before the reason of a failure, which is on the line below the name of the check
 
 
@@ -79,11 +82,15 @@ def command(
     from nmtkit.data.dataset.spm_training import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
+    level = log.level
+    if not context.meta.get("verbose"):  # messages about the engines of the tiny models hide the results
+        log.setLevel(logging.WARNING)
     failed = total = 0
     for contract, name in components(names):
         component_settings = split_settings(on_command_line(settings), type(contract.registry[name].preset))[0]
         subject = contract.subject(name, tokenizer, **component_settings)
         echo(str(subject))
+        progress.begin(f"Checking {name}")
         told: dict[str, str] = {}  # reason -> first check that failed for this reason
         for result in contract.results(subject):
             total += 1
@@ -98,5 +105,6 @@ def command(
             told.setdefault(result.reason, result.name)
             for line in as_above.split("\n"):
                 echo(" " * INDENT + line)
+    log.setLevel(level)
     echo(f"{total - failed} of {total} checks passed" + (f", {failed} failed" if failed else ""))
     sys.exit(1 if failed else 0)

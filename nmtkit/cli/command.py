@@ -13,6 +13,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.text import Text
 
+from nmtkit.cli.flags import check_paths
 from nmtkit.cli.help import OUTPUT_SECTION, by_section, heading, write_sections, write_short_page
 from nmtkit.cli.progress import CommandProgress
 from nmtkit.config.files import explained
@@ -69,6 +70,7 @@ class Command(click.Command):
         set_up_logging(ctx.meta)
         with errors_in_one_line(ctx), progress_shown(ctx):
             check_encoding(ctx)
+            check_paths(ctx)
             return super().invoke(ctx)
 
 

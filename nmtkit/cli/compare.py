@@ -50,11 +50,14 @@ class RowsConfig(Config):
     """Settings of a table of runs, which `nmtkit compare` and `nmtkit sweep` print."""
 
     format: Literal["text", "tsv", "csv", "latex", "markdown", "json"] = option("text", "output format")
-    report: Path | None = option(None, "also write an HTML page with the curves of all runs", metavar="FILE")
+    report: Path | None = option(
+        None, "also write an HTML page with the curves of all runs", metavar="FILE", access="write"
+    )
     plot: Path | None = option(
         None,
         "draw the differences to the base row with their intervals: .svg, .png or .pdf",
         metavar="FILE",
+        access="write",
     )
 
 
@@ -63,7 +66,10 @@ class CompareConfig(RowsConfig):
     """Settings of `nmtkit compare`, without the settings of the scores."""
 
     report: Path | None = option(
-        None, f"also write an HTML page with the curves of all runs; default with --sys: {PAGE}", metavar="FILE"
+        None,
+        f"also write an HTML page with the curves of all runs; default with --sys: {PAGE}",
+        metavar="FILE",
+        access="write",
     )
     mean_over_seeds: bool = option(False, "show one row for runs that differ only in the seed")
     base: str | None = option(
@@ -72,7 +78,7 @@ class CompareConfig(RowsConfig):
         metavar="ROW",
     )
     curves: Path | None = option(
-        None, "also write the curves of all runs to FILE: .csv, .pdf, .svg or .png", metavar="FILE"
+        None, "also write the curves of all runs to FILE: .csv, .pdf, .svg or .png", metavar="FILE", access="write"
     )
 
 
@@ -80,7 +86,7 @@ COMMON = {
     "--mean-over-seeds": "one row for runs that differ only in the seed",
     "--base ROW": "differences to this row, with intervals",
     "--plot FILE": "figure of the differences: .svg, .png or .pdf",
-    "--format [text|tsv|csv|latex|markdown|json]": "(default: text)",
+    "--format text|tsv|csv|latex|markdown|json": "(default: text)",
     "--report FILE": "HTML page of the comparison",
     "--curves FILE": "curves of all runs: .csv, .pdf, .svg or .png",
     "--sys FILE": "translations of a system; repeat it",

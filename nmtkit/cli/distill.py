@@ -11,7 +11,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, tell
-from nmtkit.cli.flags import PATH, flags, from_flags, given_flags, plugin_option
+from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags, plugin_option
 from nmtkit.config import Config, FlagRule, check_flags, flag_of, option
 from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import SHARD_RULES, ShardOptions
@@ -77,7 +77,7 @@ COMMON = {
 
 
 @click.command(cls=Command, common=COMMON)
-@click.argument("data", type=PATH)
+@click.argument("data", type=INPUT)
 @plugin_option
 def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
     """Store the most probable pieces for each target token of DATA, with the probabilities that a teacher gives them.

@@ -55,6 +55,7 @@ class ExportConfig(Config):
         "with --format bergamot: text in the source language, one sentence per line; the first 500 lines are "
         "translated to learn the ranges of the 8-bit numbers",
         metavar="FILE",
+        access="read",
     )
     pair: str | None = option(
         None, "language pair, with --format argos; default: the pair of the training data", metavar="en-de"
@@ -70,13 +71,13 @@ class ExportConfig(Config):
         None, "with --push: licence, such as mit or cc-by-4.0; default: the licence of the base", metavar="ID"
     )
     scores: Path | None = option(
-        None, "with --push: scores for the model card, written by score --format json", metavar="FILE"
+        None, "with --push: scores for the model card, written by score --format json", metavar="FILE", access="read"
     )
 
 
 COMMON = {
-    "--format [ctranslate2|huggingface|marian|bergamot|argos|safetensors|checkpoint]": "format to write; required",
-    "--quantization [float32|int8]": "data type of the weights (default: float32)",
+    "--format ctranslate2|huggingface|marian|bergamot|argos|safetensors|checkpoint": "format to write; required",
+    "--quantization float32|int8": "data type of the weights (default: float32)",
     "--push ORG/NAME": "upload to the Hugging Face Hub, with a model card",
     "--license ID": "licence in the model card, such as mit",
 }
@@ -112,6 +113,7 @@ def command(source: Path, destination: Path | None, plugins: tuple[str, ...], **
         push(config, config.push, source, destination)
     elif destination is not None:
         write(source, destination, config)
+        tell_result(destination, config.format)
 
 
 command.params[:0] = flags(ExportConfig)
@@ -142,6 +144,19 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
     tell(f"uploaded {address}")
     if config.format in ("checkpoint", "safetensors", "huggingface"):
         show_next(f"nmtkit generate --path hf:{repository} < source.txt")
+
+
+def tell_result(written: Path, format: str) -> None:
+    """Prints the size of the exported files, and for a checkpoint the command that uses the model."""
+    files = [path for path in (written, *written.rglob("*")) if path.is_file()]
+    tell(f"{written}: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
+    if format == "checkpoint":
+        from nmtkit.data import checkpoint_file
+        from nmtkit.experiments import inspection
+        from nmtkit.models.building import tokenizer_of
+
+        contents = checkpoint_file.read(written, mmap=True)
+        show_next(next(iter(inspection.commands(written, contents, tokenizer_of(contents, written)).values())))
 
 
 def pushed_files(written: Path, format: str) -> dict[str, Path | bytes]:

@@ -13,7 +13,8 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, present, split_settings
-from nmtkit.config.files import checkpoint_of
+from nmtkit.config.fields import Access
+from nmtkit.config.files import check_readable, check_writable, checkpoint_of, is_hub_name
 
 # The flag of commands that open a checkpoint or use registered components.
 plugin_option = click.option(
@@ -67,6 +68,20 @@ def given_flags() -> set[str]:
     }
 
 
+def check_paths(context: click.Context) -> None:
+    """Raises OSError for a path of the command line that cannot be read or written, before the command loads anything.
+
+    Names of the Hugging Face Hub are not checked, because a check needs the network.
+    """
+    for parameter in context.command.get_params(context):
+        access, value = getattr(parameter.type, "access", None), context.params.get(parameter.name or "")
+        for path in value if isinstance(value, tuple) else (value,):
+            if access == "write" and path is not None:
+                check_writable(path)
+            elif access == "read" and path is not None and not is_hub_name(path.as_posix()):
+                check_readable(path, max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "")
+
+
 def completed_path(incomplete: str, checkpoint: bool) -> list[CompletionItem]:
     """Returns the completions of a path: with `checkpoint`, checkpoints and folders of runs, otherwise all files."""
     files = [CompletionItem(incomplete, type="file")]  # the shell completes the names of files, if no item is given
@@ -103,11 +118,11 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
     long, required = flag_of(field), default is dataclasses.MISSING
     short = [name for name in (field.metadata.get("flag") or "").split("/") if name and name != long]
     typed: dict[str, Any] = {}
-    checkpoint = field.metadata.get("checkpoint", False)
+    access, checkpoint = field.metadata.get("access"), field.metadata.get("checkpoint", False)
     if hint is not bool:
-        typed = {"type": FieldType(hint, checkpoint), "metavar": field.metadata.get("metavar") or metavar(hint)}
+        typed = {"type": FieldType(hint, access, checkpoint), "metavar": field.metadata.get("metavar") or metavar(hint)}
     if field.metadata.get("repeatable"):
-        typed |= {"type": FieldType(typing.get_args(hint)[0], checkpoint), "multiple": True}
+        typed |= {"type": FieldType(typing.get_args(hint)[0], access, checkpoint), "multiple": True}
     if not required:
         typed["default"] = None  # a required flag gets no default: even None would count as a value
     result = click.Option(
@@ -140,12 +155,16 @@ def metavar(hint: Any) -> str:
 
 
 class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see a generic class from click 8.3 on
-    """A click type that converts the text of a flag to the annotated type of the config field."""
+    """A click type that converts the text of a flag to the annotated type of the config field.
+
+    `access` says if a path is read, or is a file to write; `check_paths` checks it before the command begins.
+    """
 
     name = "value"
 
-    def __init__(self, hint: Any, checkpoint: bool = False) -> None:
+    def __init__(self, hint: Any, access: Access | None = None, checkpoint: bool = False) -> None:
         self.hint = hint
+        self.access = access
         self.checkpoint = checkpoint
         self.names: Callable[[], Iterable[str]] | None = None  # names that complete a value
 
@@ -158,6 +177,8 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
             self.fail(str(error), param, ctx)
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str | None:
+        if typing.get_origin(self.hint) is Literal:
+            return f"Choose from: {', '.join(map(str, typing.get_args(self.hint)))}"
         if not self.checkpoint:
             return None
         flag = f"{param.opts[0]} " if isinstance(param, click.Option) else ""
@@ -172,4 +193,6 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see
         return completed_name([str(choice) for kind in literals for choice in typing.get_args(kind)], incomplete)
 
 
-PATH, CHECKPOINT = FieldType(Path), FieldType(Path, checkpoint=True)  # the types of arguments
+# the types of arguments
+PATH, INPUT, OUTPUT = FieldType(Path), FieldType(Path, "read"), FieldType(Path, "write")
+CHECKPOINT = FieldType(Path, "read", checkpoint=True)

@@ -11,7 +11,7 @@ from nmtkit.cli import imports
 from nmtkit.cli.components import ComponentCommand
 from nmtkit.cli.flags import (
     CHECKPOINT,
-    PATH,
+    INPUT,
     complete_with,
     flags,
     from_flags,
@@ -107,7 +107,7 @@ COMMON = {
 
 
 @click.command(cls=GenerateCommand, common=COMMON)
-@click.argument("data", required=False, type=PATH)
+@click.argument("data", required=False, type=INPUT)
 @click.option(
     "--path",
     "paths",
@@ -120,7 +120,7 @@ COMMON = {
 @click.option(
     "--input",
     "inputs",
-    type=PATH,
+    type=INPUT,
     multiple=True,
     metavar="FILE",
     help="Text file, which may be compressed, or corpus (.tsv, .tmx, .jsonl, .parquet, .zip), repeatable; or one "

@@ -35,14 +35,20 @@ class GenerateConfig(Config):
         flag="-l/--language-pair",
         metavar="PAIR",
     )
-    prefix: Path | None = option(None, "file with the beginning of the translation of each input line")
+    prefix: Path | None = option(None, "file with the beginning of the translation of each input line", access="read")
     constraints: Path | None = option(
-        None, "file with a line for each input line: tab-separated texts that the translation must contain"
+        None,
+        "file with a line for each input line: tab-separated texts that the translation must contain",
+        access="read",
     )
     avoid: Path | None = option(
-        None, "file with a line for each input line: tab-separated texts that the translation must not contain"
+        None,
+        "file with a line for each input line: tab-separated texts that the translation must not contain",
+        access="read",
     )
-    reference: Path | None = option(None, "file of translations for --score-reference; none: the references of DATA")
+    reference: Path | None = option(
+        None, "file of translations for --score-reference; none: the references of DATA", access="read"
+    )
     source_tag: str | None = option(
         None, "symbol of the vocabulary to put before every line, such as <2de>", metavar="TAG"
     )
@@ -73,7 +79,7 @@ class GenerateConfig(Config):
     )  # fmt: skip
     output: Path | None = option(
         None, "write to this file instead of standard output; the file is created when the translation is complete",
-        metavar="FILE",
+        metavar="FILE", access="write",
     )  # fmt: skip
     overwrite_translations: bool = option(
         False, "also retranslate the existing translations of a catalogue (PO, XLIFF), except final ones"
@@ -82,10 +88,11 @@ class GenerateConfig(Config):
         None,
         "write a tab-separated table with the result of each term of --glossary, for each input line",
         metavar="FILE",
+        access="write",
     )
     quality_report: Path | None = option(
         None, "write a tab-separated table with the estimated quality of each translation; see --quality",
-        metavar="FILE",
+        metavar="FILE", access="write",
     )  # fmt: skip
     workers: int = option(1, "number of CPU processes with one thread each; one per core is fastest", min=1, max=1024)
 

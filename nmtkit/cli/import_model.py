@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cli.command import Command, show_next, tell
-from nmtkit.cli.flags import PATH, flags, from_flags
+from nmtkit.cli.flags import INPUT, OUTPUT, flags, from_flags
 from nmtkit.config import Config, option
 from nmtkit.jobs import progress
 
@@ -34,8 +34,8 @@ class ImportConfig(Config):
 
 
 @click.command(cls=Command)
-@click.argument("source", type=PATH)
-@click.argument("destination", type=PATH)
+@click.argument("source", type=INPUT)
+@click.argument("destination", type=OUTPUT)
 def command(source: Path, destination: Path, **settings: Any) -> None:
     """Convert the model SOURCE of another toolkit to the checkpoint DESTINATION.
 

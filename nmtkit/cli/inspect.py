@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +15,7 @@ import click
 from nmtkit.cli.command import Command, echo
 from nmtkit.cli.flags import CHECKPOINT
 from nmtkit.config.files import portable_name
+from nmtkit.jobs import progress
 
 if TYPE_CHECKING:
     from nmtkit.experiments.inspection import Description
@@ -50,6 +54,8 @@ def command(path: Path, everything: bool, verify: bool, format: str) -> None:
             )
         echo(config_of(path), nl=False)
         return
+    if verify:
+        progress.begin(f"Verifying {path.name}")
     described = inspect(path, verify)
     if format == "json":
         facts = dataclasses.asdict(described)
@@ -83,8 +89,15 @@ def show(described: "Description", everything: bool) -> None:
 def show_facts(facts: dict[str, Any]) -> None:
     rows = dict(flattened(facts))
     width = max((len(name) for name in rows), default=0)
+    indent = " " * (width + 4)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for name, value in rows.items():
-        echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
+        text = f"  {name.replace('_', ' '):{width}}  {shown(value)}"
+        if len(text) > columns:  # a long value, such as the reason why a run failed, stays in its column
+            text = textwrap.fill(
+                text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        echo(text)
 
 
 def flattened(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:

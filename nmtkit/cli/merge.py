@@ -32,8 +32,12 @@ class MergeConfig(Config):
     dropped: str | None = option(
         None, "for shards of clean: write the dropped pairs, as clean --dropped does", metavar="CORPUS"
     )
-    scores: Path | None = option(None, "for shards of clean: write all scores, as clean --scores does", metavar="FILE")
-    report: Path | None = option(None, "for shards of clean: write the page of clean --report", metavar="FILE.html")
+    scores: Path | None = option(
+        None, "for shards of clean: write all scores, as clean --scores does", metavar="FILE", access="write"
+    )
+    report: Path | None = option(
+        None, "for shards of clean: write the page of clean --report", metavar="FILE.html", access="write"
+    )
     plugin: tuple[str, ...] = option(
         (), "for shards of clean: import the plug-in of a filter first; repeatable", metavar="FILE|MODULE",
         repeatable=True,

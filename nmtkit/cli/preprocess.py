@@ -1,17 +1,20 @@
 """`nmtkit preprocess`: makes a binarized dataset from raw parallel text. The flags are fields of `PreprocessConfig`."""
 
-import shlex
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from nmtkit.cli.command import Command, is_quiet, print_line, show_next, stderr, tell
 from nmtkit.cli.flags import flags, from_flags, given_flags
 from nmtkit.config import check_flags
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.demo import SHOWS_COMMANDS
+from nmtkit.experiments.recipes import train_command
 from nmtkit.jobs import progress
 
 if TYPE_CHECKING:
@@ -57,7 +60,8 @@ def command(**settings: Any) -> None:
     progress.close()
     if not is_quiet():
         show(report, time.monotonic() - started)
-        show_next(shlex.join(["nmtkit", "train", str(config.destdir), "--save-dir", "checkpoints"]))
+        pairs = report.splits["train"].pairs if "train" in report.splits else 0
+        show_next(train_command(config.destdir, pairs))
 
 
 command.params[:0] = flags(PreprocessConfig)
@@ -76,12 +80,27 @@ def show(report: "DatasetReport", seconds: float) -> None:
     reasons = [(reason, f"{count:,}", fate) for reason, count, fate in report.reason_rows()]
     if reasons:
         show_table(("training pairs", "count", ""), reasons)
+    show_pair(report, sides)
     read = sum(corpus.read for corpus in report.corpora)
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(report.vocabulary.values()))
     tell(
         f"{read:,} training pairs read, {sum(report.cleaning().dropped.values()):,} dropped; vocabulary {sizes}; "
         f"{progress.pace(read, 'pairs', seconds)}"
     )
+
+
+def show_pair(report: "DatasetReport", sides: tuple[str, str]) -> None:
+    """Prints a pair of the training text, so that exchanged languages or columns are seen. The demo has its own."""
+    from nmtkit.pages.document import visible
+
+    if SHOWS_COMMANDS in os.environ or not any(rows for _, rows in report.samples):
+        return
+    corpus, (line, *texts) = next((name, rows[0]) for name, rows in report.samples if rows)
+    tell(f"line {line:,} of {corpus}:")
+    width = max(map(len, sides))
+    for side, text in zip(sides, texts, strict=True):
+        row = Text(f"  {side:<{width}}  {visible(text)}", no_wrap=True, overflow="ellipsis")
+        stderr.print(row, soft_wrap=not stderr.is_terminal)
 
 
 def show_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, print_line, standard_input
-from nmtkit.cli.flags import PATH, flags, from_flags, given_flags, plugin_option
+from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags, plugin_option
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.scoring.metrics import check_names
@@ -56,6 +56,7 @@ class RerankConfig(Config):
         None,
         "reference translations, for which a random search chooses all weights and the length penalty",
         metavar="FILE",
+        access="read",
     )
     metric: str = option(
         "bleu", "metric that --tune optimises: a metric of nmtkit score, such as comet", metavar="NAME[=MODEL]"
@@ -95,7 +96,7 @@ COMMON = {
 
 
 @click.command(cls=Command, common=COMMON)
-@click.argument("nbest", type=PATH, required=False, metavar="[FILE]")
+@click.argument("nbest", type=INPUT, required=False, metavar="[FILE]")
 @plugin_option
 def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
     """Choose the best translations of n-best lists by noisy-channel reranking. FILE is the output of generate.

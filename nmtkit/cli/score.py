@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit.cli.command import Command, echo, standard_input
-from nmtkit.cli.flags import PATH, complete_with, flags, from_flags, given_flags, published_sets
+from nmtkit.cli.flags import INPUT, complete_with, flags, from_flags, given_flags, published_sets
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
@@ -81,7 +81,7 @@ LOWEST = {"BLEU": 5.0, "chrF2": 25.0, "chrF2++": 25.0}  # translations with lowe
 class ScoreConfig(Config):
     """Settings of `nmtkit score`."""
 
-    data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
+    data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER", access="read")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
     test_set: tuple[str, ...] = option(
         (),
@@ -104,6 +104,7 @@ class ScoreConfig(Config):
     src: Path | None = option(
         None,
         "source text for neural metrics and for --path, or a corpus such as a .tsv; --data contains the source text",
+        access="read",
     )
     columns: tuple[str, ...] = option(
         (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
@@ -195,7 +196,7 @@ COMMON = {
 @click.option(
     "--ref",
     "references",
-    type=PATH,
+    type=INPUT,
     multiple=True,
     metavar="FILE",
     help="Reference text, or a corpus .tsv, .tmx, .jsonl, .parquet or .zip, whose target side is taken; repeatable.",
@@ -203,7 +204,7 @@ COMMON = {
 @click.option(
     "--sys",
     "systems",
-    type=PATH,
+    type=INPUT,
     multiple=True,
     metavar="FILE",
     help="Translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "

@@ -9,6 +9,7 @@ import click
 from nmtkit.cli.flags import flags, from_flags, given_flags, plugin_option
 from nmtkit.cli.generate import GenerateCommand, chosen_processors
 from nmtkit.config import changed_flags, check_flags, flag_of, to_dict
+from nmtkit.config.files import check_readable
 from nmtkit.jobs import progress
 from nmtkit.serving.config import (
     CPU_MAX_TOKENS,
@@ -86,6 +87,8 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **settings: Any) -
         text=from_flags(TextOptions, {name: value for name, value in settings.items() if name not in OWN_TEXT_FIELDS}),
         processors={name: to_dict(each) for name, each in processors.items()},
     )
+    for model in job.paths:
+        check_readable(model.path, "--path")
     progress.close()  # the processes of the service log to the same terminal
     run(job)
 

@@ -9,7 +9,7 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, tell
-from nmtkit.cli.flags import PATH, flags, from_flags
+from nmtkit.cli.flags import INPUT, flags, from_flags
 from nmtkit.config import Config, option
 from nmtkit.config.files import check_outputs
 
@@ -28,7 +28,7 @@ class ShortlistConfig(Config):
     """Settings of `nmtkit shortlist`."""
 
     path: Path = option(..., "checkpoint that gets the shortlist", metavar="FILE", checkpoint=True)
-    output: Path | None = option(None, "checkpoint to write; default: replace --path", metavar="FILE")
+    output: Path | None = option(None, "checkpoint to write; default: replace --path", metavar="FILE", access="write")
     entries: int | None = option(
         None,
         f"number of most probable target pieces to store for each source piece; default: {DEFAULT}",
@@ -41,7 +41,10 @@ class ShortlistConfig(Config):
     )  # fmt: skip
     subset: str = option("valid", "subset of DATA whose references show the coverage", metavar="NAME")
     lexicon: Path | None = option(
-        None, "read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one", metavar="FILE"
+        None,
+        "read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one",
+        metavar="FILE",
+        access="read",
     )
     vocab: tuple[Path, ...] = option(
         (),
@@ -49,16 +52,18 @@ class ShortlistConfig(Config):
         "default: the ids of the checkpoint",
         metavar="FILE",
         repeatable=True,
+        access="read",
     )
     write_lexicon: Path | None = option(
         None,
         "also write the entries for Marian: a file named ….bin is binary, others are text (lex.s2t)",
         metavar="FILE",
+        access="write",
     )
 
 
 @click.command(cls=Command)
-@click.argument("data", required=False, type=PATH)
+@click.argument("data", required=False, type=INPUT)
 def command(data: Path | None, **settings: Any) -> None:
     """Learn from the training pairs of DATA which target pieces each source piece may become, and add them to a
     checkpoint. With --shortlist, generate and serve search only these pieces, which is faster on a CPU.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 from nmtkit.cli import generate
 from nmtkit.cli.command import Command, echo, print_line
 from nmtkit.cli.compare import METRICS_OF_ROWS, RowsConfig, show_differences, show_rows
-from nmtkit.cli.flags import PATH, flags, from_flags, given_flags
+from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
 from nmtkit.config import FlagRule, check_flags, option, suggestion
 from nmtkit.config.files import check_outputs
@@ -52,7 +52,7 @@ class SweepConfig(RowsConfig):
 
 
 @click.command(cls=Command)
-@click.argument("file", type=PATH, metavar="SWEEP.TOML")
+@click.argument("file", type=INPUT, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
 def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     """Train the runs of a sweep file: a config file whose table [sweep] lists the settings that vary.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Access = Literal["read", "write"]  # the use of a path by a command
 LARGEST = 10**12  # limit for fields that declare no limit; products of larger numbers can overflow 64 bits
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "min": ("at least", operator.ge),
@@ -33,6 +34,7 @@ def option(
     section: str | None = None,
     repeatable: bool = False,
     checkpoint: bool = False,
+    access: Access | None = None,
     finetuning: Literal["refused", "adapts", "free"] = "refused",
 ) -> Any:
     """Declares a config field, which is also a flag and a TOML key. A field with the default `...` is required.
@@ -42,7 +44,8 @@ def option(
     allowed. `help` states the unit. `flag` replaces the name of the flag ("-s/--source-lang"), and `metavar` replaces
     the name of its value on the help page. `section` starts a new heading on the help page. A `repeatable` flag adds
     one item to a tuple each time, and the item may contain commas. A field with choices has the type
-    `Literal["a", "b"]`. The path of a `checkpoint` may be the folder of a run (`checkpoint_of` in files.py).
+    `Literal["a", "b"]`. The path of a `checkpoint` may be the folder of a run (`checkpoint_of` in files.py). `access`
+    says if a path is read, or is a file to write, so that a command checks the path before it loads anything.
 
     `finetuning` is for fields of architectures. It says if --finetune-from accepts another value than the value of the
     checkpoint. "free": the field does not change the output of a trained model, or only through the shapes of its
@@ -51,7 +54,7 @@ def option(
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
-    metadata |= {"checkpoint": checkpoint, "finetuning": finetuning}
+    metadata |= {"checkpoint": checkpoint, "access": "read" if checkpoint else access, "finetuning": finetuning}
     if default is ...:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -81,6 +81,12 @@ def checkpoint_of(path: Path | None) -> Path | None:
     return path
 
 
+def tidy(path: Path) -> Path:
+    """Returns a path without `..`, such as `data` for `runs/../data`, unless symbolic links give it another meaning."""
+    short = Path(os.path.normpath(path))
+    return short if os.path.realpath(short) == os.path.realpath(path) else path
+
+
 def is_hub_name(text: str) -> bool:
     return text.startswith(HUB_PREFIX)
 
@@ -124,9 +130,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     example on a full disk, the new file is removed and OSError is raised. If `path` is a folder or a device, OSError is
     raised before anything is written, so that the new file does not replace a device such as /dev/null.
     """
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "not a regular file"
-        raise OSError(f"cannot write {path}: it is {kind}; give the name of a file")
+    check_writable(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with _naming(path):
         raw = _RecordingFile(temporary, "xb")
@@ -156,9 +160,24 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not path.parent.is_dir():
-            raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; make it first") from error
         raise OSError(f"cannot write {path}: {reason_of(error)}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises OSError if no file can be written to `path`: its folder is missing, or it is a folder or a device."""
+    if not path.parent.is_dir():
+        raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise OSError(f"cannot write {path}: it is {kind}; give the name of a file")
+
+
+def check_readable(path: Path, flag: str) -> None:
+    """Raises OSError with the flag if there is no file or folder `path`."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise OSError(f"{flag} {path}: {reason_of(error)}".lstrip()) from error
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:

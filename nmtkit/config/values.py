@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, overload
 
 from nmtkit.config.fields import check_limits, field_types, flag_of
-from nmtkit.config.files import checkpoint_of, portable_name
+from nmtkit.config.files import checkpoint_of, portable_name, tidy
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def convert(value: Any, hint: Any, text: bool = False) -> Any:
             return value
     elif hint is Path:
         if isinstance(value, str | Path) and str(value):
-            return Path(value)
+            return tidy(Path(value))
     elif text or (hint is float and type(value) is int):
         try:
             return hint(value)

@@ -1,6 +1,7 @@
 """The demo: writes its corpus to files, runs the five commands, and shows the result."""
 
 import bz2
+import importlib.util
 import json
 import os
 import shlex
@@ -218,7 +219,8 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
     spent = f"Done in {total:.0f} seconds, of which training took {training:.0f}"
     out.print(heading(f"{spent}. All files are in {folder}. Translate a sentence of your own:"))
     out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {generate}", style="green"))
-    out.print(Text("The same as a web page (with nmtkit[serve]):"))
+    install = "" if importlib.util.find_spec("uvicorn") else ", after pip install 'nmtkit[serve]'"
+    out.print(Text(f"The same as a web page{install}:"))
     out.print(Text(f"$ {serve}", style="green"))
 
 

@@ -22,6 +22,7 @@ from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, read_manifest, shard_folders
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.experiments.comparison import summarize
+from nmtkit.experiments.recipes import train_command
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import NoInitialisation, reads_source, tokenizer_of, vocabulary_of
@@ -347,7 +348,8 @@ def of_dataset(path: Path) -> Description:
     settings = manifests[0]["settings"]
     sections["Made with"] = {name: value for name, value in settings.items() if value not in (None, "", [])}
     folder = shlex.quote(str(path))
-    use = {"train": f"nmtkit train {folder} --arch transformer_base --save-dir checkpoints"}
+    pairs = len(dataset["train"]) if "train" in dataset.splits else 0
+    use = {"train": train_command(path, pairs)}
     for name in dataset.splits:
         if name.startswith("test"):
             use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"

@@ -45,6 +45,7 @@ class ServeConfig(Config):
         "file with a checkpoint per line, each written like the argument of --path; when the file changes, the server "
         "loads and drops models without a restart",
         metavar="FILE",
+        access="read",
     )
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 listens on all networks", metavar="ADDRESS")
     port: int = option(5000, "port to listen on; 0 chooses a free port", min=0, max=65_535)
@@ -70,6 +71,7 @@ class ServeConfig(Config):
         None,
         "file of API keys, one per line, perhaps with quotas such as characters=500000/month; each request must then "
         "contain one of these keys",
+        access="read",
     )
     state: Path | None = option(
         None,

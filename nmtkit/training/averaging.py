@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from nmtkit.config.files import checkpoint_of
+from nmtkit.config.files import check_writable, checkpoint_of
 from nmtkit.data import checkpoint_file
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.jobs import progress
@@ -96,8 +96,7 @@ def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: s
 def write(paths: list[Path], output: Path) -> None:
     """Writes the average of these checkpoints to `output`. Raises OSError, and the same errors as `average`."""
     check_files(paths, output)
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
+    check_writable(output)
     contents = average(paths)
     progress.begin(f"Writing {output.name}")
     checkpoint_file.save(output, contents)

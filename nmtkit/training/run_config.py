@@ -105,10 +105,12 @@ class RunConfig(Config):
         "fresh run. For a model with other settings, such as a student with fewer layers.",
     )
     encoder_embed_path: Path | None = option(
-        None, "Text file with initial embeddings of source pieces, in the format of GloVe."
+        None, "Text file with initial embeddings of source pieces, in the format of GloVe.", access="read"
     )
     decoder_embed_path: Path | None = option(
-        None, "Text file with initial embeddings of target pieces, or of all pieces if the embeddings are shared."
+        None,
+        "Text file with initial embeddings of target pieces, or of all pieces if the embeddings are shared.",
+        access="read",
     )
     adapter_rank: int | None = option(
         None,

@@ -116,6 +116,7 @@ class TextOptions(Config):
         None,
         "file of terms: each line has a source term, a tab, and one or more target terms separated by |",
         metavar="FILE",
+        access="read",
     )
 
     def __post_init__(self) -> None:

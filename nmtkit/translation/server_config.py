@@ -31,7 +31,9 @@ class ServerConfig(Config):
         "candidate with the best estimate; comet=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION].",
         metavar="METRIC[=MODEL]",
     )
-    references: Path | None = option(None, "Lines of the target language, for --choose reference.", metavar="FILE")
+    references: Path | None = option(
+        None, "Lines of the target language, for --choose reference.", metavar="FILE", access="read"
+    )
     requests_per_minute: float | None = option(None, "Limit of the server; none: no limit.", above=0)
     parallel_requests: int = option(8, "Requests at the same time.", min=1, max=1024)
     attempts: int = option(8, "Attempts for a request that fails for a reason that may pass.", min=1, max=100)

@@ -108,9 +108,9 @@ def test_self_training_keeps_its_models_and_its_scores(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--forward", "a.pt"], "--forward does nothing"),
-        (["--forward", "a.pt", "--backward", "b.pt", "--self-train"], "--self-train and --forward"),
-        (["--forward", "a.pt", "--backward", "b.pt"], "no such checkpoint: a.pt"),
+        (["--forward", __file__], "--forward does nothing"),
+        (["--forward", __file__, "--backward", __file__, "--self-train"], "--self-train and --forward"),
+        (["--forward", "a.pt", "--backward", "b.pt"], "--forward a.pt: no such file"),
         (["--min-model", "0.1"], "--min-model does nothing"),
     ],
     ids=["one model", "models twice", "missing file", "no models"],

@@ -305,8 +305,8 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
         (["--filters", "lenght"], "unknown filter 'lenght'"),
         (["--filters", "empty,empty"], "--filters repeats empty"),
         (["--filters", "empty", "--max-characters", "9"], "--max-characters does nothing"),
-        (["--from-scores", "s.txt"], ".parquet or .tsv"),
-        (["--from-scores", "s.tsv", "--sample", "100"], "--from-scores and --sample"),
+        (["--from-scores", "{texts}/s.txt"], ".parquet or .tsv"),
+        (["--from-scores", "{texts}/s.tsv", "--sample", "100"], "--from-scores and --sample"),
         (["--dropped", "{folder}/o.tsv"], "overwrite a file"),
         (["--exclude", "nothing"], "no such file: nothing.en"),
         (["--domain", "nothing"], "no such file: nothing.en"),
@@ -315,7 +315,9 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_mistakes_are_named(flags: list[str], message: str, folder: Path, tmp_path: Path) -> None:
-    flags = [flag.format(folder=tmp_path) for flag in flags]
+    flags = [flag.format(folder=tmp_path, texts=folder) for flag in flags]
+    for name in ("s.txt", "s.tsv"):
+        (folder / name).touch()
     result = clean(folder / "noisy.tsv", "--output", tmp_path / "o.tsv", *flags)
     assert result.exit_code == 2 and message.lower() in " ".join(result.stderr.split()).lower(), result.output
     assert list(tmp_path.iterdir()) == []

@@ -299,6 +299,7 @@ def test_other_settings_and_files_are_refused(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_flags_without_effect_are_refused(flags: list[str], message: str, folder: Path) -> None:
+    (folder / "s.tsv").touch()
     before = sorted(os.listdir(folder))
     result = clean(*flags)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output

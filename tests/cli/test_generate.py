@@ -81,7 +81,7 @@ def test_jsonl_holds_the_nbest(folder):
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (["--path", "nowhere.pt"], "", "checkpoint nowhere.pt"),
+        (["--path", "nowhere.pt"], "", "--path nowhere.pt: no such file"),
         (["--path", "FOLDER/model.pt", "--input", "nowhere.en"], "", "nowhere.en"),
         (["--path", "FOLDER/model.pt", "--input", "FOLDER/empty"], "", "empty is empty"),
         (["--path", "FOLDER/model.pt"], b"fine\nb\xffd\n", "standard input:2: byte 2"),
@@ -251,8 +251,9 @@ def test_a_device_that_is_not_there_is_one_clear_line(folder, device):
      ("--min-len", "1000000"), ("--beam", "99999999"), ("--temperature", "inf"), ("--threads", "100000"),
      ("--workers", "0"), ("--max-tokens", "99999999999999999999"), ("--seed", "-1"), ("--max-source-len", "0")],
 )  # fmt: skip
-def test_numbers_out_of_range_are_refused_before_anything_is_loaded(flag, value):
-    result = CliRunner().invoke(main, ["generate", "--path", "nowhere.pt", flag, value])
+def test_numbers_out_of_range_are_refused_before_anything_is_loaded(tmp_path, flag, value):
+    (tmp_path / "no.pt").touch()
+    result = CliRunner().invoke(main, ["generate", "--path", str(tmp_path / "no.pt"), flag, value])
     assert result.exit_code == 2 and flag in result.stderr and result.stderr.count("\n") == 1
 
 

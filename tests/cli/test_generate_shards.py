@@ -127,7 +127,12 @@ def test_another_search_or_model_is_refused_and_speed_may_change(folder: Path, t
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_flags_without_effect_are_refused(folder: Path, flags: list[str], message: str) -> None:
+def test_flags_without_effect_are_refused(
+    folder: Path, flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "a.html"):
+        Path(name).touch()
     result = generate(folder, *flags)
     assert result.exit_code == 2 and message in result.stderr
 

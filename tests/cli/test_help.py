@@ -166,7 +166,7 @@ def test_names_are_cut_with_their_number() -> None:
         (["train", "--arch", "transformer_bse"], "transformer_base"),
         (["train", "--metrics", "blue"], "bleu"),
         (["train", "--precision", "bf61"], "bf16"),
-        (["score", "--metric", "chfr", "--ref", "r", "--sys", "s"], "chrf"),
+        (["score", "--metric", "chfr", "--ref", "REF", "--sys", "REF"], "chrf"),
         (["score", "--tokenize", "intll", "--ref", "REF", "--sys", "REF"], "intl"),
         (["generate", "--path", "MODEL", "--engine", "nubma"], "numba"),
         (["generate", "--path", "MODEL", "--logits-processors", "lm_fuson"], "lm_fusion"),

@@ -1,7 +1,10 @@
 """The error for a file that is missing or cannot be written has words, without the error numbers of the system."""
 
+import typing
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
@@ -10,12 +13,12 @@ from nmtkit.cli import main
 
 MISSING = "no such file or folder"
 COMMANDS: dict[str, tuple[list[str], str]] = {
-    "score --sys": (["score", "--sys", "nope", "--ref", "text"], f"nope: {MISSING}"),
-    "score --ref": (["score", "--sys", "text", "--ref", "nope"], f"nope: {MISSING}"),
+    "score --sys": (["score", "--sys", "nope", "--ref", "text"], f"--sys nope: {MISSING}"),
+    "score --ref": (["score", "--sys", "text", "--ref", "nope"], f"--ref nope: {MISSING}"),
     "score a folder": (["score", "--sys", "folder", "--ref", "text"], "folder: it is a folder, not a file"),
     "score below a file": (
         ["score", "--sys", "text/x", "--ref", "text"],
-        "text/x: a part of the path is a file",
+        "--sys text/x: a part of the path is a file",
     ),
     "rerank": (["rerank", "nope"], f"nope: {MISSING}"),
     "clean --from-scores": (
@@ -30,7 +33,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["clean", "-s", "en", "-t", "de", "c.tsv", "--output", "nope/o.tsv"],
         "cannot write nope/o.tsv: the folder nope does not exist; make it first",
     ),
-    "generate --path": (["generate", "--path", "nope.pt"], "checkpoint nope.pt: no such file"),
+    "generate --path": (["generate", "--path", "nope.pt"], f"--path nope.pt: {MISSING}"),
     "generate without --path": (["generate", "text"], "Missing option '--path'. Name a checkpoint"),
     "generate, a file as DATA": (["generate", "--path", "model.pt", "text"], "text is a file, but DATA is the folder"),
     "score, files without flags": (
@@ -46,14 +49,27 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["export", "model.pt", "x"],
         "Missing option '--format'. Choose from: ctranslate2, huggingface, ",
     ),
-    "generate --input": (["generate", "--path", "model.pt", "--input", "nope"], f"nope: {MISSING}"),
+    "generate --input": (["generate", "--path", "model.pt", "--input", "nope"], f"--input nope: {MISSING}"),
     "generate --prefix": (
         ["generate", "--path", "model.pt", "--input", "text", "--prefix", "nope"],
-        f"nope: {MISSING}",
+        f"--prefix nope: {MISSING}",
     ),
     "generate --output": (
         ["generate", "--path", "model.pt", "--input", "text", "--output", "nope/x"],
         "cannot write nope/x: the folder nope does not exist; make it first",
+    ),
+    "serve --path": (["serve", "--path", "en-de=nope.pt"], f"--path nope.pt: {MISSING}"),
+    "shortlist --lexicon": (
+        ["shortlist", "--path", "model.pt", "--lexicon", "nope"],
+        f"--lexicon nope: {MISSING}",
+    ),
+    "export --calibration": (
+        ["export", "--format", "bergamot", "--calibration", "nope", "model.pt", "x"],
+        f"--calibration nope: {MISSING}",
+    ),
+    "average-checkpoints --output": (
+        ["average-checkpoints", "model.pt", "--output", "nope/x.pt"],
+        "cannot write nope/x.pt: the folder nope does not exist; make it first",
     ),
     "attention --output": (
         ["attention", "--path", "model.pt", "sate", "--output", "nope/x.html"],
@@ -83,6 +99,39 @@ def test_a_missing_file_is_named_in_words(
     assert result.exit_code == 2, result.output
     error = " ".join(result.stderr.split()).partition("nmtkit: error: ")[2]
     assert error.startswith(message) and "Errno" not in error, error
+
+
+@pytest.mark.parametrize("flags", [["--input", "nope"], ["--glossary", "nope"], ["--output", "nope/x"]], ids=" ".join)
+def test_paths_are_checked_before_a_model_is_loaded(
+    flags: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("nmtkit.cli.generate_run.load_translator", lambda *_: pytest.fail("the model was loaded"))
+    result = CliRunner().invoke(main, ["generate", "--path", "model.pt", *flags])
+    assert result.exit_code == 2 and "nope" in result.stderr and result.exception.__class__ is SystemExit
+
+
+# Paths that a command checks itself with a better message, and folders that commands make.
+OWN_CHECKS = {
+    "compare runs", "demo folder", "distill output", "export destination", "merge folder", "train data", "train config",
+    "generate output_dir", "clean output_dir", "distill output_dir", "preprocess destdir", "serve state",
+    "fetch output", "train save_dir",
+}  # fmt: skip
+
+
+def test_each_path_is_read_or_written_or_has_its_own_check() -> None:
+    group = click.Context(main)
+    unchecked = {
+        f"{name} {parameter.name}"
+        for name in main.list_commands(group)
+        for parameter in main.get_command(group, name).params
+        if getattr(parameter.type, "access", "") is None and Path in all_types(getattr(parameter.type, "hint", Path))
+    }
+    assert unchecked == OWN_CHECKS
+
+
+def all_types(hint: Any) -> set[Any]:
+    return {hint}.union(*map(all_types, typing.get_args(hint)))
 
 
 def test_a_merge_into_a_missing_folder_is_named_in_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

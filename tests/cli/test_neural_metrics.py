@@ -68,7 +68,12 @@ def test_processes_give_the_candidates_of_a_single_process(folder: Path) -> None
         assert [each["text"] for each in one["hypotheses"]] == [each["text"] for each in other["hypotheses"]]
 
 
-def test_an_unknown_metric_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x", "x.pt"):
+        Path(name).touch()
     for flags, fact in (
         (["generate", "--path", "x.pt", "--mbr", "commet", "--nbest", "4"], "comet"),
         (["generate", "--path", "x.pt", "--mbr", "chrf=x", "--nbest", "4"], "chrf=x"),

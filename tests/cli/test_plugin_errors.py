@@ -79,7 +79,8 @@ def test_a_mistake_at_import_is_shown_with_its_line(
     tmp_path: Path, text: str, expected: list[str], command: str
 ) -> None:
     path = written(tmp_path, "broken", text)
-    rest = ["data"] if command == "train" else ["--path", "x.pt"]
+    (tmp_path / "x.pt").touch()
+    rest = ["data"] if command == "train" else ["--path", str(tmp_path / "x.pt")]
     result = CliRunner().invoke(main, [command, *rest, "--plugin", str(path)])
     assert result.exit_code == 2
     for part in (f'File "{path}"', *expected):

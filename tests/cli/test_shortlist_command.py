@@ -101,6 +101,7 @@ def test_mistakes_are_told(
     monkeypatch.chdir(path.parent)
     save_tiny_transformer(Path("other.pt"), tiny_tokenizer())
     Path("text").write_text("no lexicon\n")
+    Path("x.spm").touch()
     before = path.read_bytes()
     result = run("shortlist", *(argument.format(data=mirror_data) for argument in arguments))
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())

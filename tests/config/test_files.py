@@ -8,7 +8,7 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import atomic_write, tidy
 
 
 def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -23,6 +23,14 @@ def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
         raise KeyError
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_path_loses_dots_only_if_it_stays_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
+    assert tidy(tmp_path / "elsewhere" / ".." / "new" / "x") == tmp_path / "new" / "x"
+    assert tidy(tmp_path / "link" / ".." / "x") == tmp_path / "link" / ".." / "x"  # elsewhere/x
+    assert tidy(Path("../x")) == Path("../x") and tidy(Path("hf:org/name@main")) == Path("hf:org/name@main")
 
 
 @pytest.mark.parametrize("kind", ["device", "folder"])

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 import nmtkit
+from nmtkit.experiments.recipes import RECIPES
 from nmtkit.models import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,16 @@ SEARCHES = {
     "subtitles": "documents",
     "docker": "serving", "fairseq": "coming-from-fairseq", "beam": "translating", "lora": "fine-tuning",
 }  # fmt: skip
+
+
+def test_the_next_command_of_preprocess_has_the_settings_of_the_table() -> None:
+    rows = re.findall(r"^\| (?:under|[\d,]+ to) ([\d,]+) \| (.*) \|$", text("settings.md"), re.MULTILINE)
+    assert [limit for limit, _ in RECIPES] == [int(limit.replace(",", "")) for limit, _ in rows]
+    for (_, recipe), (_, row) in zip(RECIPES, rows, strict=True):
+        arch, _, dropout, batch, rate, length = row.split(" | ")
+        expected = f"--arch {arch} --dropout {dropout} --batch-tokens {batch.rpartition(' ')[2]} {rate} {length}"
+        number = re.sub(r"(\d[\d,]*) (epochs|updates)$", r"--max-\2 \1", expected.replace("`", "")).replace(",", "")
+        assert recipe == re.sub(r"(--max-\w+)s ", r"\1 ", number)
 
 
 def test_every_page_stands_in_the_site() -> None:

@@ -121,6 +121,8 @@ def test_check_has_the_settings_of_the_named_components() -> None:
     plugin = ["check", "--plugin", str(ROOT / "examples/plugin/gru.py")]
     page = CliRunner().invoke(main, [*plugin, "gru", "--help"])
     assert "Architecture gru" in page.stdout and "--width" in page.stdout
+    checked = CliRunner().invoke(main, [*plugin, "gru", "--width", "8"])
+    assert checked.exit_code == 0 and "engine: " not in checked.stderr, checked.stderr
     wrong = CliRunner().invoke(main, ["check", "label_smoothed_cross_entropy", "--label-smoothing", "2"])
     assert wrong.exit_code == 2 and "--label-smoothing" in wrong.stderr
     unknown = CliRunner().invoke(main, [*plugin, "gru", "--depth", "2"])

@@ -119,7 +119,7 @@ def test_sentences_are_split_by_the_rules_of_each_language(path: Path) -> None:
         (["--pivot", "de"], "--pivot de equals --target-lang"),
         (["--pivot", "xx"], "known: de, en, it"),
         (["--pivot", "en", "--shortlist", "--device", "cpu"], "no shortlist"),
-        (["--pivot-path", "other.pt"], "--pivot-path does nothing"),
+        (["--pivot-path", __file__], "--pivot-path does nothing"),
         (["--pivot", "en", "--alignment", "hard", "--format", "jsonl"], "--pivot and --alignment"),
         (["--pivot", "en", "--source-tag", "<x>"], "--pivot and --source-tag"),
     ],

@@ -95,6 +95,7 @@ class PreprocessConfig(Config):
         "of one pair, in the format of fast_align: i-j links source word i to target word j, counted from 0; an empty "
         "item means no alignments",
         metavar="FILE,…",
+        access="read",
     )
     destdir: Path = option(..., "dataset folder to write")
     overwrite: bool = option(False, "replace the dataset in --destdir")
@@ -146,7 +147,10 @@ class PreprocessConfig(Config):
     )
     strict: bool = option(False, "stop with an error at the first pair that would be dropped")
     report: Path | None = option(
-        None, "write an HTML page about the dataset: counts, lengths, pieces, dropped pairs", metavar="FILE.html"
+        None,
+        "write an HTML page about the dataset: counts, lengths, pieces, dropped pairs",
+        metavar="FILE.html",
+        access="write",
     )
 
     weights: tuple[float, ...] = option(
@@ -193,6 +197,7 @@ class PreprocessConfig(Config):
         "--trainpref; see docs/multilingual.md",
         metavar="FILE.toml",
         section="Many languages",
+        access="read",
     )
     language_tokens: LanguageTokens | None = option(
         None,

@@ -80,9 +80,10 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
             writer.add_held_out(split, held_out)
         if corpora.train:
             writer.add_train(corpora.train)
-        if config.report is not None:
-            longest = config.max_line_bytes + 1
-            writer.report.samples = [(str(each.names[0]), each.sample(SAMPLED, longest)) for each in corpora.train]
+        shown = corpora.train if config.report is not None else corpora.train[:1]
+        writer.report.samples = [
+            (str(each.names[0]), each.sample(SAMPLED, config.max_line_bytes + 1)) for each in shown
+        ]
         writer.finish()
         destination.finish()
     for warning in writer.warnings(not exchanged):

@@ -173,7 +173,9 @@ class DatasetReport:
     splits: dict[str, SplitReport] = field(default_factory=dict)
     corpora: list[CorpusReport] = field(default_factory=list)
     pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
-    samples: list[tuple[str, list[SampledPair]]] = field(default_factory=list)  # by corpus, for the page
+    samples: list[tuple[str, list[SampledPair]]] = field(
+        default_factory=list
+    )  # by corpus; without a page, of the first corpus
 
     def cleaning(self) -> ReasonCounts:
         """Returns the sum of the statistics of all corpora."""

@@ -37,7 +37,10 @@ class DistillationConfig(CrossEntropyConfig):
         checkpoint=True,
     )
     teacher_probabilities: Path | None = option(
-        None, "Folder of nmtkit distill with the probabilities of a teacher, instead of --teacher.", metavar="FOLDER"
+        None,
+        "Folder of nmtkit distill with the probabilities of a teacher, instead of --teacher.",
+        metavar="FOLDER",
+        access="read",
     )
     teacher_weight: float = option(
         0.5, "Weight w of the cross-entropy with the teacher; the target has the weight 1 - w.", min=0, max=1

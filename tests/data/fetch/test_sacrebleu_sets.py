@@ -214,7 +214,12 @@ def test_systems_are_shown_side_by_side_on_a_set(
         ([], ["--ref", "--data", "--test-set"]),
     ],
 )
-def test_wrong_names_and_flags_in_conflict(server: FileServer, flags: list[str], facts: list[str]) -> None:
+def test_wrong_names_and_flags_in_conflict(
+    server: FileServer, flags: list[str], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x", "x.de", "x.pt"):
+        Path(name).touch()
     result = call("score", *flags, stdin=HYPOTHESES)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
     assert all(fact in result.stderr for fact in facts), result.stderr
@@ -356,9 +361,9 @@ def test_generate_translates_the_source_of_a_set(server: FileServer, model: Path
         (["--test-set", "wmt14/ful", "-l", "en-de"], ["wmt14/full"]),
         (["--test-set", "wmt14/full"], ["--language-pair"]),  # the model does not know its languages
         (["--test-set", "wmt14/full", "--source-lang", "en", "--target-lang", "dee"], ["en-dee", "en-de"]),
-        (["--test-set", "wmt14/full", "-l", "en-de", "--input", "x"], ["--test-set", "--input"]),
+        (["--test-set", "wmt14/full", "-l", "en-de", "--input", __file__], ["--test-set", "--input"]),
         (["--test-set", "wmt14/full", "-l", "en-de", "--input-format", "html"], ["--test-set", "--input-format"]),
-        (["data-bin", "--test-set", "wmt14/full", "-l", "en-de"], ["--test-set", "DATA"]),
+        ([str(Path(__file__).parent), "--test-set", "wmt14/full", "-l", "en-de"], ["--test-set", "DATA"]),
         (["-l", "en-de"], ["--language-pair", "--test-set"]),
     ],
 )

@@ -1,0 +1,19 @@
+"""Settings to start from, by the size of the training set."""
+
+import shlex
+from pathlib import Path
+
+# The rows of the table in docs/settings.md, each for training sets below a number of pairs. Larger sets start from the
+# default settings.
+TINY, SMALL = "--arch transformer_tiny --dropout 0.3", "--arch transformer_iwslt_de_en --dropout 0.3"
+RECIPES = (
+    (10_000, f"{TINY} --batch-tokens 2048 --lr 0.003 --warmup-updates 2000 --patience 10"),
+    (100_000, f"{TINY} --batch-tokens 4096 --lr 0.005 --warmup-updates 2000 --max-epoch 40"),
+    (500_000, f"{SMALL} --batch-tokens 8192 --lr 0.0005 --warmup-updates 4000 --max-update 50000"),
+)
+
+
+def train_command(dataset: Path, pairs: int) -> str:
+    """Returns the command that trains on a dataset with a number of training pairs. 0 means that it has none."""
+    settings = next((recipe.split() for limit, recipe in RECIPES if 0 < pairs < limit), [])
+    return shlex.join(["nmtkit", "train", str(dataset), *settings, "--save-dir", "checkpoints"])
