@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.cleaning.probability import MODEL_UNIT
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
 from nmtkit.jobs.distributed import rank_device
@@ -122,8 +122,7 @@ class SelfTrained(DualCrossEntropy):
         folder = self._folder / hashlib.sha256(b"\0".join([facts, *texts])).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         for language, text in zip(self._languages, texts, strict=True):
-            with atomic_write(folder / f"train.{language}") as file:
-                file.write(text)
+            write_atomically(folder / f"train.{language}", text)
         source, target = self._languages
         self._models = [self._train(folder, source, target), self._train(folder, target, source)]
 

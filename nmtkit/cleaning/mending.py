@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from nmtkit.config.extras import imported
 from nmtkit.text.normalization import INVISIBLE
 
 MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
@@ -19,12 +20,8 @@ _INVISIBLE_OR_SPACE = re.compile(f"{INVISIBLE.pattern}|[\t\x0b\x0c\r\x1c-\x1f\x8
 
 def fix_encoding() -> Callable[[str], str]:
     """Returns the function of ftfy that undoes a wrong encoding. Raises ImportError if ftfy is missing."""
-    try:
-        import ftfy
-    except ImportError as error:
-        raise ImportError(
-            "mending wrong encodings needs pip install 'nmtkit[data]'; --no-mend leaves all text as it is"
-        ) from error
+    need = "mending wrong encodings needs pip install 'nmtkit[data]'; --no-mend leaves all text as it is"
+    ftfy = imported("ftfy", need=need)
     config = ftfy.TextFixerConfig(explain=False, unescape_html=False)
     return lambda text: ftfy.fix_encoding(text, config)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.config.extras import imported
 from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.compression import compressed
 from nmtkit.data.corpora.corpus import format_of
@@ -33,12 +34,8 @@ def checksums(sources: Sequence[str], targets: Sequence[str]) -> npt.NDArray[np.
 
 
 def _arrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("scores in .parquet need pip install 'nmtkit[data]'; .tsv needs no package") from error
-    return pyarrow
+    need = "scores in .parquet need pip install 'nmtkit[data]'; .tsv needs no package"
+    return imported("pyarrow", "parquet", need=need)
 
 
 class ScoreWriter:

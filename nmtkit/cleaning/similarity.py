@@ -8,10 +8,10 @@ import mmap
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from nmtkit.config.extras import imported
 from nmtkit.data.corpora.dropping import RowNumbers
 
 NGRAM = 5  # characters
@@ -27,11 +27,8 @@ class SimilarTexts:
     """
 
     def __init__(self, path: Path, similarity: float) -> None:
-        try:
-            from rensa import RMinHashDeduplicator
-        except ImportError as error:
-            raise ImportError("--duplicate-similarity needs pip install 'nmtkit[data]'") from error
-        self._index: Any = RMinHashDeduplicator(similarity, HASHES, True, bands(similarity), SEED)
+        rensa = imported("rensa", need="--duplicate-similarity needs pip install 'nmtkit[data]'")
+        self._index = rensa.RMinHashDeduplicator(similarity, HASHES, True, bands(similarity), SEED)
         self._path = path
         self._file = path.open("wb")
         self._lengths: array[int] = array("q")

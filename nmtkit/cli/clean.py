@@ -12,7 +12,7 @@ from nmtkit.cli.components import ComponentCommand
 from nmtkit.cli.flags import flags, from_flags, given_flags, plugin_option
 from nmtkit.cli.preprocess import show_table
 from nmtkit.config import check_flags
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.config.plugins import load_plugins
 from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import SHARD_RULES, ShardOptions
@@ -107,8 +107,7 @@ def show_run(config: CleanConfig, run: "Callable[[], CleanReport]") -> None:
     report = run()
     progress.close()
     if config.report is not None:
-        with atomic_write(config.report) as file:
-            file.write(page(report, config.source_lang, config.target_lang).encode())
+        write_atomically(config.report, page(report, config.source_lang, config.target_lang))
     if not is_quiet():
         show(report, time.monotonic() - started)
 

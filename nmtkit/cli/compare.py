@@ -12,7 +12,7 @@ from nmtkit.cli.command import Command, echo, tell
 from nmtkit.cli.flags import PATH, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
 from nmtkit.config import Config, FlagRule, check_flags, option
-from nmtkit.config.files import atomic_write, check_outputs
+from nmtkit.config.files import check_outputs, write_atomically
 from nmtkit.scoring.segments import MetricName
 
 if TYPE_CHECKING:
@@ -204,7 +204,6 @@ def compare_systems(
         texts.systems, texts.references, config.metric, settings, test=config.test, samples=samples
     )
     compared = side_by_side.sentences(texts, config.metric, settings)
-    with atomic_write(path) as file:
-        file.write(side_by_side.page(texts, compared, comparison, config.metric, settings).encode())
+    write_atomically(path, side_by_side.page(texts, compared, comparison, config.metric, settings))
     echo("\n".join(comparison_report(comparison, config.test, samples, config.width).lines))
     tell(f"{len(compared):,} sentences side by side: {path}")

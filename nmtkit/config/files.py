@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import hashlib
 import importlib
 import io
 import logging
@@ -46,6 +47,15 @@ def explained(error: OSError) -> str:
         return str(error)
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
     return f"{path}: {reason_of(error)}"
+
+
+def sha256_of(*paths: Path) -> str:
+    """Returns the SHA-256 of the contents of files, one after the other, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def reason_of(error: OSError) -> str:
@@ -152,6 +162,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):  # After a failed write, close() fails too.
             file.close()
         temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, contents: bytes | str) -> None:
+    """Writes a small file like `atomic_write`. A text is encoded as UTF-8."""
+    with atomic_write(path) as file:
+        file.write(contents.encode() if isinstance(contents, str) else contents)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from nmtkit.config.extras import imported
 from nmtkit.config.files import disk_full, explained
 from nmtkit.jobs import progress
 
@@ -159,12 +160,8 @@ def check_name(repository: str) -> None:
 
 
 def _client() -> Any:
-    try:
-        import huggingface_hub
-        from huggingface_hub import constants, errors  # noqa: F401  # submodules that the functions above use
-    except ImportError as error:
-        raise ImportError("names of the Hugging Face Hub need pip install 'nmtkit[hub]'") from error
-    return huggingface_hub
+    need = "names of the Hugging Face Hub need pip install 'nmtkit[hub]'"
+    return imported("huggingface_hub", "constants", "errors", need=need)
 
 
 def _api(client: Any) -> Any:
@@ -223,8 +220,7 @@ def _check(path: Path, expected: str, title: str) -> None:
     """Removes a file whose hash is not `expected`, and raises OSError."""
     digest = hashlib.sha256() if len(expected) == 64 else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        hashlib.file_digest(file, lambda: digest)
     if digest.hexdigest() == expected:
         return
     path.resolve().unlink()  # the contents, to which `path` is a link

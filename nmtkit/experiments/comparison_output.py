@@ -1,8 +1,6 @@
 """Writes a comparison of runs: as a table in several formats, as an HTML page, and as a file of curves."""
 
-import csv
 import io
-import json
 import math
 import os
 import textwrap
@@ -11,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmtkit.config import setting_text
-from nmtkit.config.files import atomic_write
+from nmtkit.config.extras import imported
+from nmtkit.config.files import write_atomically
+from nmtkit.experiments import tables
 from nmtkit.experiments.comparison import RunSummary, ValidationScore, as_plain, differing, setting
 from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, legend, line_chart
@@ -19,8 +19,6 @@ from nmtkit.pages.document import Html, render
 from nmtkit.training.report import CURVES, KINDS, LOGARITHMIC, UNDRAWN, UNITS, points
 from nmtkit.training.run_log import numbers_of
 
-LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}  # character -> its LaTeX command
 LEAST_NAME = 16  # minimum width of the column of run names
 FIGURES = (".pdf", ".svg", ".png")
 
@@ -30,18 +28,16 @@ FIGURES = (".pdf", ".svg", ".png")
 
 def formatted(runs: Sequence[RunSummary], format: str) -> str:
     """Returns the comparison as a text table (format "text"), TSV, CSV, a LaTeX or Markdown table, or JSON."""
-    if format == "json":
-        columns = differing(runs)
-        return json.dumps([as_plain(run, columns) for run in runs], ensure_ascii=False, indent=1) + "\n"
-    if format in ("tsv", "csv"):
-        text = io.StringIO()
-        delimiter = "\t" if format == "tsv" else ","
-        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(unrounded(runs))
-        return text.getvalue()
     header, lines = cells(runs)
-    if format == "latex":
-        return latex(header, lines)
-    return markdown(header, lines) if format == "markdown" else table(header, lines, len(differing(runs)))
+    settings = differing(runs)
+    return tables.formatted(
+        format,
+        header,
+        lines,
+        plain=[as_plain(run, settings) for run in runs],
+        unrounded=lambda: unrounded(runs),
+        text=lambda: table(header, lines, len(settings)),
+    )
 
 
 def metrics_of(runs: Sequence[RunSummary]) -> list[str]:
@@ -85,48 +81,6 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
         )
     empty = {column for column in range(len(rows[0])) if not any(row[column] for row in rows[1:])}
     return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
-
-
-def latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a LaTeX table with the rules of the package booktabs. Columns of numbers are aligned to the right."""
-
-    def row(cells: Sequence[str]) -> str:
-        return " & ".join("".join(LATEX.get(char, char) for char in cell) for cell in cells) + r" \\"
-
-    alignment = "".join("r" if each else "l" for each in numeric(header, lines))
-    top, middle, bottom = r"\toprule", r"\midrule", r"\bottomrule"
-    body = [rf"\begin{{tabular}}{{{alignment}}}", top, row(header), middle, *map(row, lines), bottom, r"\end{tabular}"]
-    return "\n".join(body) + "\n"
-
-
-def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table. Columns of numbers are aligned to the right."""
-
-    def row(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = "|" + "|".join("---:" if each else "---" for each in numeric(header, lines)) + "|"
-    return "\n".join([row(header), rule, *map(row, lines)]) + "\n"
-
-
-def numeric(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[bool]:
-    """Returns for each column whether all its texts begin with a number."""
-    columns = ([line[column].lstrip("+-< ") for line in lines if line[column]] for column in range(len(header)))
-    return [all(text[:1].isdigit() for text in column) for column in columns]
-
-
-def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a text table. Columns of numbers are aligned to the right."""
-    table = [header, *lines]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    right = numeric(header, lines)
-    return [
-        "  ".join(
-            cell.rjust(size) if of_number else cell.ljust(size)
-            for cell, size, of_number in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in table
-    ]
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
@@ -210,34 +164,26 @@ def write_curves(path: Path, runs: Sequence[RunSummary]) -> None:
         raise ValueError(
             f"--curves {path}: curves are written to .csv, {', '.join(FIGURES)}; give one of these suffixes"
         )
-    with atomic_write(path) as file:
-        file.write(content)
+    write_atomically(path, content)
 
 
 def curves_as_csv(runs: Sequence[RunSummary]) -> bytes:
     """Returns a CSV table with a row for each logged number: run, kind (train or valid), name, update, value."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["run", "kind", "name", "update", "value"])
+    rows = [["run", "kind", "name", "update", "value"]]
     for run in runs:
         for kind in KINDS:
             records = [record for record in run.records if record["kind"] == kind]
             for name in dict.fromkeys(name for record in records for name in numbers_of(record, UNDRAWN)):
                 for update, value in points(records, kind, name):
-                    rows.writerow([run.name, kind, name, int(update), repr(value)])
-    return text.getvalue().encode()
+                    rows.append([run.name, kind, name, str(int(update)), repr(value)])
+    return tables.separated(rows).encode()
 
 
 def load_pyplot() -> Any:
     """Returns the module matplotlib.pyplot. Raises ImportError with the name of the extra."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ImportError("a figure needs matplotlib: pip install 'nmtkit[plots]'") from None
+    matplotlib = imported("matplotlib", "pyplot", need="a figure needs matplotlib: pip install 'nmtkit[plots]'")
     matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return matplotlib.pyplot
 
 
 def figure(runs: Sequence[RunSummary], format: str) -> bytes:
@@ -292,8 +238,7 @@ def write_page(
         keys=Html(legend([run.name for run in runs])),
         body=charts,
     )
-    with atomic_write(path) as file:
-        file.write(page.encode())
+    write_atomically(path, page)
 
 
 def _settings(header: Sequence[str], lines: Sequence[Sequence[str]], columns: Sequence[int]) -> dict[str, object]:

@@ -1,13 +1,14 @@
 """Writes the comparison of the rows of a sweep with the base: as a table in several formats, and as a figure."""
 
-import csv
 import io
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config.files import atomic_write
-from nmtkit.experiments.comparison_output import FIGURES, aligned, latex, load_pyplot, markdown
+from nmtkit.config.files import write_atomically
+from nmtkit.config.tables import aligned
+from nmtkit.experiments import tables
+from nmtkit.experiments.comparison_output import FIGURES, load_pyplot
 from nmtkit.experiments.differences import LEVEL, RowComparison, SweepRow
 from nmtkit.scoring.seeds import SeedScores
 
@@ -22,24 +23,24 @@ def formatted(compared: RowComparison, format: str) -> str:
 
     If the text table is wider than the terminal, the costs and each metric have separate tables.
     """
-    if format == "json":
-        return json.dumps(as_plain(compared), ensure_ascii=False, indent=1) + "\n"
-    if format in ("tsv", "csv"):
-        text = io.StringIO()
-        delimiter = "\t" if format == "tsv" else ","
-        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(unrounded(compared))
-        return text.getvalue()
     header, lines = cells(compared)
-    if format == "latex":
-        return latex(header, lines)
-    if format == "markdown":
-        return markdown(header, lines) + "\n" + "\n\n".join(notes(compared)) + "\n"
+    return tables.formatted(
+        format,
+        header,
+        lines,
+        plain=as_plain(compared),
+        unrounded=lambda: unrounded(compared),
+        notes=notes(compared),
+        text=lambda: _text(compared, aligned(header, lines)),
+    )
+
+
+def _text(compared: RowComparison, whole: Sequence[str]) -> str:
     from rich.console import Console
 
-    whole = aligned(header, lines)
     fits = max(map(len, whole)) <= Console().width
     blocks = [whole] if fits else [aligned(*block) for block in _blocks(compared)]
-    return "\n\n".join("\n".join(block) for block in [*blocks, notes(compared)]) + "\n"
+    return tables.blocks_of_text([*blocks, notes(compared)])
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -169,8 +170,7 @@ def write_figure(path: Path, compared: RowComparison) -> None:
     if path.suffix not in FIGURES:
         raise ValueError(f"--plot {path}: figures are written to {', '.join(FIGURES)}; give one of these suffixes")
     content = figure(compared, path.suffix[1:])
-    with atomic_write(path) as file:
-        file.write(content)
+    write_atomically(path, content)
 
 
 def figure(compared: RowComparison, format: str) -> bytes:

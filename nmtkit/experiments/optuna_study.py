@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nmtkit.config.extras import imported
 from nmtkit.experiments import comparison
 from nmtkit.experiments.sweep import Range, Sweep, SweepRun
 from nmtkit.jobs.folder_lock import holder_of
@@ -48,10 +49,7 @@ class OptunaStudy:
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        try:
-            import optuna
-        except ImportError as error:
-            raise ImportError("--optuna needs Optuna, which is not installed: pip install 'nmtkit[optuna]'") from error
+        optuna = imported("optuna", need="--optuna needs Optuna, which is not installed: pip install 'nmtkit[optuna]'")
         if not sweep.space:
             raise ValueError(f"{sweep.file}: --optuna chooses the settings of [sweep.random], but the file has none")
         if sweep.grid or len(sweep.zipped) > 1 or len(sweep.named) > 1 or len(sweep.seeds) > 1:

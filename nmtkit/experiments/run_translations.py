@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import setting_text
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.experiments.comparison import RunSummary
 from nmtkit.scoring import metrics
 from nmtkit.scoring.report import plain
@@ -53,12 +53,18 @@ def discard(folder: Path) -> None:
 
 def write_record(run: RunSummary, data: Path, settings: Mapping[str, Any], flop: float | None) -> None:
     """Writes the record of the translations of a run: settings, cost, scores. Raises OSError or ValueError."""
-    record = {"settings": settings, "trained": _trained(run), "data": str(data.absolute()), "flop": flop}
+    record: dict[str, Any] = {
+        "settings": settings,
+        "trained": _trained(run),
+        "data": str(data.absolute()),
+        "flop": flop,
+    }
     texts = _texts(Path(run.name) / TRANSLATIONS, data, settings["gen_subset"], None)
     chosen = metrics.MetricSettings(target_lang=texts.target_lang)
     scores = metrics.score(texts.lines, [texts.references], METRICS, chosen)
-    with atomic_write(Path(run.name) / RECORD) as file:
-        file.write(json.dumps(record | {"scores": list(map(plain, scores))}, indent=1, ensure_ascii=False).encode())
+    record = {"settings": settings, "trained": _trained(run), "data": str(data.absolute()), "flop": flop}
+    scored = record | {"scores": list(map(plain, scores))}
+    write_atomically(Path(run.name) / RECORD, json.dumps(scored, indent=1, ensure_ascii=False))
 
 
 def read(run: RunSummary) -> RunTranslations | None:

@@ -1,13 +1,11 @@
 """The expected cost of the rows of a sweep, before anything is trained."""
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from nmtkit.experiments import tables
 from nmtkit.experiments.comparison import row_name
-from nmtkit.experiments.comparison_output import aligned, latex, markdown
 from nmtkit.experiments.estimate import NAMED_GPU, NAMED_GPU_FLOPS, TYPICAL_SHARE
 from nmtkit.experiments.sweep import Sweep, SweepRun
 
@@ -51,19 +49,11 @@ def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
 
 def formatted(costs: Sequence[RowCost], format: str) -> str:
     """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON, the last row being the sum."""
-    if format in ("json", "tsv", "csv"):
-        plain = [
-            {"row": cost.row, "runs": cost.runs, "parameters": cost.parameters, "updates": cost.updates,
-             "flop": cost.flop, "gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours}
-            for cost in costs
-        ]  # fmt: skip
-        if format == "json":
-            return json.dumps(plain, ensure_ascii=False, indent=1) + "\n"
-        text = io.StringIO()
-        table = csv.DictWriter(text, plain[0], delimiter="\t" if format == "tsv" else ",", lineterminator="\n")
-        table.writeheader()
-        table.writerows(plain)
-        return text.getvalue()
+    plain: list[dict[str, Any]] = [
+        {"row": cost.row, "runs": cost.runs, "parameters": cost.parameters, "updates": cost.updates,
+         "flop": cost.flop, "gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours}
+        for cost in costs
+    ]  # fmt: skip
     header = ["row", "runs", "M parameters", "updates", "FLOP of a run", "GPU-hours", f"hours on {GPUS} GPUs"]
     lines = [
         [cost.row, str(cost.runs), _millions(cost.parameters), f"{cost.updates:,}", f"{cost.flop:.2e}",
@@ -73,16 +63,13 @@ def formatted(costs: Sequence[RowCost], format: str) -> str:
     total = sum(cost.gpu_hours for cost in costs)
     runs = sum(cost.runs for cost in costs)
     lines.append(["all rows", f"{runs:,}", "", "", "", _hours(total), _hours(total / GPUS)])
-    if format == "latex":
-        return latex(header, lines)
     speed = f"a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in bf16"
     note = (
         f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models and small shares of an update "
         "reach less; validations are not counted."
     )
-    if format == "markdown":
-        return f"{markdown(header, lines)}\n{note}\n"
-    return "\n".join([*aligned(header, lines), "", note]) + "\n"
+    unrounded = [[*plain[0]], *([*row.values()] for row in plain)]
+    return tables.formatted(format, header, lines, plain=plain, unrounded=lambda: unrounded, notes=[note])
 
 
 def _hours(value: float) -> str:

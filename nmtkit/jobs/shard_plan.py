@@ -25,7 +25,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import atomic_write, sha256_of, write_atomically
+from nmtkit.config.tables import settings_table
 from nmtkit.jobs import progress
 from nmtkit.jobs.folder_lock import lock
 
@@ -113,8 +114,7 @@ class Plan:
                     digest.update(part)
                     size += len(part)
             record = {"lines": shard.lines, "bytes": size, "sha256": digest.hexdigest(), "counts": dict(+counts)}
-            with atomic_write(self.record_file(shard)) as file:
-                file.write(json.dumps(record).encode())
+            write_atomically(self.record_file(shard), json.dumps(record))
         except OSError:
             # Another process may have finished the shard and removed the temporary file of this process.
             finished = self.record(shard)
@@ -225,8 +225,7 @@ def open_plan(
         if foreign or any(folder.glob("shard-*")):
             raise ValueError(f"{folder} is not empty and has no {PLAN}; give another --output-dir")
         plan = Plan(folder, suffix, tuple(shards()), fingerprint, facts, command)
-        with atomic_write(folder / PLAN) as file:
-            file.write(_as_json(plan).encode())
+        write_atomically(folder / PLAN, _as_json(plan))
         return plan
 
 
@@ -282,9 +281,7 @@ def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
     earlier = known.get(os.path.abspath(path))
     if earlier is not None and (earlier["bytes"], earlier["modified"]) == (status.st_size, status.st_mtime_ns):
         return earlier
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": status.st_size, "modified": status.st_mtime_ns, "sha256": digest}
+    return {"bytes": status.st_size, "modified": status.st_mtime_ns, "sha256": sha256_of(path)}
 
 
 def check_regular(paths: Iterable[Path]) -> None:
@@ -298,9 +295,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Returns a table of the settings that differ between the job in a folder and a command."""
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     cells = [[name, *(json.dumps(table.get(name), ensure_ascii=False) for table in (first, second))] for name in names]
-    rows = [["", "in the folder", "this command"], *cells]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in rows)
+    return settings_table(["", "in the folder", "this command"], cells)
 
 
 def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:

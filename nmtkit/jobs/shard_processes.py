@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from nmtkit.config.extras import imported
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import PLAN, Plan, Shard, read_plan
 from nmtkit.jobs.workers import Workers
@@ -87,11 +88,8 @@ class RayCluster:
     """
 
     def __init__(self, actors: int, cpus: float, gpus: float) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ImportError("--executor ray needs the package ray: pip install 'nmtkit[ray]'") from error
-        self._ray: Any = ray
+        ray = imported("ray", need="--executor ray needs the package ray: pip install 'nmtkit[ray]'")
+        self._ray = ray
         self._actors, self._cpus, self._gpus = actors, cpus, gpus
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
         check_capacity(self._nodes(), actors, cpus, gpus)

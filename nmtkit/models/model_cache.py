@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmtkit.config.files import HUB_PREFIX, MODEL_FOLDER, atomic_write, cache_folder, user_cache
+from nmtkit.config.files import HUB_PREFIX, MODEL_FOLDER, cache_folder, user_cache, write_atomically
 from nmtkit.data.checkpoint_file import FORMAT
 from nmtkit.jobs.folder_lock import lock
 
@@ -93,8 +93,7 @@ def note_revision(folder: Path, revision: str, commit: str) -> None:
     """Notes the commit of a branch or a tag, for use without a network. Raises OSError."""
     noted = revisions_of(folder)
     if noted.get(revision) != commit:
-        with atomic_write(folder / REVISIONS) as file:
-            file.write(json.dumps(noted | {revision: commit}, indent=1).encode())
+        write_atomically(folder / REVISIONS, json.dumps(noted | {revision: commit}, indent=1))
 
 
 # --- listing and removal ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
+from nmtkit.config.extras import imported
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.scoring.segments import MetricName
 from nmtkit.scoring.sentence_metrics import segment_metric
@@ -43,10 +44,8 @@ class TokenizedBLEU(BLEU):
 
     def __init__(self, target_lang: str | None, effective_order: bool = False) -> None:
         """Raises ImportError if sacremoses is missing, and ValueError if no language is given."""
-        try:
-            import sacremoses
-        except ImportError:
-            raise ImportError("tokenized-bleu needs the Moses tokenizer: pip install 'nmtkit[moses]'") from None
+        need = "tokenized-bleu needs the Moses tokenizer: pip install 'nmtkit[moses]'"
+        sacremoses = imported("sacremoses", need=need)
         if target_lang is None:
             raise ValueError("tokenized-bleu needs the language of the translations: add --target-lang, for example de")
         logger.warning(

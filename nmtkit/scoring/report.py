@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nmtkit.config.tables import right_aligned
 from nmtkit.data.directions import Direction
 from nmtkit.scoring.lengths import WORDS_OF_BLEU, LengthBand, length_bands
 from nmtkit.scoring.metrics import MetricSettings, Score, part_scores, score
@@ -99,7 +100,7 @@ def directions_report(directions: DirectionScores, untrained: Collection[Directi
         name = f"{direction}{' *' * (direction in untrained)}"
         table.append([name, f"{count:,}", *(number(score, width) for score in scores)])
     table.append(["average", "", *(f"{mean:.{width}f}" for mean in means.values())])
-    lines = aligned(table)
+    lines = right_aligned(table)
     if any(direction in untrained for direction in directions):
         lines.append("* no training pairs; not part of the average")
     names: dict[str, list[str]] = {}
@@ -146,7 +147,7 @@ def lengths_report(bands: BandScores, total: Sequence[Score], by: str, width: in
     lines = sum(len(band.rows) for band, _ in bands)
     table.append(["all", f"{lines:,}", *(number(score, width) for score in total)])
     margin = max(len(score.name) for score in total)
-    shown = aligned(table)
+    shown = right_aligned(table)
     if any(score.name == "BLEU" for score in total) and bands[0][0].fewest < WORDS_OF_BLEU:
         shown.append(f"BLEU counts up to {WORDS_OF_BLEU} words in a row, so the BLEU of shorter lines says little")
     shown += ["", *(f"{score.name:<{margin}}  {score.signature}" for score in total)]
@@ -156,16 +157,6 @@ def lengths_report(bands: BandScores, total: Sequence[Score], by: str, width: in
     ]
     everything = {"lines": lines, "scores": list(map(plain, total))}
     return ScoreReport({"words_of": by, "bands": rows, "all": everything}, shown)
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the rows of a table as lines. All columns but the first are aligned at the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for row in table:
-        cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    return lines
 
 
 def plain(score: Score) -> dict[str, Any]:

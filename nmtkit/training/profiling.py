@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nmtkit.config import Config, option
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.pages.document import render
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
@@ -93,5 +93,4 @@ def write_page(path: Path, events: Sequence[Any], first: int, last: int) -> None
         rows=rows,
         body=[],
     )
-    with atomic_write(path) as file:
-        file.write(html.encode())
+    write_atomically(path, html)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nmtkit.config import flag_name, setting_text, to_dict
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, line_chart
 from nmtkit.pages.document import Html, render
@@ -121,8 +121,7 @@ def write(
     lines = read_lines(folder / "log.jsonl")
     records = latest_records(lines)
     page = html(records, config, state_of(lines) | sections(records, best, worst), folder.resolve().name)
-    with atomic_write(folder / "report.html") as file:
-        file.write(page.encode())
+    write_atomically(folder / "report.html", page)
 
 
 def translations_file(folder: Path, update: int) -> Path:
@@ -133,8 +132,7 @@ def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
     """Writes the translations of a validation, in the order of the validation set. Raises OSError."""
     path = translations_file(folder, update)
     path.parent.mkdir(exist_ok=True)
-    with atomic_write(path) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, str], ...]]:

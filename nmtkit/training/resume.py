@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import setting_text
+from nmtkit.config.tables import settings_table
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.dataset_files import counts_language_token
@@ -109,9 +110,5 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 def table(changed: Sequence[Change]) -> str:
     """Returns a text table of three columns with headings."""
-    cells = [
-        ("setting", "before", "now"),
-        *((name, setting_text(old), setting_text(new)) for name, old, new in changed),
-    ]
-    widths = [max(len(row[column]) for row in cells) for column in range(2)]
-    return "\n".join(f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in cells)
+    rows = [(name, setting_text(old), setting_text(new)) for name, old, new in changed]
+    return settings_table(("setting", "before", "now"), rows)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import nmtkit
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.models import building, checkpoint
@@ -56,8 +56,7 @@ def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
     """Writes config.toml into the folder of the run. Raises OSError."""
     folder = job.run.save_dir
     text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
-    with atomic_write(folder / "config.toml") as file:
-        file.write(text.encode())
+    write_atomically(folder / "config.toml", text)
 
 
 def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nmtkit.config.extras import imported
+
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 CHUNK = 1 << 20
 # A frame begins with one of these numbers (RFC 8878). The last 4 bits of the second number may have any value.
@@ -28,17 +30,17 @@ def open_bytes(path: Path) -> io.BufferedReader:
     """
     file: Any
     if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError as error:
-            raise ImportError(f"{path} is compressed with zstd; pip install 'nmtkit[zstd]' to read it") from error
-        file = zstandard.open(path, "rb")
+        file = _zstandard(path, "to read it").open(path, "rb")
     elif path.suffix in COMPRESSIONS:
         openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
         file = openers[path.suffix](path)
     else:
         return path.open("rb")
     return io.BufferedReader(_Decompressed(file, path), CHUNK)
+
+
+def _zstandard(path: Path, purpose: str) -> Any:
+    return imported("zstandard", need=f"{path} is compressed with zstd; pip install 'nmtkit[zstd]' {purpose}")
 
 
 class _Decompressed(io.RawIOBase):
@@ -117,11 +119,7 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     """
     stream: Any
     if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError as error:
-            raise ImportError(f"{path} is compressed with zstd; pip install 'nmtkit[zstd]' to write it") from error
-        stream = zstandard.open(file, "wb", closefd=False)
+        stream = _zstandard(path, "to write it").open(file, "wb", closefd=False)
     elif path.suffix == ".gz":
         stream = gzip.GzipFile("", "wb", 6, file, 0)  # the time is 0, so that equal text gives equal bytes
     elif path.suffix in COMPRESSIONS:

@@ -3,7 +3,6 @@
 `nmtkit fetch` writes the file. `nmtkit clean` and `nmtkit preprocess` copy the facts to their outputs.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import __version__
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import sha256_of, write_atomically
 from nmtkit.data.corpora.compression import is_compressed
 
 FORMAT = 1
@@ -43,8 +42,7 @@ def write_provenance(paths: Sequence[Path], facts: Mapping[str, Any]) -> None:
         "nmtkit": __version__,
         "files": [_described(path) for path in paths],
     }
-    with atomic_write(provenance_path(paths)) as file:
-        file.write((json.dumps(contents, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(provenance_path(paths), json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_provenance(paths: Sequence[Path]) -> dict[str, Any] | None:
@@ -83,9 +81,4 @@ def origins(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}

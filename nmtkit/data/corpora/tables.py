@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from nmtkit.config.extras import imported
 from nmtkit.data.corpora.corpus import Corpus
 from nmtkit.data.corpora.lines import line_windows
 from nmtkit.text.languages import SHORT_CODES, best_match, is_code, subtags
@@ -148,12 +149,8 @@ def _row_of(record: dict[str, Any], corpus: Corpus, where: str) -> Row:
 
 
 def _arrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("Parquet files and folders of datasets need pip install 'nmtkit[data]'") from error
-    return pyarrow
+    need = "Parquet files and folders of datasets need pip install 'nmtkit[data]'"
+    return imported("pyarrow", "parquet", need=need)
 
 
 def read_parquet(corpus: Corpus) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from nmtkit.config.extras import imported
 from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.compression import COMPRESSIONS, compressed
 from nmtkit.data.corpora.corpus import FORMATS, UNCOMPRESSED, Pairs, format_of
@@ -169,11 +170,7 @@ class CorpusWriter:
         self._files[0].write("".join(units).encode())
 
     def _write_parquet(self, pairs: Pairs) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ImportError(f"{self.paths[0]} needs pip install 'nmtkit[data]'") from error
+        pyarrow = imported("pyarrow", "parquet", need=f"{self.paths[0]} needs pip install 'nmtkit[data]'")
         for others in pairs.extras:
             self._check_names(others)
         columns: dict[str, list[Any]] = {self.languages[0]: pairs.sources, self.languages[1]: pairs.targets}

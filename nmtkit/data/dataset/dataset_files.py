@@ -17,7 +17,6 @@ Row i of the source side belongs to row i of the target side. Rows may share ids
 A folder of shards is read as one dataset. Every shard is a dataset folder, and all shards have the same tokenizer.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import sync_folder
+from nmtkit.config.files import sha256_of, sync_folder
 from nmtkit.jobs.folder_lock import lock
 
 FORMAT = 2
@@ -225,7 +224,7 @@ def checksum(path: Path) -> dict[str, Any]:
     """Returns the size and SHA-256 of a file for the manifest. First syncs the file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> None:
@@ -245,11 +244,9 @@ def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> 
                 f"{path} has {size:,} bytes, and {MANIFEST} says {facts['bytes']:,}: "
                 "the file was truncated or overwritten; run preprocess again"
             )
-        if largest is None or size <= largest or name.startswith(TOKENIZER_FOLDER):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != facts["sha256"]:
-                raise ValueError(f"{path} is damaged: its checksum differs from {MANIFEST}; run preprocess again")
+        checked = largest is None or size <= largest or name.startswith(TOKENIZER_FOLDER)
+        if checked and sha256_of(path) != facts["sha256"]:
+            raise ValueError(f"{path} is damaged: its checksum differs from {MANIFEST}; run preprocess again")
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:

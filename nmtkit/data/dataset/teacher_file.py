@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 
 # T target tokens, C stored pieces for each target token
 
@@ -81,10 +81,8 @@ class TeacherFile:
                 )
             return existing
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / LENGTHS) as file:
-            file.write(np.ascontiguousarray(lengths, np.int32).tobytes())
-        with atomic_write(folder / MANIFEST) as file:
-            file.write(json.dumps(manifest, indent=2).encode())
+        write_atomically(folder / LENGTHS, np.ascontiguousarray(lengths, np.int32).tobytes())
+        write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2))
         return TeacherFile(folder, manifest)
 
     @property
@@ -103,8 +101,7 @@ class TeacherFile:
                 yield number, range(first, min(first + self.pairs_per_file, len(self.lengths)))
 
     def write(self, number: int, rows: npt.NDArray[Any]) -> None:
-        with atomic_write(self.path(number)) as file:
-            file.write(rows.astype(self.dtype, copy=False).tobytes())
+        write_atomically(self.path(number), rows.astype(self.dtype, copy=False).tobytes())
 
     def rows_of(self, pair: int) -> tuple[int, slice]:
         """Returns the number of the file with the rows of a pair, and the position of the rows in the file."""

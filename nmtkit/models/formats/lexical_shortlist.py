@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import atomic_write, write_atomically
 from nmtkit.data.tokenizers.spm_model import pieces_of
 from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models.formats.reading import read_bytes
@@ -92,8 +92,7 @@ def write_binary(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> N
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     numbers = np.array([EOS + 1, int(lengths.max()), len(offsets), len(keys)])
     body = numbers.astype("<u8").tobytes() + offsets.astype("<u8").tobytes() + (keys % size).astype("<u4").tobytes()
-    with atomic_write(path) as file:
-        file.write(np.array([MAGIC, checksum(body)], "<u8").tobytes() + body)
+    write_atomically(path, np.array([MAGIC, checksum(body)], "<u8").tobytes() + body)
 
 
 def checksum(body: bytes) -> int:

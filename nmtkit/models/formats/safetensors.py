@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nmtkit.config.extras import imported
 from nmtkit.config.files import new_folder
 from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
@@ -69,11 +70,7 @@ def load(source: Path) -> checkpoint_file.Checkpoint:
 
 
 def _package() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
-    return safetensors
+    return imported("safetensors", "torch", need="this needs the package safetensors: pip install 'nmtkit[export]'")
 
 
 def check_safetensors() -> None:

@@ -1,10 +1,9 @@
 """Finds the files of a neural metric, in a local folder or on the Hugging Face Hub, and loads the model."""
 
-import hashlib
 import re
 from pathlib import Path
 
-from nmtkit.config.files import HUB_PREFIX, is_hub_name
+from nmtkit.config.files import HUB_PREFIX, is_hub_name, sha256_of
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import usable_device
 from nmtkit.models.formats.reading import read_json
@@ -80,10 +79,4 @@ def companion(folder: Path, pretrained: str, also: tuple[str, ...] = ()) -> Path
 
 def hash_of(paths: list[Path]) -> str:
     """Returns the first digits of the SHA-256 of files, for the signature of a local model."""
-    digest = hashlib.sha256()
-    for path in paths:
-        if path.is_file():
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-    return f"sha256-{digest.hexdigest()[:DIGITS]}"
+    return f"sha256-{sha256_of(*filter(Path.is_file, paths))[:DIGITS]}"

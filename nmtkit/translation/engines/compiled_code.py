@@ -17,7 +17,7 @@ from numba import types
 from numba.core import caching
 from numba.core.runtime.nrt import rtsys
 
-from nmtkit.config.files import atomic_write
+from nmtkit.config.files import write_atomically
 from nmtkit.jobs import machine_code
 from nmtkit.translation.engines.compiled_vectors import FLOAT, SIZE, Vectors
 
@@ -155,8 +155,7 @@ class Kernels:
             if not machine_code.is_closed():
                 with contextlib.suppress(OSError):  # this process has the machine code in memory
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    with atomic_write(path) as file:
-                        file.write(code)
+                    write_atomically(path, code)
 
         if path.exists():
             self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

@@ -1,0 +1,17 @@
+"""Imports packages that only an extra of nmtkit installs."""
+
+import importlib
+from typing import Any
+
+
+def imported(name: str, *submodules: str, need: str) -> Any:
+    """Returns the module `name` after importing it and its `submodules`.
+
+    Raises ImportError with the text `need`, which contains the install command, if a package is missing.
+    """
+    try:
+        for submodule in submodules:
+            importlib.import_module(f"{name}.{submodule}")
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(need) from error
