@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from nmtkit.data.dataset.transforms import TRANSFORMS, Side, Transform
     from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
-    from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Ids, Tokenizer
+    from nmtkit.data.tokenizers.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer
     from nmtkit.models.architectures import ARCHITECTURES, Architecture, DecoderState, Vocabulary
     from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
     from nmtkit.models.architectures.transformer import Transformer
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nmtkit.models.architectures.transformer_layers import Embedding, SelfAttention
     from nmtkit.models.layers.attention import AttentionContext
     from nmtkit.text.documents import Document, ReadOptions, read_document
+    from nmtkit.text.encoded import Ids
     from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
     from nmtkit.training.criterions import CRITERIONS, Criterion, Loss
     from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo

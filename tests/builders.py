@@ -23,11 +23,12 @@ from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.spm_model import renumbered
-from nmtkit.data.tokenizers.tokenizer import BOS, Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.building import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.text.encoded import Encoded
 
 HERE = Path("here")
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]

@@ -17,9 +17,10 @@ from nmtkit.config.plugins import plugins_for
 from nmtkit.data import checkpoint_file
 from nmtkit.data.corpora.provenance import origins
 from nmtkit.data.dataset import binarized
-from nmtkit.data.dataset.binarized import Dataset, StoredSide
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, read_manifest, shard_folders
+from nmtkit.data.dataset.stored_side import StoredSide
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.experiments.comparison import summarize
 from nmtkit.experiments.recipes import train_command

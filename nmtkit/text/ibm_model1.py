@@ -8,12 +8,13 @@ target.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nmtkit.jobs import progress
+from nmtkit.text.encoded import Encoded, ranges, starts_of
 
 BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
 # number of links whose `IndexedLinks` stay in memory (4 bytes for each link); others are computed in each iteration
@@ -25,18 +26,6 @@ LinkKeys = npt.NDArray[np.int64]
 
 # A link connects a target word with a source word of its sentence pair, or with the NULL word. The key of a link is
 # source * targets + target, where `source` and `target` are ids, and `targets` is the size of the target vocabulary.
-
-
-class WordIdSentences(Protocol):
-    """Sentences of word ids."""
-
-    @property
-    def ids(self) -> Any:
-        """The ids of all sentences, concatenated: an array, which may be memory-mapped."""
-
-    @property
-    def lengths(self) -> Any:
-        """The number of words of each sentence: an array."""
 
 
 class BlockLinks(NamedTuple):
@@ -59,31 +48,27 @@ class IndexedLinks(NamedTuple):
     widths: LinkKeys  # number of links of each target word
 
 
-def blocks(
-    source: WordIdSentences, target: WordIdSentences, targets: int, null: int, first: int = 0
-) -> Iterator[BlockLinks]:
+def blocks(source: Encoded, target: Encoded, targets: int, null: int, first: int = 0) -> Iterator[BlockLinks]:
     """Yields the links of the pairs from pair `first` on, in blocks of about `BLOCK_LINKS` links.
 
     Blocks without target words are left out.
     """
-    widths, lengths = _lengths(source) + 1, _lengths(target)
+    widths, lengths = source.lengths + 1, target.lengths
     ends = np.cumsum(widths * lengths)
     source_ends, target_ends = np.cumsum(widths - 1), np.cumsum(lengths)
     while first < len(ends):
         done = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, done + BLOCK_LINKS, side="right")))
         width, length = widths[first:last], lengths[first:last]
-        starts = np.cumsum(width) - width
+        starts = starts_of(width)
         bounds = [(int(each[first - 1]) if first else 0, int(each[last - 1])) for each in (source_ends, target_ends)]
-        ids = np.asarray(source.ids[slice(*bounds[0])]).astype(np.int64)
+        ids = source.ids[slice(*bounds[0])].astype(np.int64)
         words = np.insert(ids, starts - np.arange(len(starts)), null) * targets
         of_target = np.repeat(width, length)
-        first_link = np.cumsum(of_target) - of_target
-        offsets = np.repeat(starts, length)
-        keys = words[np.repeat(offsets - first_link, of_target) + np.arange(int(of_target.sum()))]
-        keys += np.repeat(np.asarray(target.ids[slice(*bounds[1])]).astype(np.int64), of_target)
+        keys = words[ranges(np.repeat(starts, length), of_target)]
+        keys += np.repeat(target.ids[slice(*bounds[1])].astype(np.int64), of_target)
         if len(keys):
-            yield BlockLinks(first, last, keys, first_link, of_target)
+            yield BlockLinks(first, last, keys, starts_of(of_target), of_target)
         first = last
 
 
@@ -98,7 +83,7 @@ class LexicalTable:
 
     @staticmethod
     def train(
-        source: WordIdSentences, target: WordIdSentences, sources: int, targets: int, iterations: int = ITERATIONS
+        source: Encoded, target: Encoded, sources: int, targets: int, iterations: int = ITERATIONS
     ) -> "LexicalTable":
         """Trains a table by maximum likelihood. The EM algorithm starts from uniform probabilities.
 
@@ -152,9 +137,7 @@ class LexicalTable:
         return np.where(has_entry, self.probabilities.take(entry, mode="clip"), FLOOR)
 
 
-def word_probabilities(
-    tables: Sequence[LexicalTable], source: WordIdSentences, target: WordIdSentences
-) -> npt.NDArray[np.float64]:
+def word_probabilities(tables: Sequence[LexicalTable], source: Encoded, target: Encoded) -> npt.NDArray[np.float64]:
     """Computes two probabilities of each word of the target sentences, with each table.
 
     Returns an array [tables, 2, target words], where the words of all target sentences are concatenated. The first
@@ -174,7 +157,7 @@ def word_probabilities(
     return np.concatenate(parts, 2)
 
 
-def check(source: WordIdSentences, target: WordIdSentences, sources: int, targets: int) -> None:
+def check(source: Encoded, target: Encoded, sources: int, targets: int) -> None:
     """Raises ValueError unless both sides have the same number of sentences, and all ids are in the vocabularies.
 
     The lengths of the sentences of a side must add up to the number of ids. `sources` and `targets` are the sizes of
@@ -185,18 +168,12 @@ def check(source: WordIdSentences, target: WordIdSentences, sources: int, target
             f"{len(source.lengths):,} source sentences and {len(target.lengths):,} target sentences are not pairs"
         )
     for name, side, size in (("source", source, sources), ("target", target, targets)):
-        if int(_lengths(side).sum()) != len(side.ids):
-            raise ValueError(
-                f"the {name} lengths add up to {int(_lengths(side).sum()):,}, not to {len(side.ids):,} ids"
-            )
+        if int(side.lengths.sum()) != len(side.ids):
+            raise ValueError(f"the {name} lengths add up to {int(side.lengths.sum()):,}, not to {len(side.ids):,} ids")
         for start in range(0, len(side.ids), BLOCK_LINKS):
-            part = np.asarray(side.ids[start : start + BLOCK_LINKS])
+            part = side.ids[start : start + BLOCK_LINKS]
             if int(part.min()) < 0 or int(part.max()) >= size:
                 raise ValueError(f"{name} ids must be from 0 to {size - 1:,}, not {part.min()} to {part.max()}")
-
-
-def _lengths(side: WordIdSentences) -> LinkKeys:
-    return np.asarray(side.lengths).astype(np.int64)
 
 
 def _distinct(ordered: LinkKeys) -> LinkKeys:
@@ -219,7 +196,7 @@ def _distinct_with_index(keys: LinkKeys) -> tuple[LinkKeys, npt.NDArray[np.int32
 
 
 def _indexed(
-    keys: LinkKeys, source: WordIdSentences, target: WordIdSentences, targets: int, null: int, kept: list[IndexedLinks]
+    keys: LinkKeys, source: Encoded, target: Encoded, targets: int, null: int, kept: list[IndexedLinks]
 ) -> Iterator[IndexedLinks]:
     """Yields all links with their entries, in blocks. Appends the first blocks to `kept`, for the next iteration."""
     yield from kept

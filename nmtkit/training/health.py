@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nmtkit.data.dataset.binarized import Split
+from nmtkit.text.encoded import positions
 from nmtkit.training.checkpoints import file_name, numbered
 from nmtkit.training.config import JobConfig
 from nmtkit.training.meter import DivergedError, perplexity
@@ -164,7 +165,6 @@ def target_entropy(train: Split) -> float:
     """
     rows = np.linspace(0, len(train) - 1, min(SAMPLE, len(train)), dtype=np.int64)
     sample = train.target.gather(rows)
-    position = np.arange(len(sample.ids)) - np.repeat(np.cumsum(sample.lengths) - sample.lengths, sample.lengths)
-    counts = np.bincount(sample.ids[position >= train.uncounted])
+    counts = np.bincount(sample.ids[positions(sample.lengths) >= train.uncounted])
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())

@@ -1,24 +1,17 @@
 import random
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from nmtkit.text import ibm_model1
+from nmtkit.text.encoded import Encoded
 from nmtkit.text.ibm_model1 import FLOOR, LexicalTable, word_probabilities
 
 
-@dataclass
-class Flat:
-    ids: npt.NDArray[np.uint16]
-    lengths: npt.NDArray[np.int32]
-
-
-def flat(sentences: list[list[int]]) -> Flat:
+def flat(sentences: list[list[int]]) -> Encoded:
     ids = [word for sentence in sentences for word in sentence]
-    return Flat(np.array(ids, np.uint16), np.array([len(sentence) for sentence in sentences], np.int32))
+    return Encoded(np.array(ids, np.uint16), np.array([len(sentence) for sentence in sentences], np.int64))
 
 
 def reference_table(
@@ -131,4 +124,4 @@ def test_wrong_pairs_are_rejected(source: list[list[int]], target: list[list[int
 
 def test_wrong_lengths_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"up to 3, .*2 ids"):
-        LexicalTable.train(flat([[1]]), Flat(np.array([1, 2], np.uint16), np.array([3], np.int32)), 3, 4)
+        LexicalTable.train(flat([[1]]), Encoded(np.array([1, 2], np.uint16), np.array([3], np.int64)), 3, 4)

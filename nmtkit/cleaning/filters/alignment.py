@@ -8,8 +8,9 @@ import numpy.typing as npt
 from nmtkit.cleaning.filters.calibration import Error, logistic_regression, noise
 from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock
-from nmtkit.cleaning.filters.word_statistics import WordIds, fit_vocabularies, stems, word_ids
+from nmtkit.cleaning.filters.word_statistics import fit_vocabularies, known_words, stems, word_ids
 from nmtkit.config import Config, option
+from nmtkit.text.encoded import Encoded, positions
 from nmtkit.text.ibm_model1 import FLOOR, LexicalTable, word_probabilities
 
 CALIBRATION = 10_000  # approximate number of pairs for the logistic regression
@@ -72,7 +73,7 @@ class Alignment(Filter):
         labels = (np.arange(len(features)) < len(good)).astype(np.float64)
         self._weights = logistic_regression((features - self._mean) / self._scale, labels)
 
-    def _features(self, source: WordIds, target: WordIds) -> npt.NDArray[np.float64]:
+    def _features(self, source: Encoded, target: Encoded) -> npt.NDArray[np.float64]:
         columns = [np.log1p(source.lengths), np.log1p(target.lengths)]
         for tables, first, second in zip(self._tables, (source, target), (target, source), strict=True):
             probabilities = word_probabilities(tables, first, second)
@@ -86,7 +87,7 @@ class Alignment(Filter):
         features = (self._features(*sides) - self._mean) / self._scale
         scores = 1 / (1 + np.exp(-(features @ self._weights[1:] + self._weights[0])))
         for side in sides:
-            known = side.known()
+            known = known_words(side)
             scores[(known < self.min_words) | (2 * known < side.lengths)] = 1
         return scores.astype(np.float32)
 
@@ -106,8 +107,8 @@ def line_features(
     line = np.repeat(np.arange(len(lengths)), lengths)
     evidence = np.clip(np.log(means / nulls * (source_lengths + 1)[line]), 0, MAX_EVIDENCE)
     counts = np.column_stack((lengths // 2, lengths - lengths // 2))  # words of both halves
-    position = np.arange(len(line)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    sums_of_halves = np.bincount(2 * line + (position >= counts[line, 0]), evidence, counts.size).reshape(-1, 2)
+    half = positions(lengths) >= counts[line, 0]
+    sums_of_halves = np.bincount(2 * line + half, evidence, counts.size).reshape(-1, 2)
     halves = sums_of_halves / np.maximum(counts, 1)
     sums = [
         np.bincount(line, values, len(lengths)) for values in (np.log(means), np.minimum(evidence, MAX_MEAN_EVIDENCE))

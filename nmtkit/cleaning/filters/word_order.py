@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, Scores, TextBlock
-from nmtkit.cleaning.filters.word_statistics import BigramTable, WordIds, bigrams_of, fit_vocabularies, word_ids
+from nmtkit.cleaning.filters.word_statistics import BigramTable, bigrams_of, fit_vocabularies, word_ids
 from nmtkit.config import Config, option
+from nmtkit.text.encoded import Encoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class WordOrder(Filter):
             scores, counts = self._side_scores(index, side)
             self._sample_means[index] = float(scores[counts >= self.min_bigrams].mean())
 
-    def _side_scores(self, index: int, side: WordIds) -> tuple[npt.NDArray[np.float64], Counts]:
+    def _side_scores(self, index: int, side: Encoded) -> tuple[npt.NDArray[np.float64], Counts]:
         """Returns the score and the number of bigrams of each line of side `index`, which is 0 for the source."""
         bigrams, row = bigrams_of(side, self._vocabularies[index].size)
         counts = np.bincount(row, minlength=len(side.lengths))

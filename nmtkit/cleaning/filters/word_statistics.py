@@ -4,13 +4,13 @@ A sample has few inflected forms of a word, so the first 6 characters represent 
 """
 
 import re
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nmtkit.cleaning.filters.interface import FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, TextBlock
+from nmtkit.text.encoded import Encoded
 
 # A word, a number, or a character of a language without spaces between words.
 _WORD = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f]|[^\W\d_]+|\d+")
@@ -18,26 +18,6 @@ STEM = 6  # characters
 # Minimum number of occurrences of a stem in the sample, about 5 in each half. Rarer stems align by chance.
 MIN_COUNT = 10
 DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams
-
-
-class WordIds(NamedTuple):
-    """Ids of the words of all lines, concatenated, and the number of words of each line. Rare words have the id 0."""
-
-    ids: Counts
-    lengths: Counts
-
-    def rows(self, rows: Counts) -> "WordIds":
-        """Returns the lines with the indices `rows`, in this order."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        lengths = self.lengths[rows]
-        first = np.cumsum(lengths) - lengths
-        index = np.repeat(starts[rows] - first, lengths) + np.arange(int(lengths.sum()))
-        return WordIds(self.ids[index], lengths)
-
-    def known(self) -> Counts:
-        """Returns the number of words of each line that are not rare."""
-        row = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        return np.bincount(row[self.ids > 0], minlength=len(self.lengths))
 
 
 def stems(line: str) -> list[str]:
@@ -63,11 +43,11 @@ class StemVocabulary:
         self._ids = {stem: index for index, stem in enumerate(frequent, 1)}
         self.size = len(self._ids) + 1
 
-    def encode(self, lines: list[list[str]]) -> WordIds:
+    def encode(self, lines: list[list[str]]) -> Encoded:
         """Returns the ids of the stems of all lines. `lines` has a list of stems for each line; rare stems get 0."""
         get = self._ids.get
         ids = [get(stem, 0) for line in lines for stem in line]
-        return WordIds(np.array(ids, np.int64), np.array([len(line) for line in lines], np.int64))
+        return Encoded(np.array(ids, np.int64), np.array([len(line) for line in lines], np.int64))
 
 
 def stems_of(block: TextBlock) -> list[list[list[str]]]:
@@ -93,7 +73,7 @@ def fit_vocabularies(sample: TextBlock, context: FilterContext) -> list[StemVoca
     return made
 
 
-def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[WordIds]:
+def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[Encoded]:
     """Returns the word ids of the source lines and of the target lines of a block.
 
     `vocabularies` is the result of `fit_vocabularies`. The ids are stored in `block.shared`, so that the filters
@@ -102,7 +82,7 @@ def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[WordI
     if "word ids" not in block.shared:
         sides = zip(vocabularies, stems_of(block), strict=True)
         block.shared["word ids"] = [vocabulary.encode(lines) for vocabulary, lines in sides]
-    ids: list[WordIds] = block.shared["word ids"]
+    ids: list[Encoded] = block.shared["word ids"]
     return ids
 
 
@@ -143,13 +123,17 @@ class BigramTable:
         return probabilities
 
 
-def bigrams_of(side: WordIds, boundary: int) -> tuple[Counts, Counts]:
+def known_words(side: Encoded) -> Counts:
+    """Returns the number of words of each line that are not rare."""
+    return np.bincount(side.sentence_of_id[side.ids > 0], minlength=len(side.lengths))
+
+
+def bigrams_of(side: Encoded, boundary: int) -> tuple[Counts, Counts]:
     """Returns the bigrams [2, bigrams] of all lines and the index of the line of each bigram [bigrams].
 
     The id `boundary` stands before and after each line. Bigrams with a word of the id 0 (a rare word) are left out.
     """
-    starts = np.cumsum(side.lengths) - side.lengths
-    padded = np.insert(side.ids, np.concatenate((starts, starts + side.lengths)), boundary)
+    padded = np.insert(side.ids, np.concatenate((side.starts, side.starts + side.lengths)), boundary)
     row = np.repeat(np.arange(len(side.lengths)), side.lengths + 2)
     ends = np.cumsum(side.lengths + 2) - 1
     inside = np.ones(len(padded), np.bool_)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.text.encoded import positions, starts_of
+
 PARTITION_PAIRS = 1 << 18  # number of pairs whose hashes are sorted at a time; about 20 MB
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
@@ -107,14 +109,13 @@ class RowHash:
         return np.concatenate([np.empty(0, np.uint64), *parts])
 
     def _part(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Hashes:
-        starts = np.cumsum(lengths) - lengths
-        position = np.arange(len(ids)) - np.repeat(starts, lengths)
+        position = positions(lengths)
         if int(lengths.max()) <= POSITIONS:
             multiplier = self._position_numbers[position]
         else:
             rounds = (position // POSITIONS).astype(np.uint64)
             multiplier = self._position_numbers[position % POSITIONS] + np.uint64(2) * rounds
-        return np.add.reduceat(self._id_numbers[ids] * multiplier, starts)
+        return np.add.reduceat(self._id_numbers[ids] * multiplier, starts_of(lengths))
 
 
 def pair_keys(hashes: Hashes) -> Hashes:

@@ -6,7 +6,7 @@ describes the files.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,89 +34,15 @@ from nmtkit.data.dataset.dataset_files import (
     shard_folders,
     text_file,
 )
+from nmtkit.data.dataset.stored_side import ConcatArrays, FirstTokens, StoredSide, joined
 from nmtkit.data.directions import Direction
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.text.encoded import Encoded
 
 if TYPE_CHECKING:
     from nmtkit.data.packed import Batch, Packed
 
 CHUNK_ROWS = 1 << 20  # number of rows that are checked at a time
-
-
-class ConcatArrays:
-    """A read-only concatenation of one-dimensional arrays, such as the arrays of several shards.
-
-    Indexing copies only the selected values. The index is an integer, a slice with step 1, or an array of integers.
-    `shifts[i]` is added to the values of part i, because offsets in a shard are relative to the beginning of the shard.
-    """
-
-    def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
-        self.parts = parts
-        self.shifts = shifts or [0] * len(parts)
-        self.bounds = np.concatenate(([0], np.cumsum([len(part) for part in parts])))
-        self.dtype = parts[0].dtype
-
-    def __len__(self) -> int:
-        return int(self.bounds[-1])
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            start, end, step = index.indices(len(self))
-            assert step == 1
-            return self._range(start, end)
-        rows = np.atleast_1d(np.asarray(index))
-        result = np.empty(len(rows), self.dtype)
-        part_of = np.searchsorted(self.bounds, rows, side="right") - 1
-        for part in np.unique(part_of).tolist():
-            inside = part_of == part
-            result[inside] = self.parts[part][rows[inside] - self.bounds[part]] + self.dtype.type(self.shifts[part])
-        return result if np.ndim(index) else result[0]
-
-    def _range(self, start: int, end: int) -> npt.NDArray[Any]:
-        pieces = [
-            part[max(0, start - first) : max(0, end - first)] + self.dtype.type(shift)
-            for part, first, shift in zip(self.parts, self.bounds.tolist(), self.shifts, strict=False)
-        ]
-        return np.concatenate(pieces)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self._range(0, len(self)).astype(dtype or self.dtype, copy=False)
-
-
-@dataclass(frozen=True, eq=False)
-class FirstTokens:
-    """Tokens that replace the first stored token of each sentence. The direction of a sentence selects the token."""
-
-    direction_index: npt.NDArray[np.uint16] | ConcatArrays  # [n], one per sentence
-    tokens: npt.NDArray[np.int64]  # [directions], one per direction
-
-    def of(self, rows: Any) -> Any:
-        return self.tokens[self.direction_index[rows]]
-
-
-@dataclass(frozen=True, eq=False)
-class StoredSide:
-    """One side of a split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
-
-    ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
-    offsets: npt.NDArray[np.int64] | ConcatArrays  # [n], one per sentence
-    lengths: npt.NDArray[np.int32] | ConcatArrays  # [n], in tokens, eos included
-    first: FirstTokens | None = None
-
-    def sentence(self, row: int) -> list[int]:
-        start = int(self.offsets[row])
-        ids: list[int] = self.ids[start : start + int(self.lengths[row])].tolist()
-        return ids if self.first is None else [int(self.first.of(row)), *ids[1:]]
-
-    def gather(self, rows: RowNumbers) -> Encoded:
-        """Returns the sentences of `rows`, concatenated, and their lengths."""
-        lengths = self.lengths[rows].astype(np.int64)
-        ends = np.cumsum(lengths)
-        index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-        ids = self.ids[index].astype(np.int64 if self.ids.dtype == np.uint32 else np.int32)
-        if self.first is not None:
-            ids[ends - lengths] = self.first.of(rows)
-        return Encoded(ids, lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +156,7 @@ class Split:
         links = self._links(pairs, source, target) if transform is None else None
         if transform is not None:
             source, target = transform(pairs, source, target, monolingual=self.monolingual(pairs))
-        starts = np.cumsum(target.lengths) - target.lengths
+        starts = target.starts
         shifted = np.empty_like(target.ids)
         shifted[1:] = target.ids[:-1]
         shifted[starts] = BOS
@@ -251,7 +177,7 @@ class Split:
         if self.alignments is None:
             return None
         links = self.alignments.gather(pairs)
-        sentence = np.repeat(np.arange(len(pairs)), links.lengths)
+        sentence = links.sentence_of_id
         rows = np.column_stack((sentence, links.ids >> 16, links.ids & 0xFFFF)).astype(np.int64)
         if (rows[:, 1] >= source.lengths[sentence]).any() or (rows[:, 2] >= target.lengths[sentence]).any():
             raise ValueError(
@@ -362,7 +288,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
     indices = [_direction_index(shard, name, len(directions)) for shard, _ in having if directions]
     index = None if not indices else indices[0] if len(indices) == 1 else ConcatArrays(indices)
     sides = [
-        _joined([_side(shard, name, side, facts[side], SHARED if directions else side) for shard, facts in having])
+        joined([_side(shard, name, side, facts[side], SHARED if directions else side) for shard, facts in having])
         for side in SIDES
     ]
     if index is not None and tokenizer.has_target_languages_only:
@@ -374,7 +300,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
             f"{aligned[0][0]} has alignments and other shards have none; "
             "preprocess all shards with --alignments, or no shard"
         )
-    alignments = _joined([_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]) if aligned else None
+    alignments = joined([_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]) if aligned else None
     return Split(
         name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index,
         uncounted=0 if counts_language_token(manifests[0]) else 1,
@@ -418,15 +344,6 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: 
             "run preprocess again"
         )
     return StoredSide(ids, offsets, lengths)
-
-
-def _joined(sides: list[StoredSide]) -> StoredSide:
-    """Returns the sentences of all shards."""
-    if len(sides) == 1:
-        return sides[0]
-    ids = ConcatArrays([side.ids for side in sides])
-    offsets = ConcatArrays([side.offsets for side in sides], ids.bounds[:-1].tolist())
-    return StoredSide(ids, offsets, ConcatArrays([side.lengths for side in sides]))
 
 
 def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:

@@ -33,7 +33,8 @@ from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
 from nmtkit.data.dataset.report import TextStatistics
 from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, Arrays, EncodedBlock, Sizes, Storage, sizes_of
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder, WordPieces
-from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.text.encoded import Encoded, positions, starts_of
 
 _LINE = re.compile(r"\s*(?:[0-9]{1,6}-[0-9]{1,6}(?:\s+|$))*")
 
@@ -218,11 +219,11 @@ def links_of_pieces(
                 f"{location(row)} links word {word} of the {SIDES[side]} line, which has {words.per_line[row]} words "
                 "(counted from 0, separated by spaces)"
             )
-        index = (np.cumsum(words.per_line) - words.per_line)[rows] + links[:, side]
+        index = starts_of(words.per_line)[rows] + links[:, side]
         first.append(words.first_piece[index])
         count.append(words.pieces[index])
     products = count[0] * count[1]  # number of links between pieces for each link between words
-    within = np.arange(products.sum()) - np.repeat(np.cumsum(products) - products, products)
+    within = positions(products)
     source = np.repeat(first[0], products) + within // np.repeat(count[1], products)
     target = np.repeat(first[1], products) + within % np.repeat(count[1], products)
     per_line = np.bincount(np.repeat(rows, products), minlength=len(keep))[keep]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.config.files import atomic_write, check_outputs
+from nmtkit.config.files import check_outputs, write_atomically
 from nmtkit.data.corpora import dropping
 from nmtkit.data.corpora.lines import count_lines
 from nmtkit.data.corpora.provenance import provenance_of_all
@@ -44,10 +44,11 @@ from nmtkit.data.dataset.report import (
 from nmtkit.data.dataset.spm_training import dataset_tokenizer, expected_pieces_per_word
 from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, Sizes, storage_of
 from nmtkit.data.directions import Direction
-from nmtkit.data.tokenizers.tokenizer import Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs import progress
 from nmtkit.jobs.scheduler import Task
 from nmtkit.jobs.workers import Workers
+from nmtkit.text.encoded import Encoded
 
 MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 SAMPLED = 5  # pairs of each corpus on the page of the report
@@ -89,8 +90,7 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
     for warning in writer.warnings(not exchanged):
         log.warning("%s", warning)
     if config.report is not None:
-        with atomic_write(config.report) as file:
-            file.write(page(writer.report).encode())
+        write_atomically(config.report, page(writer.report))
     return writer.report
 
 

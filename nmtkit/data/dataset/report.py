@@ -16,9 +16,9 @@ from nmtkit.data.corpora.dropping import ReasonCounts, shortened
 from nmtkit.data.dataset.dataset_files import SIDES
 from nmtkit.data.dataset.drop_reasons import EQUAL, REASONS, in_order
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
-from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.pages.charts import bar_chart
 from nmtkit.pages.document import Html, render, visible
+from nmtkit.text.encoded import Encoded
 
 LONGEST_BAR = 256  # maximum length in tokens in a histogram; the last bar also counts longer sentences
 TOP_PIECES = 40

@@ -36,7 +36,8 @@ from nmtkit.data.dataset.dataset_files import (
 from nmtkit.data.dataset.mixing import write_offsets
 from nmtkit.data.dataset.parallel_corpora import NO_DIRECTION, ParallelCorpus
 from nmtkit.data.directions import Direction
-from nmtkit.data.tokenizers.tokenizer import UNK, Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import UNK, Tokenizer
+from nmtkit.text.encoded import Encoded
 
 TRAIN = "train"
 HASHES = "hashes"  # array [rows, 2] of the hashes of each row, to find duplicates

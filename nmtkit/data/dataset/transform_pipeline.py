@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.data.dataset.transforms import Transform
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Encoded, Ids, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.text.encoded import Encoded, Ids
 
 
 class TransformPipeline:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from nmtkit.config import Config, option
 from nmtkit.config.registry import Registry
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
-from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, UNK, Ids, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, UNK, Tokenizer
+from nmtkit.text.encoded import Ids
 
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।")
 Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`

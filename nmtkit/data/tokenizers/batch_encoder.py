@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, Encoded, SubwordModel, normalize
+from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, SubwordModel, normalize
+from nmtkit.text.encoded import Encoded, ranges, starts_of
 
 COLUMNS = 8  # numbers in a key
 # maximum bytes of a word; longer words, such as lines in scripts without spaces, seldom repeat
@@ -110,7 +111,7 @@ class BatchEncoder:
         index[unknown] = list(map(numbers.__getitem__, words))
         kept = [word for word in new if len(word) <= LONGEST]
         ids, counts = self._encode_words(new)
-        self._first = np.concatenate((self._first, len(self._ids) + np.cumsum(counts) - counts))
+        self._first = np.concatenate((self._first, len(self._ids) + starts_of(counts)))
         self._counts, self._ids = np.concatenate((self._counts, counts)), np.concatenate((self._ids, ids))
         encoded = self._ids_of(index, ~is_word)
         if dropped := len(new) - len(kept):
@@ -122,9 +123,8 @@ class BatchEncoder:
     def _ids_of(self, index: npt.NDArray[np.int64], is_end: npt.NDArray[np.bool_]) -> Encoded:
         """Returns the encoded lines. `index` has the table index of each word and line end; `is_end` marks the ends."""
         counts = self._counts[index]
-        ends = np.cumsum(counts)
-        position = np.repeat(self._first[index] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
-        return Encoded(self._ids[position], np.diff(ends[is_end], prepend=0))
+        ids = self._ids[ranges(self._first[index], counts)]
+        return Encoded(ids, np.diff(np.cumsum(counts)[is_end], prepend=0))
 
     def _encode_words(self, words: list[bytes]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Returns the concatenated ids of all words, and the number of ids of each word.
@@ -255,7 +255,7 @@ class WordKeys:
     @staticmethod
     def of_words(words: list[bytes]) -> "WordKeys":
         lengths = np.fromiter(map(len, words), np.int64, len(words))
-        return WordKeys.of(b"".join(words), np.cumsum(lengths) - lengths, lengths)
+        return WordKeys.of(b"".join(words), starts_of(lengths), lengths)
 
     def select(self, chosen: WordIndices) -> "WordKeys":
         """Returns the keys of the words with the ascending indices `chosen`."""

@@ -10,14 +10,12 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.config import suggestion
@@ -29,6 +27,7 @@ from nmtkit.data.tokenizers.spm_model import (
     preparation_of,
     user_defined_symbols,
 )
+from nmtkit.text.encoded import Encoded
 from nmtkit.text.languages import example_codes
 from nmtkit.text.normalization import INVISIBLE_CHARACTERS, WHITE_SPACE, normalized
 
@@ -41,36 +40,7 @@ SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
 
-Ids = npt.NDArray[Any]  # ids of tokens
-Lengths = npt.NDArray[np.int64]
-
 logger = logging.getLogger("nmtkit")
-
-
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """Concatenated sentences: the ids of all sentences, eos included, and the length of each sentence."""
-
-    ids: npt.NDArray[Any]
-    lengths: Lengths
-
-    @staticmethod
-    def concatenated(parts: Sequence["Encoded"]) -> "Encoded":
-        return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
-
-    def split(self) -> list[Ids]:
-        return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
-
-    def select(self, keep: npt.NDArray[np.bool_]) -> "Encoded":
-        """Returns the sentences where `keep` is true."""
-        if keep.all():
-            return self
-        return Encoded(self.ids[np.repeat(keep, self.lengths)], self.lengths[keep])
-
-    def prepend(self, token: int) -> "Encoded":
-        """Returns the sentences with `token` before each sentence."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        return Encoded(np.insert(self.ids, starts, token), self.lengths + 1)
 
 
 def normalize(text: str, spaces: str = "") -> str:

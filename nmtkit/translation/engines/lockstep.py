@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmtkit.data.tokenizers.tokenizer import UNK, Encoded
+from nmtkit.data.tokenizers.tokenizer import UNK
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers.prepack import Precision
+from nmtkit.text.encoded import Encoded
 from nmtkit.translation.engines import compiled_search as compiled
 from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_rules import Settings

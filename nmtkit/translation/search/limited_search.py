@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from nmtkit.data.packed import Packed
-from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import DecoderState
 from nmtkit.models.layers.output_columns import select_columns
+from nmtkit.text.encoded import Encoded
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints, Phrase, PieceTexts
 from nmtkit.translation.search.scorer import SearchModel
 from nmtkit.translation.search.shortlist import Shortlist

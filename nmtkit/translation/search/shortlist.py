@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.jobs import progress
 from nmtkit.models.formats.lexical_shortlist import LexicalEntries, NumpyArray
+from nmtkit.text.encoded import Encoded, ranges
 from nmtkit.text.ibm_model1 import ITERATIONS, LexicalTable
 
 # B sentences, V target vocabulary
@@ -100,10 +101,7 @@ class Shortlist:
         allowed[:, self.frequent] = True
         ids = np.asarray(sentences.ids)
         starts, widths = self.offsets[ids], self.offsets[ids + 1] - self.offsets[ids]
-        ends = np.cumsum(widths)
-        index = np.repeat(starts - (ends - widths), widths) + np.arange(ends[-1] if len(ends) else 0)
-        sentence = np.repeat(np.arange(len(sentences.lengths)), sentences.lengths)
-        allowed[np.repeat(sentence, widths), self.targets[index]] = True
+        allowed[np.repeat(sentences.sentence_of_id, widths), self.targets[ranges(starts, widths)]] = True
         for row, pieces in enumerate(extra):
             allowed[row, list(pieces)] = True
         return allowed
@@ -111,11 +109,9 @@ class Shortlist:
     def coverage(self, source: Encoded, target: Encoded) -> "Coverage":
         """Returns the coverage of translations by the lists of their source sentences. Both sides contain eos."""
         covered = complete = size = 0
-        source_ends, target_ends = np.cumsum(source.lengths), np.cumsum(target.lengths)
-        for row in range(len(source.lengths)):
-            ids = source.ids[source_ends[row] - source.lengths[row] : source_ends[row]]
+        for ids, translation in zip(source.split(), target.split(), strict=True):
             allowed = self.allowed(Encoded(ids, np.array([len(ids)])))[0]
-            hits = allowed[target.ids[target_ends[row] - target.lengths[row] : target_ends[row]]]
+            hits = allowed[translation]
             covered, complete, size = covered + int(hits.sum()), complete + int(hits.all()), size + int(allowed.sum())
         sentences = max(1, len(source.lengths))
         return Coverage(covered / max(1, len(target.ids)), complete / sentences, size / sentences)
@@ -135,7 +131,7 @@ def learned_entries(source: Encoded, target: Encoded, tokenizer: Tokenizer, numb
 
     Sentences end in eos, which does not count. The source id `source_size` stands for the empty source word.
     """
-    source, target = without_eos(source), without_eos(target)
+    source, target = source.without_last(), target.without_last()
     progress.begin("Learning", "pairs", len(source.lengths), passes=1 + ITERATIONS)
     table = LexicalTable.train(source, target, tokenizer.source_size, tokenizer.target_size)
     return LexicalEntries(*table.best(number), None)
@@ -143,7 +139,7 @@ def learned_entries(source: Encoded, target: Encoded, tokenizer: Tokenizer, numb
 
 def most_frequent(target: Encoded, number: int) -> NumpyArray:
     """Returns the `number` most frequent pieces of sentences that end in eos. eos does not count."""
-    counts = np.bincount(without_eos(target).ids)
+    counts = np.bincount(target.without_last().ids)
     return np.argsort(-counts, kind="stable")[: min(number, int((counts > 0).sum()))]
 
 
@@ -174,9 +170,3 @@ def same_pieces(tokenizer: Tokenizer) -> tuple[NumpyArray, NumpyArray]:
     pairs = [(id, targets[piece]) for id, piece in enumerate(pieces) if id >= len(SPECIAL) and piece in targets]
     columns = np.array(pairs, np.int64).reshape(-1, 2)
     return columns[:, 0], columns[:, 1]
-
-
-def without_eos(sentences: Encoded) -> Encoded:
-    kept = np.ones(len(sentences.ids), np.bool_)
-    kept[np.cumsum(sentences.lengths) - 1] = False
-    return Encoded(sentences.ids[kept], sentences.lengths - 1)

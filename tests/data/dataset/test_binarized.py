@@ -6,9 +6,10 @@ import pytest
 from parallel_text import parallel_lines, write_pair
 
 from nmtkit.data.dataset import binarized
-from nmtkit.data.dataset.binarized import ConcatArrays, Dataset, verify
+from nmtkit.data.dataset.binarized import Dataset, verify
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
+from nmtkit.data.dataset.stored_side import ConcatArrays
 from nmtkit.data.tokenizers.tokenizer import BOS
 
 

@@ -17,7 +17,8 @@ from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.dataset.transform_pipeline import TransformPipeline
 from nmtkit.data.dataset.transforms import TRANSFORMS, Transform
 from nmtkit.data.tokenizers.spm_model import renumbered
-from nmtkit.data.tokenizers.tokenizer import EOS, Encoded, Tokenizer
+from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
+from nmtkit.text.encoded import Encoded
 
 SOURCE, TARGET = parallel_lines(60)
 PAIRS = np.arange(100, 160)

@@ -14,13 +14,13 @@ from torch import nn
 
 from nmtkit.contracts.engine import avoided_tokens, required_tokens
 from nmtkit.data.packed import Packed
-from nmtkit.data.tokenizers.tokenizer import Encoded
 from nmtkit.models.architectures import Architecture, Vocabulary
 from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers import output_columns
 from nmtkit.models.layers.kv_cache import KVCache
 from nmtkit.models.layers.output_columns import select_columns
 from nmtkit.models.layers.prepack import Int8Linear, Precision, PrepackedLinear, prepack
+from nmtkit.text.encoded import Encoded
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
 from nmtkit.translation.search.limited_search import LimitedModel
