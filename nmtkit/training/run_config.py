@@ -9,13 +9,8 @@ from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of,
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
 # flags that need validations
 OF_VALIDATIONS = (
-    "--patience",
-    "--best-checkpoint-metric",
-    "--valid-subset",
-    "--valid-beam",
-    "--valid-sentences",
-    "--validate-first",
-)
+    "--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam", "--valid-sentences", "--validate-first",
+)  # fmt: skip
 VALIDATION_FLAGS = (*VALIDATION, *OF_VALIDATIONS)
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in OF_VALIDATIONS),

@@ -32,27 +32,15 @@ PREPROCESS_RULES = (
     FlagRule(
         "--corpora",
         excludes=(
-            "--source-lang",
-            "--target-lang",
-            "--trainpref",
-            "--validpref",
-            "--testpref",
-            "--columns",
-            "--alignments",
-            "--separate-vocab",
-            "--weights",
-            "--temperature",
-            "--tag",
-            "--valid-tag",
-            "--test-tag",
-            "--source-language-token",
-            "--target-language-token",
+            "--source-lang", "--target-lang", "--trainpref", "--validpref", "--testpref", "--columns", "--alignments",
+            "--separate-vocab", "--weights", "--temperature", "--tag", "--valid-tag", "--test-tag",
+            "--source-language-token", "--target-language-token",
         ),
         reason="the file of --corpora has the corpora, languages and weights",
     ),
     FlagRule("--language-tokens", needs=("--corpora",), excludes=("--tokenizer-from",)),
     FlagRule("--spm-temperature", needs=("--corpora",), excludes=("--tokenizer-from",)),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

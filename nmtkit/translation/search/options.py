@@ -10,10 +10,7 @@ LONGEST = 10_000  # maximum pieces of an output of any search
 
 SEARCH_RULES = (
     FlagRule("--sampling", excludes=("--beam", "--diverse-groups"), reason="samples are drawn independently"),
-    FlagRule("--temperature", needs=("--sampling",)),
-    FlagRule("--top-k", needs=("--sampling",)),
-    FlagRule("--top-p", needs=("--sampling",)),
-    FlagRule("--seed", needs=("--sampling",)),
+    *(FlagRule(flag, needs=("--sampling",)) for flag in ("--temperature", "--top-k", "--top-p", "--seed")),
     FlagRule("--diversity", needs=("--diverse-groups",)),
     FlagRule("--shortlist", excludes=("--logits-processors",), reason="processors need all target pieces"),
     FlagRule(
@@ -24,42 +21,23 @@ SEARCH_RULES = (
     FlagRule(
         "--score-reference",
         excludes=(
-            *(
-                "--logits-processors",
-                "--beam",
-                "--nbest",
-                "--max-len-a",
-                "--max-len-b",
-                "--min-len",
-                "--no-repeat-ngram",
-                "--diverse-groups",
-            ),
-            *("--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen", "--shortlist"),
+            "--logits-processors", "--beam", "--nbest", "--max-len-a", "--max-len-b", "--min-len", "--no-repeat-ngram",
+            "--diverse-groups", "--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen",
+            "--shortlist",
         ),
         reason="there is no search",
     ),
-)
+)  # fmt: skip
 
 # CTranslate2 masks forbidden tokens before the softmax, and its samples differ from nmtkit.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
-        *(
-            "--logits-processors",
-            "--sampling",
-            "--nbest",
-            "--mbr",
-            "--diverse-groups",
-            "--no-repeat-ngram",
-            "--unkpen",
-            "--min-len",
-        ),
-        *("--score-reference", "--source-lang", "--target-lang", "--shortlist"),
+        "--logits-processors", "--sampling", "--nbest", "--mbr", "--diverse-groups", "--no-repeat-ngram", "--unkpen",
+        "--min-len", "--score-reference", "--source-lang", "--target-lang", "--shortlist",
     ),
     reason="CTranslate2 does not support this option, or it has a different meaning there",
-)
-
-
+)  # fmt: skip
 CONSTRAINTS_RULE = FlagRule("--constraints", excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram"))
 
 
