@@ -60,9 +60,8 @@ def with_required_phrases(
 ) -> BatchHypotheses:
     """Returns `results`, with new hypotheses for each sentence whose hypotheses lack a required text.
 
-    An unconstrained hypothesis that contains all texts is better than a constrained hypothesis: until a text begins
-    , banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with
-    banks.
+    An unconstrained hypothesis that contains all texts is better than a constrained hypothesis: until a text begins,
+    banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with banks.
     """
     lacking = [] if options.sampling else lacking_sentences(constraints, results, options)
     if not lacking:
