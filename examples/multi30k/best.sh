@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
 # The best recipe for one text-only model from the 29,000 pairs alone, at most 8 core-hours: teachers of both directions
-# with several seeds translate the training set (Nguyen et al. 2020), a model trains on all of it with SimCut (Gao et al.
-# 2022), goes on with BPE-dropout, and its last checkpoints are averaged. Run it again to resume.
+# with several seeds translate the training set (Nguyen et al. 2020), a model trains on all of it, goes on with
+# BPE-dropout, and its last checkpoints are averaged. All models have rotary positions. Run it again to resume.
 #
 #   ./best.sh                                      # scores the valid set
 #   ./best.sh --test                               # also test_2016: once, for the recipe that you report
 #   SEEDS="1 2 3" ./best.sh                        # three models, with the same teachers
-#   RUN=plain TEACHERS=0 CRITERION=label_smoothed_cross_entropy LATE_UPDATES=0 ./best.sh    # without all of it
+#   RUN=plain TEACHERS=0 UPDATES=4600 LATE_UPDATES=0 ./best.sh    # without all of it
 #
 # Other flags are passed to every `nmtkit train`. Variables, with their defaults in brackets:
 #   RUN (best)                name of the results: runs/$RUN, data/$RUN, data-bin-$RUN
 #   VOCAB (5000)              pieces of the joint vocabulary
 #   TEACHERS (3)              teachers of each direction, with the seeds 1, 2, …; 0: only the 29,000 pairs
-#   TEACHER_UPDATES (4600), TEACHER_CRITERION (label_smoothed_cross_entropy)
+#   TEACHER_UPDATES (4600)
 #   MBR (no)                  bleu: teachers choose among 20 translations by minimum Bayes risk
 #   BOTH_UPDATES (0)          updates of bidirectional pretraining (Ding et al. 2021) before the others
-#   UPDATES (14000), CRITERION (simcut)
+#   UPDATES (14000)
 #   START (random)            teacher: the model starts from the first teacher instead of random weights
 #   LATE_UPDATES (4000), LATE_DROPOUT (0.1)        more updates with BPE-dropout; 0 updates: none
 #   AVERAGE (20)              checkpoints to average, 100 updates apart
 #   PRECISION (auto)          bf16 on processors with such instructions, else fp32
 #   SEEDS (1), BEAM (5), LENPEN (1.4)
+#   CRITERION (label_smoothed_cross_entropy)      of the model; teachers always have label_smoothed_cross_entropy
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -75,7 +76,7 @@ if [[ $teachers -gt 0 ]]; then
             [[ $pair == en-de ]] || of_pair=$data-de-en
             teacher=runs/$run/$pair-$seed
             train "$teacher" "$of_pair" --seed "$seed" --max-update "${TEACHER_UPDATES:-4600}" \
-                --criterion "${TEACHER_CRITERION:-label_smoothed_cross_entropy}" "$@"
+                "$@"
             translate "$teacher" "$folder/train.$source.gz" "$text/$pair-$seed.$target" "${search[@]}"
             gzip -dc "$folder/train.$source.gz" > "$text/$pair-$seed.$source"
             texts+=,$text/$pair-$seed
@@ -94,13 +95,13 @@ for seed in ${SEEDS:-1}; do
     [[ ${START:-random} == random ]] || start=(--finetune-from "runs/$run/en-de-1/averaged.pt")
     if [[ ${BOTH_UPDATES:-0} -gt 0 ]]; then
         train "runs/$run/both-$seed" "data-bin-$run-both" --seed "$seed" --max-update "$BOTH_UPDATES" \
-            --criterion "${CRITERION:-simcut}" "$@"
+            --criterion "${CRITERION:-label_smoothed_cross_entropy}" "$@"
         start=(--finetune-from "runs/$run/both-$seed/averaged.pt")
     fi
-    train "$model" "$data" --seed "$seed" --max-update "${UPDATES:-14000}" --criterion "${CRITERION:-simcut}" \
+    train "$model" "$data" --seed "$seed" --max-update "${UPDATES:-14000}" --criterion "${CRITERION:-label_smoothed_cross_entropy}" \
         ${start[@]+"${start[@]}"} "$@"
     if [[ $late -gt 0 ]]; then
-        train "runs/$run/late-$seed" "$data" --seed "$seed" --max-update "$late" --criterion "${CRITERION:-simcut}" \
+        train "runs/$run/late-$seed" "$data" --seed "$seed" --max-update "$late" --criterion "${CRITERION:-label_smoothed_cross_entropy}" \
             --finetune-from "$model/averaged.pt" --transforms bpe_dropout --bpe-dropout "${LATE_DROPOUT:-0.1}" \
             --lr 0.001 "$@"
         model=runs/$run/late-$seed
