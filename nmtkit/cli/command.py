@@ -121,7 +121,8 @@ def tell(text: str, style: str | None = None) -> None:
 
 
 def is_quiet() -> bool:
-    return bool(click.get_current_context().meta.get("quiet"))
+    context = click.get_current_context(silent=True)  # a function of Python has no command
+    return context is not None and bool(context.meta.get("quiet"))
 
 
 def print_line(text: str, style: str | None = None) -> None:

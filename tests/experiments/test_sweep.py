@@ -479,6 +479,8 @@ def test_the_command_of_a_run_is_read_as_the_job_of_the_run(
     jobs: list[JobConfig] = []
     monkeypatch.setattr("nmtkit.cli.train._train", lambda job, arguments: jobs.append(job) or 0)
     varied = "[criterion]\nname = 'kd_cross_entropy'\nteacher = ['t.pt']\n" if name == "teacher" else ""
+    for teacher in ("t.pt", "a.pt", "b,c.pt"):
+        (tmp_path / teacher).touch()
     file = file_of(tmp_path, f"{varied}[sweep.grid]\n{name} = [{', '.join(map(json.dumps, values))}]\n")
     read = sweeps.read(file)
     runs = read.runs()

@@ -40,7 +40,7 @@ def test_a_line_is_a_key_with_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("\n# none\n", "no key"),
+        ("\n# none\n", "no API key"),
         ("ok\nsecret-key requests=5\n", ":2:"),
         ("secret-key requests=0/day\n", ":1:"),
         ("secret-key characters=5/year\n", ":1:"),
