@@ -17,9 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> nmtkit.Model:
 
 
 def test_a_flag_of_train_that_is_given_as_an_argument_belongs_into_the_dict() -> None:
-    with pytest.raises(
-        ValueError, match=r"'arch'.*\{'arch': 'transformer_tiny'\}"
-    ) as told:
+    with pytest.raises(ValueError, match=r"'arch'.*\{'arch': 'transformer_tiny'\}") as told:
         nmtkit.train(arch="transformer_tiny", data="data-bin")  # type: ignore[call-arg]
     assert "settings" in str(told.value) and "callbacks" in str(told.value)
 
