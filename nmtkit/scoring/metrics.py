@@ -121,6 +121,8 @@ def _aggregate(metric: Any, statistics: list[Any], bootstrap: int) -> Any:
     if bootstrap:
         metric.n_bootstrap = bootstrap
         metric.seed, samples = _bootstrap_resample(statistics, metric, bootstrap)
+        for sample in samples:  # a sample that matches nothing has a float, the others of chrF np.float32
+            sample.score = float(sample.score)
         result.estimate_ci(samples)
     return result
 

@@ -27,6 +27,13 @@ def test_the_better_of_several_references_counts():
     assert "nrefs:2" in both[0].signature
 
 
+@pytest.mark.parametrize("name", ["bleu", "chrf", "chrf++", "ter"])
+def test_a_resample_that_matches_nothing_has_a_score(name):
+    """A quarter of the resamples of two lines have only the empty line, and a quarter only the perfect one."""
+    [result] = score(["", "Ein Hund läuft hier."], [["Eine Katze.", "Ein Hund läuft hier."]], [name], bootstrap=200)
+    assert result.mean is not None and 30 < result.mean < 70 and result.interval == pytest.approx(50, abs=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
