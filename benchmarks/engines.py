@@ -20,6 +20,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from nmtkit.translation.translator import Translator
 NUMBERS, BEAMS, STEPS, BATCH = (1, 4, 16, 64, 256), (1, 4), 14, 32  # STEPS: without the end of the sentence
 LINES = 64  # smallest number of lines of a round
 ENTRIES, PIECES = 58_101, 16_000  # of OPUS-MT's vocabulary, and of each SentencePiece model
+# Random weights repeat pieces: without `keep_loops`, each line would be searched twice.
+FORCED = SearchOptions(min_len=STEPS, max_len_a=0.0, max_len_b=STEPS, keep_loops=True)
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 Translate = Callable[[list[str]], list[str]]  # translates lines at a time
 Load = Callable[[int], Translate]  # beam -> a system
@@ -115,10 +118,10 @@ def made_lines(path: Path) -> list[str]:
 
 def nmtkit_loader(path: Path, engine: str, precision: Any, forced: bool) -> Load:
     translator = Translator.load(path, engine=engine, precision=precision)
-    steps = {"min_len": STEPS, "max_len_a": 0.0, "max_len_b": STEPS} if forced else {}
+    options = FORCED if forced else SearchOptions()
 
     def load(beam: int) -> Translate:
-        pipeline = translator.pipeline(SearchOptions(beam=beam, lenpen=0, **steps))
+        pipeline = translator.pipeline(replace(options, beam=beam, lenpen=0))
         return lambda lines: [line.text for line in translator.stream(lines, pipeline)]
 
     return load

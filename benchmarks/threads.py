@@ -15,12 +15,13 @@ one thread.
 import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from engines import STEPS, base_model, made_lines
+from engines import FORCED, base_model, made_lines
 from harness import Report, Row, in_turns, nmtkit, parser
 
 from nmtkit.translation.parallel import worker_processes
@@ -52,11 +53,10 @@ def systems(stack: ExitStack, translator: Translator, path: Path, search: Search
 
 def measured(options: argparse.Namespace, name: str, path: Path, lines: list[str], report: Report) -> None:
     forced, least = name == "base", 4 if options.quick else LINES[name]
-    steps = {"min_len": STEPS, "max_len_a": 0.0, "max_len_b": STEPS} if forced else {}
     for precision in options.precisions:
         translator, rows = Translator.load(path, engine="numba", precision=precision), list[Row]()
         for beam in options.beams:
-            search = SearchOptions(beam=beam, lenpen=0, **steps)
+            search = replace(FORCED if forced else SearchOptions(), beam=beam, lenpen=0)
             for size in options.numbers:
                 part = lines[: max(size, least)]
                 with ExitStack() as stack:
