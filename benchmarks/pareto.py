@@ -20,7 +20,7 @@ has the reasons why an engine cannot run a system. Exports in `--folder` are use
 training.
 
 `--figure` draws BLEU against both costs, without systems far below the best (needs nmtkit[plots]). A line is the
-frontier of an engine; five systems of the frontier of all engines have names. `--output` writes all numbers as JSON,
+frontier of an engine; the fastest system of each engine has a name. `--output` writes all numbers as JSON,
 and `--drawn-from FILE` draws the figure from such a file without measuring.
 """
 
@@ -50,7 +50,6 @@ from nmtkit.scoring.metrics import score
 PRECISIONS = {"fp32": "float32", "int8": "int8"}  # ours -> CTranslate2's compute type
 SYMBOLS = {
     "nmtkit": "o",
-    "nmtkit torch": "P",
     "CTranslate2": "s",
     "Marian": "^",
     "Marian intgemm": "^",
@@ -59,7 +58,6 @@ SYMBOLS = {
 }
 System = Callable[[], list[str]]  # translates all lines
 DRAWN = 2.0  # systems more than this many BLEU below the best are not drawn
-LABELS = 5  # systems of the figure with a number and a name
 WIDTH, TEXT_SIZE = 8.8, 11.5  # inches, points: letters as large as the text of a page of 880 pixels
 
 
@@ -294,10 +292,11 @@ def stored_rows(path: Path) -> list[Row]:
 
 
 def labelled(rows: Sequence[Row]) -> list[Row]:
-    """Returns at most `LABELS` rows of the frontier of all engines, evenly from the fastest to the best."""
-    best = sorted((row for row, on in zip(rows, frontier(rows), strict=True) if on), key=lambda row: -row["tok/core-s"])
-    count = min(LABELS, len(best))
-    return [best[round(index * (len(best) - 1) / max(1, count - 1))] for index in range(count)]
+    """Returns the fastest row of each engine, from the fastest to the slowest."""
+    fastest: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: -row["tok/core-s"]):
+        fastest.setdefault(row["engine"], row)
+    return list(fastest.values())
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
