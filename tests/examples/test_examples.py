@@ -316,7 +316,7 @@ def test_the_second_multi30k_recipe_goes_on_from_the_baseline_on_more_data():
     recipes = {path.stem: resolved(path).tables() for path in (EXAMPLES / "multi30k").glob("*.toml")}
     recipes.pop("table3.sweep")
     base, more, best = recipes.pop("baseline"), recipes.pop("diversified"), recipes.pop("best")
-    assert best["run"]["max_epoch"] is None and best["criterion"]["name"] == "simcut"
+    assert best["run"]["max_epoch"] is None and best["criterion"]["name"] == "label_smoothed_cross_entropy"
     assert best["architecture"]["pre_norm"] and best["run"]["keep_last"] == 20
     assert not recipes  # a new recipe needs its own lines here
     assert {table: more[table] for table in ("architecture", "criterion", "optimizer")} == {
