@@ -75,7 +75,7 @@ def named(entries: "list[CacheEntry]", names: tuple[str, ...]) -> "list[CacheEnt
 
 
 def outdated(entries: "list[CacheEntry]", days: int | None) -> "list[CacheEntry]":
-    """Returns the cache entries to prune: stale entries and, with `days`, entries that nobody used for so many days.
+    """Returns the cache entries to prune: stale entries, and with `days` also entries that were unused for `days` days.
 
     The machine code of the installed version is pruned only if it is stale.
     """

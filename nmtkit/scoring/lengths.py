@@ -15,7 +15,7 @@ WORDS_OF_BLEU = 4  # BLEU counts up to 4 words in a row, so the BLEU of shorter 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBand:
-    """The lines of a text with `fewest` to `most` words."""
+    """The lines of a text whose number of words is at least `fewest` and at most `most`."""
 
     fewest: int
     most: int | None  # None: no upper bound

@@ -114,7 +114,10 @@ def part_scores(
 
 
 def _aggregate(metric: Any, statistics: list[Any], bootstrap: int) -> Any:
-    """Returns sacreBLEU's score for the statistics of sentences, as its `corpus_score` computes it."""
+    """Returns sacreBLEU's corpus score from the statistics of sentences.
+
+    If `bootstrap` is not 0, the score has a confidence interval from this number of resamples.
+    """
     from sacrebleu.significance import _bootstrap_resample
 
     result = metric._aggregate_and_compute(statistics)

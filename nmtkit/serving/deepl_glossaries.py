@@ -55,7 +55,7 @@ class DeepLGlossaries:
         return self.store.get(*self.account_and_id(request))
 
     async def terms(self, dictionaries: Iterable[DictionaryFields]) -> dict[Languages, Terms]:
-        """Reads the terms that a client sends for each language pair. Raises Refusal for a wrong pair or term."""
+        """Returns the terms of each language pair in a request. Raises Refusal for a wrong pair or term."""
         served = {base_languages(pair) for pair in self.deepl.facts.with_glossary}
         result: dict[Languages, Terms] = {}
         for fields in dictionaries:

@@ -153,7 +153,7 @@ class TrainingHealth:
 
 
 def shown(nll: float) -> str:
-    """Returns the perplexity of a loss per token, as in the log lines of the terminal."""
+    """Returns the perplexity of a loss in nats per token, in the format of the log lines in the terminal."""
     return FORMS["ppl"](perplexity(nll))
 
 

@@ -88,7 +88,7 @@ class StoredSide:
 
 
 def joined(sides: list[StoredSide]) -> StoredSide:
-    """Returns the sentences of all shards."""
+    """Joins the same side of all shards of a dataset, in the order of `sides`."""
     if len(sides) == 1:
         return sides[0]
     ids = ConcatArrays([side.ids for side in sides])

@@ -160,7 +160,10 @@ def gates_of(config: TransformerConfig) -> int:
 
 
 def position_tables(model: Transformer, length: int) -> dict[str, Array]:
-    """Returns tables of at least `length` positions, by their fields of MODEL. Positions that are not added are 0."""
+    """Returns the tables of a model for at least `length` positions. The keys are fields of the record MODEL.
+
+    If the model adds no positions to its embeddings, the tables of added positions are 0.
+    """
     config, size = model.config, max(1024, 2 * length)
     if config.positions in ADDED_POSITIONS:
         tables = [embedding.table(length) for embedding in (model.source_embedding, model.target_embedding)]
