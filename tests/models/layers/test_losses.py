@@ -39,6 +39,7 @@ def test_values_and_gradients_equal_float64(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, fused: bool
 ) -> None:
     monkeypatch.setattr(losses, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(losses, "CHUNK_STEP", 1)
     monkeypatch.setattr(losses, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, features, target = case(bias=bias)
     target[[3, 4, 20]] = IGNORE_INDEX
@@ -57,6 +58,27 @@ def test_the_formula_is_the_one_of_the_docstring() -> None:
     minus_log = -(logits.exp() / logits.exp().sum(1, keepdim=True)).log()
     right = sum(0.8 * minus_log[t, target[t]] + 0.2 / 7 * minus_log[t].sum() for t in range(5))
     assert float(cross_entropy(logits, target, 0.2)[0]) == pytest.approx(float(right), rel=1e-6)
+
+
+def test_batches_in_bfloat16_have_chunks_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: set[int] = set()
+    softmax = losses._softmax_
+
+    def count(logits: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
+        sizes.add(len(logits))
+        return softmax(logits, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(losses, "_softmax_", count)
+    for tokens in range(1025, 1025 + 150):
+        output, features, target = case(tokens=tokens, vocabulary=20)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, nll = output_cross_entropy(output, features, target, 0.1)
+        right_loss, right_nll, _ = expected(output, features, target, 0.1)
+        assert loss.item() == pytest.approx(right_loss.item(), rel=3e-3)
+        assert nll.item() == pytest.approx(right_nll.item(), rel=3e-3)
+        (gradient,) = torch.autograd.grad(loss, features)
+        assert gradient.shape == features.shape
+    assert len(sizes) <= 11
 
 
 def test_bfloat16_stays_near_float64() -> None:
@@ -184,6 +206,7 @@ def test_values_and_gradients_of_two_passes_equal_float64(
     monkeypatch: pytest.MonkeyPatch, share: float, alpha: float, bias: bool, fused: bool
 ) -> None:
     monkeypatch.setattr(losses, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(losses, "CHUNK_STEP", 1)
     monkeypatch.setattr(losses, "CHUNK_BYTES", V * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, passes, target = two_pass_case(bias)
     projection = output if fused else nn.Sequential(output)
