@@ -112,7 +112,7 @@ def command(source: Path, destination: Path | None, plugins: tuple[str, ...], **
     if config.push is not None:
         push(config, config.push, source, destination)
     elif destination is not None:
-        write(source, destination, config)
+        write(source, destination=destination, config=config)
         tell_result(destination, config.format)
 
 
@@ -129,7 +129,7 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
     hub.check_upload(repository, private=config.private)
     with tempfile.TemporaryDirectory() as temporary:
         written = destination or Path(temporary) / PUSHED_NAMES.get(config.format, config.format)
-        write(source, written, config)
+        write(source, destination=written, config=config)
         files = pushed_files(written, config.format)
         text = (written / CARD).read_text(encoding="utf-8") if CARD in files else None
         card = published_card(
@@ -174,7 +174,7 @@ def contents_of(source: Path) -> "Checkpoint":
     return safetensors.load(source) if source.is_dir() else checkpoint.load(source)
 
 
-def write(source: Path, destination: Path, config: ExportConfig) -> None:
+def write(source: Path, *, destination: Path, config: ExportConfig) -> None:
     """Writes the checkpoint `source` to `destination` in a format."""
     from nmtkit.models import checkpoint
     from nmtkit.models.formats import argos, bergamot, ctranslate2, huggingface_export, marian_export, safetensors
