@@ -162,4 +162,5 @@ def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collect
 def changed_flags(config: Any) -> set[str]:
     """Returns the flags of the fields that differ from their default."""
     fields = dataclasses.fields(config)
-    return {flag_of(field) for field in fields if getattr(config, field.name) != field.default}
+    flags = (field for field in fields if field.metadata.get("is_flag", True))
+    return {flag_of(field) for field in flags if getattr(config, field.name) != field.default}

@@ -77,3 +77,5 @@ def test_lines_without_known_bigrams_are_kept_and_a_small_sample_gives_zeros() -
     scores = word_order.score(TextBlock(odd, odd))
     assert np.isfinite(scores).all() and not word_order.drops(scores).any()
     assert not fitted(*columns(PAIRS[:500])).score(TextBlock(odd, odd)).any()
+    words = [f"word{number % 50}" for number in range(2000)]  # no line has a bigram of two words
+    assert not fitted(words, words).score(TextBlock(words, words)).any()

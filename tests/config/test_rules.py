@@ -1,6 +1,6 @@
 """A flag without effect is an error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -48,6 +48,7 @@ def test_only_flags_that_differ_from_their_default_count_as_changed() -> None:
     class Search(Config):
         beam: int = option(5, "Beam.")
         min_len: int = option(1, "Length.", flag="-m/--minimum")
+        configs: tuple[int, ...] = field(default=(), metadata={"is_flag": False})
 
     assert changed_flags(Search(beam=5)) == set()
-    assert changed_flags(Search(beam=4, min_len=2)) == {"--beam", "--minimum"}
+    assert changed_flags(Search(beam=4, min_len=2, configs=(1,))) == {"--beam", "--minimum"}

@@ -14,12 +14,15 @@ from xml.etree import ElementTree
 
 import pytest
 from builders import WORDS, save_tiny_transformer, tiny_tokenizer, write_corpus
+from click.testing import CliRunner
 from rich.console import Console
 from rich.text import Text
 
 import nmtkit
+from nmtkit.cli import main
 from nmtkit.experiments.recipes import RECIPES
 from nmtkit.models import checkpoint
+from nmtkit.training.run_log import lines_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -81,6 +84,26 @@ def test_every_field_of_the_log_is_described(folder: Path) -> None:
         record = json.loads(line)
         assert record["kind"] in described
         assert set(record) <= described, f"docs/log.md does not describe {set(record) - described} of {record['kind']}"
+
+
+def test_the_lines_of_a_run_in_the_tutorial_have_the_form_of_the_terminal() -> None:
+    shown = re.findall(r"^(?:update|valid) .*$", text("tutorial.md"), re.MULTILINE)
+    train = {"update": 400, "updates": 4600, "estimated": True, "loss": 6.12, "ppl": 282.15, "lr": 0.001, "norm": 0.71}
+    train |= {"tokens_per_second": 11_200.0, "epoch": 4, "seconds_left": 29 * 60.0}
+    valid = {"update": 460, "loss": 5.871, "ppl": 211.02, "bleu": 0.73, "epoch": 4, "best": True, "seconds": 14.0}
+    assert shown == [*lines_of({"kind": "train", **train}), *lines_of({"kind": "valid", **valid})]
+
+
+def test_the_searches_of_the_table_run_as_they_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    table = text("translating.md").partition("| flag | effect |")[2].partition("\n\n")[0]
+    rows = [" ".join(re.findall(r"`(.*?)`", line.split("|")[1])) for line in table.splitlines()[2:]]
+    rows = [row for row in rows if row.startswith("--") and not re.search(r"FILE|\.pt|comet|--shortlist", row)]
+    assert len(rows) == 8
+    for row in rows:
+        command = ["generate", "--path", "averaged.pt", "--input", "raw.en", "--max-len-b", "2", *row.split()]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, f"{row}: {result.stderr}"
 
 
 def test_every_file_and_key_is_described(folder: Path) -> None:

@@ -51,9 +51,18 @@ pages = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) 
 
 @pages
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page} links to {target}, which is not there"
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page} links to {target}, which is not there"
+            assert not anchor or anchor in anchors(file), f"{page} links to {target}#{anchor}, which has no heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors that GitHub makes of the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_file_and_name_of_the_walks_in_contributing_is_true() -> None:

@@ -57,7 +57,8 @@ class WordOrder(Filter):
         ]  # fmt: skip
         for index, side in enumerate(sides):
             scores, counts = self._side_scores(index, side)
-            self._sample_means[index] = float(scores[counts >= self.min_bigrams].mean())
+            long_enough = scores[counts >= self.min_bigrams]
+            self._sample_means[index] = float(long_enough.mean()) if len(long_enough) else 0.0
 
     def _side_scores(self, index: int, side: Encoded) -> tuple[npt.NDArray[np.float64], Counts]:
         """Returns the score and the number of bigrams of each line of side `index`, which is 0 for the source."""
