@@ -44,7 +44,7 @@ COMMON = {
     "--report FILE.html": "page with counts and examples of each filter",
     "--exclude CORPUS,…": "test sets, whose sentences are dropped",
     "--preset curated|crawl": "strictness of the filters (default: curated)",
-    "--self-train": "also score pairs with models that are trained on them",
+    "--[no-]self-train": "also score pairs with models that are trained on them",
     "--scores FILE": "write all scores, for --from-scores",
     "--from-scores FILE": "apply other limits to written scores",
     "--workers N": "processes; one per core is the default",

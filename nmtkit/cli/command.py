@@ -96,16 +96,22 @@ def progress_shown(ctx: click.Context) -> Iterator[None]:
     if ctx.meta.get("quiet") or os.environ.get("RANK", "0") != "0":
         yield
         return
-    display = CommandProgress(stderr)
+    display = ctx.meta["display"] = CommandProgress(stderr)
     progress.show_on(display)
     display.resume()
     try:
         yield
-        if (line := display.summary()) is not None:
-            logging.getLogger("nmtkit").info("%s", line)
+        end_progress(ctx)
     finally:
         display.close()
         progress.show_on(None)
+
+
+def end_progress(ctx: click.Context) -> None:
+    """Ends the display of the progress, if there is one, and tells the time of the work."""
+    display: CommandProgress | None = ctx.meta.get("display")
+    if display is not None and (line := display.summary()) is not None:
+        logging.getLogger("nmtkit").info("%s", line)
 
 
 def echo(text: str, nl: bool = True) -> None:
@@ -115,9 +121,9 @@ def echo(text: str, nl: bool = True) -> None:
 
 
 def tell(text: str, style: str | None = None) -> None:
-    """Writes a line about the work to stderr. With --quiet, writes nothing."""
+    """Writes a line about the work to stderr; a terminal wraps it between words. With --quiet, writes nothing."""
     if not is_quiet():
-        print_line(text, style)
+        stderr.print(text, style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
 def is_quiet() -> bool:
@@ -238,10 +244,14 @@ def flush_output() -> None:
 
 
 def show_next(*commands: str) -> None:
-    """Prints the next command, and the commands after it, on stderr. In the demo and with --quiet, prints nothing."""
-    if SHOWS_COMMANDS not in os.environ:
+    """Prints the next command, and the commands after it, as last lines on stderr, to be copied.
+
+    In the demo and with --quiet, prints nothing.
+    """
+    if SHOWS_COMMANDS not in os.environ and not is_quiet():
+        end_progress(click.get_current_context())
         for word, command in zip(("next", "then"), commands, strict=False):
-            tell(f"{word}: {command}")
+            print_line(f"{word}: {command}")
 
 
 def end_quietly() -> NoReturn:

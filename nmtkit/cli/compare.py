@@ -83,10 +83,10 @@ class CompareConfig(RowsConfig):
 
 
 COMMON = {
-    "--mean-over-seeds": "one row for runs that differ only in the seed",
+    "--[no-]mean-over-seeds": "one row for runs that differ only in the seed",
     "--base ROW": "differences to this row, with intervals",
     "--plot FILE": "figure of the differences: .svg, .png or .pdf",
-    "--format text|tsv|csv|latex|markdown|json": "(default: text)",
+    "--format text|tsv|csv|latex|markdown|json": "output format (default: text)",
     "--report FILE": "HTML page of the comparison",
     "--curves FILE": "curves of all runs: .csv, .pdf, .svg or .png",
     "--sys FILE": "translations of a system; repeat it",

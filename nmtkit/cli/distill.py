@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command, tell
+from nmtkit.cli.command import Command, show_next, tell
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags, plugin_option
 from nmtkit.config import Config, FlagRule, check_flags, flag_of, option
 from nmtkit.jobs import progress
@@ -139,6 +140,8 @@ def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
     missing = list(stored.missing())
     if 0 < len(missing) < stored.count:
         log.info("%s: continuing, %s of %s files left", folder, len(missing), stored.count)
+    elif not missing:
+        log.info("%s is complete already", folder)
     progress.begin("Distilling", "pairs", sum(len(pairs) for _, pairs in missing))
     for number, pairs in missing:
         stored.write(number, teacher_rows(teachers, split, pairs, stored, config.max_tokens))
@@ -147,6 +150,9 @@ def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
         f"{folder}: {stored.candidates} pieces for each of {int(stored.lengths.sum()):,} target tokens of "
         f"{config.subset}, {size / 1e6:,.1f} MB"
     )
+    if config.subset == "train":
+        student = ["nmtkit", "train", str(data), "--criterion", "kd_cross_entropy"]
+        show_next(shlex.join([*student, "--teacher-probabilities", str(folder)]))
 
 
 command.params[:0] = flags(DistillConfig)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from nmtkit.cli.command import print_line, stderr
+from nmtkit.cli.command import print_line, stderr, tell
 from nmtkit.data.corpora.lines import decode
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.pipeline import Pipeline
@@ -15,14 +15,12 @@ from nmtkit.translation.translator import Translator
 
 def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[Translation]:
     """Yields the translation of each line that is typed. Shows scores and, with --alignment, links."""
-    print_line("Type a line to translate; Ctrl-D ends.", "dim")
+    tell("Type a line to translate; Ctrl-D ends.", "dim")
     told = pipeline.text.split_sentences is not None
     for id, line in enumerate(typed_lines()):
         if not told and has_several(line):
             told = True
-            print_line(
-                "This line looks like several sentences: --split-sentences translates each sentence alone.", "dim"
-            )
+            tell("This line looks like several sentences: --split-sentences translates each sentence alone.", "dim")
         (translation,) = translator.stream([line], pipeline)
         yield dataclasses.replace(translation, id=id)
         show(translation, pipeline)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, echo, print_line, standard_input
+from nmtkit.cli.command import Command, echo, end_progress, print_line, standard_input
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags, plugin_option
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
@@ -189,6 +189,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         words += ["--lenpen", f"{weights.lenpen:g}"]
         if features:
             words += ["--feature", ",".join(f"{name}={weight:g}" for name, weight in weights.features.items())]
+        end_progress(click.get_current_context())
         print_line(f"{config.metric} {sign * first:.2f} with the given weights, {sign * highest:.2f} with the best")
         print_line(f"next: {shlex.join(words)} > test.out")  # also with --quiet, because only this line has the weights
     for nbest in lists:

@@ -1,6 +1,7 @@
 """`nmtkit shortlist`: adds to a checkpoint the target pieces that each source piece may become."""
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command, tell
+from nmtkit.cli.command import Command, show_next, tell
 from nmtkit.cli.flags import INPUT, flags, from_flags
 from nmtkit.config import Config, option
 from nmtkit.config.files import check_outputs
@@ -131,6 +132,8 @@ def command(data: Path | None, **settings: Any) -> None:
     )
     if measured is not None:
         show_coverage(lists, measured)
+    generate = ["nmtkit", "generate", "--path", str(output or path), *tokenizer.language_flags(None, None)]
+    show_next(f"{shlex.join(generate)} --shortlist < source.txt")
 
 
 command.params += flags(ShortlistConfig)

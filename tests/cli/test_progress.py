@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import pytest
 from builders import save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from nmtkit.cli import command, main
 from nmtkit.cli import progress as display
-from nmtkit.cli.command import Command, echo
+from nmtkit.cli.command import Command, echo, set_up_logging
 from nmtkit.data.corpora.lines import count_lines, count_lines_ahead
 from nmtkit.jobs import progress
 from nmtkit.jobs.progress import WorkStage, pace, quantity, rate
@@ -50,6 +51,25 @@ def test_an_error_wraps_between_words_with_its_prefix(monkeypatch: pytest.Monkey
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 40 and lines[0].startswith("nmtkit: error: a message")
     assert " ".join(" ".join(lines).split()).endswith("words that is [longer] than a line of the terminal")
+
+
+def test_a_line_about_the_work_wraps_between_words_and_a_command_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal broke words in two, and a command with line feeds cannot be copied."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    monkeypatch.setattr(command, "stderr", console)
+    monkeypatch.delenv(command.SHOWS_COMMANDS, raising=False)
+    with click.Context(Command("test")) as context:
+        shown = context.meta["display"] = display.CommandProgress(console)
+        shown._began -= display.SUMMARY
+        shown.begin(stage(10, 10, 4))
+        command.tell("the checkpoint has 163,177 entries for 6,000 source pieces")
+        set_up_logging(context.meta)
+        command.show_next("nmtkit generate --path a-long-name-of-a-checkpoint.pt < source.txt")
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines[:2])) <= 40 and " ".join(map(str.strip, lines[:2])).endswith("source pieces")
+    assert "10 lines in" in lines[2] and lines[3:] == [
+        "next: nmtkit generate --path a-long-name-of-a-checkpoint.pt < source.txt"
+    ]
 
 
 def test_texts_of_counts() -> None:

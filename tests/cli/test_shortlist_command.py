@@ -38,6 +38,7 @@ def test_lists_are_added_to_the_checkpoint_and_limit_translations(path: Path, mi
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
     assert "3 target pieces" in said and "valid: the lists have" in said
+    assert said.partition("next: ")[2].split()[1:5] == ["generate", "--path", str(path), "--shortlist"]
     after = checkpoint.load(path)
     assert set(after) - set(before) == {"shortlist"} and checkpoint_file.fingerprint(
         after
