@@ -186,11 +186,11 @@ def _round_numbers(low: float, high: float, count: int) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Returns a number in few characters: 12k, 3.5M, 0.002, 4e16."""
+    """Returns a number in few characters: 2,000, 120k, 3.5M, 0.002, 4e16."""
     value = 0.0 if abs(value) < 1e-12 else value
     if abs(value) >= 1e12:
         return f"{value:.2g}".replace("e+", "e")
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
-    return f"{value:.4g}"
+    return f"{value:,.5g}"

@@ -46,6 +46,7 @@ UNITS = {
     "learning rate": "step size",
     "gradient norm": "L2 norm",
 }
+DRAWN = 1e100  # larger numbers, such as the perplexity of a run that diverged, have no point in a curve
 SHOWN = 300  # characters of a translation that the page shows
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
@@ -159,7 +160,7 @@ def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Poi
     return sorted(
         (float(record["update"]), float(record[field]))
         for record in records
-        if record["kind"] == kind and record.get(field) is not None
+        if record["kind"] == kind and record.get(field) is not None and record[field] < DRAWN
     )
 
 
@@ -232,17 +233,19 @@ def _unbroken(text: str) -> Html:
 
 def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     """Returns the settings of a job that differ from the defaults: the flag, the value, and the default."""
-    from nmtkit.training.config import REGISTRIES, kind_of
+    from nmtkit.training.config import DEFAULTS, REGISTRIES, kind_of
 
     changed = []
     for table, settings in tables.items():
         kind = kind_of(table)
         if kind == "run":
-            defaults = to_dict(RunConfig())
+            defaults = to_dict(RunConfig()) | {each: list(names) for each, names in DEFAULTS.items()}
         else:
             name = settings.get("name", table.partition(".")[2])
             entry = REGISTRIES[kind].entries.get(name) if kind in REGISTRIES else None
             defaults = {} if entry is None else to_dict(entry.preset)
+            if "name" in settings and (name,) != DEFAULTS[kind]:
+                changed.append((REGISTRIES[kind].flag, name, DEFAULTS[kind][0]))
         for name, value in settings.items():
             if name in ("data", "save_dir", "plugin", "name"):
                 continue
@@ -293,9 +296,7 @@ def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         cells = {(row["source"], row["target"]): (row[name], row.get("trained", True)) for row in rows}
         largest = max((value for value, _ in cells.values() if value), default=0) or 1
         shown = {
-            key: None
-            if value is None
-            else (f"{value:.{3 if name == 'loss' else 1}f}", max(0, value / largest), trained)
+            key: None if value is None else (_score(name, value), max(0, value / largest), trained)
             for key, (value, trained) in cells.items()
         }
         matrices.append(
@@ -310,6 +311,10 @@ def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return matrices
 
 
+def _score(name: str, value: float) -> str:
+    return f"{value:,.3f}" if name == "loss" else f"{value:,.1f}"
+
+
 def _by_length(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the scores of each range of lengths, as bars: (score / largest score, score as text)."""
     rows = record["by_length"]
@@ -320,9 +325,9 @@ def _by_length(record: Mapping[str, Any]) -> dict[str, Any]:
         "scores": [TITLES.get(name, name) for name in scores],
         "rows": [
             {
-                "tokens": row["tokens"],
+                "tokens": row["tokens"].replace("-", " to "),
                 "sentences": row["sentences"],
-                "bars": [(row[name] / largest[name], f"{row[name]:.{3 if name == 'loss' else 1}f}") for name in scores],
+                "bars": [(row[name] / largest[name], _score(name, row[name])) for name in scores],
             }
             for row in rows
         ],

@@ -191,7 +191,7 @@ KEPT = ("update", "loss", "epoch", "seconds_left")  # fields that a narrow line 
 HIDDEN = ("nll",)  # numbers that are not shown, because ppl = exp(nll) is shown
 NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
-    "loss": lambda value: f"loss {value:.3f}",
+    "loss": lambda value: f"loss {value:,.3f}",
     "ppl": lambda value: (
         f"ppl {value:,.2f}" if value < 1000 else f"ppl {value:,.0f}" if value < 1e7 else f"ppl {value:.3g}"
     ),

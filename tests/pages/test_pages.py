@@ -78,6 +78,10 @@ def test_the_page_of_a_dataset_escapes_its_texts_and_closes_what_it_opens() -> N
         assert f'<td dir="auto">{cell}</td>' in html
     for number in ("1,234", "7", "11"):
         assert f'<td class="number">{number}</td>' in html
+    assert ">weight<" not in html and "(20.0%)" in html  # all weights are 1
+    report.corpora[0].weight, report.corpora[0].read, report.corpora[0].written = 2.0, 29_000, 28_997
+    html = page(report)
+    assert ">weight<" in html and "0.0%" not in html
     assert "<h3>NUL byte (dropped)</h3>" in html and html.count("<figure") == 2
     opened: list[str] = []
 
@@ -104,7 +108,7 @@ def test_axes_have_round_numbers_and_a_logarithmic_one_powers_of_ten() -> None:
     assert ticks(charts.line_chart("loss", {"train": falling})) == ["0", "2", "4", "6"]
     steep = [(1.0, 30_000.0), (2.0, 20.0), (3.0, 3.0)]
     assert ticks(charts.line_chart("perplexity", {"train": steep}, logarithmic=True)) == [
-        *("1", "10", "100", "1000", "10k", "100k")
+        *("1", "10", "100", "1,000", "10,000", "100k")
     ]
     assert ticks(charts.line_chart("flat", {"train": [(5.0, 0.25)]})) == ["0.25"]
     assert ticks(charts.line_chart("zero", {"train": [(1.0, 0.0), (2.0, 0.0)]}, logarithmic=True)) == ["0"]

@@ -171,6 +171,23 @@ def test_the_page_of_a_run_that_has_ended_has_the_reason_and_stays(state: str, t
     assert 'class="state running"' in resumed and "refresh" in resumed.split("<style>")[0]
 
 
+def test_components_other_than_the_defaults_are_settings_that_differ() -> None:
+    run = {"transforms": [], "metrics": ["bleu"], "callbacks": ["profile"]}
+    tables = {"run": run, "architecture": {"name": "transformer_tiny"}, "optimizer": {"name": "adam"}}
+    assert report.changed_settings(tables) == [
+        ("--callbacks", "profile", "none"), ("--arch", "transformer_tiny", "transformer_base")
+    ]  # fmt: skip
+
+
+def test_the_page_of_a_run_that_diverged_has_no_curve_of_overflows(tmp_path: Path) -> None:
+    """An axis from 1e304 to 1e304, and a loss with six digits before the point, could not be read."""
+    trained = [TRAIN | {"update": update, "ppl": 1e304, "loss": 137154.0} for update in (1, 2)]
+    valid = {"kind": "valid", "update": 2, "loss": 137154.0, "best": True, "time": 1095}
+    text = page(tmp_path, [START, *trained, valid])
+    assert "1e304" not in text and "perplexity by update" not in text and "loss by update" in text
+    assert "137,154" in text
+
+
 def test_a_run_writes_its_page_between_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(report.time, "monotonic", lambda: now)

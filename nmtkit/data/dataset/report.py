@@ -341,6 +341,7 @@ def _exchanged(corpus: CorpusReport, reference: Profile, title: str) -> list[str
 def page(report: DatasetReport) -> str:
     """Returns the page as HTML."""
     statistics = report.cleaning()
+    weighted = any(each.weight != 1 for each in report.corpora)
     return render(
         "dataset.html",
         title=f"Dataset {report.source_lang} → {report.target_lang}",
@@ -354,9 +355,11 @@ def page(report: DatasetReport) -> str:
             (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
         ],
         corpora=[
-            (str(each.source), each.read, sum(each.cleaning.dropped.values()), each.written, round(each.weight, 3))
+            (str(each.source), each.read, sum(each.cleaning.dropped.values()), each.written)
+            + (round(each.weight, 3),) * weighted
             for each in report.corpora
         ],
+        weighted=weighted,
         reasons=report.reason_rows(),
         lengths={name: _charts(split, report) for name, split in report.splits.items()},
         pieces=report.pieces,
@@ -376,8 +379,13 @@ def _lead(report: DatasetReport) -> str:
     read, kept = sum(each.read for each in report.corpora), sum(each.written for each in report.corpora)
     if not report.corpora:
         return "No training pairs."
-    share = f" ({(read - kept) / read:.1%})" if read else ""
+    share = f" ({_share(read - kept, read)})" if read else ""
     return f"{kept:,} of {read:,} training pairs are kept, {read - kept:,} are dropped{share}."
+
+
+def _share(part: int, total: int) -> str:
+    """Returns a share in per cent. A share that is not 0 is never shown as 0."""
+    return f"{part / total:.1%}" if part * 2000 >= total or not part else "less than 0.1%"
 
 
 def _charts(split: SplitReport, report: DatasetReport) -> list[Html]:
