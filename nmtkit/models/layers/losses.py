@@ -101,8 +101,8 @@ def _padded_target(target: Tensor, size: int) -> Tensor:
 def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
     """Splits tokens into chunks whose logits fit into the limit. `token_bytes` is the size of the logits of a token.
 
-    Sizes of chunks on a CPU are multiples of `CHUNK_STEP`. With the rows of `pad_rows`, the last chunk also has one of few
-    sizes: oneDNN compiles three products for every new size, in 20 ms for a vocabulary of 6,000.
+    Sizes of chunks on a CPU are multiples of `CHUNK_STEP`. With the rows of `pad_rows`, the last chunk also has one of
+    few sizes: oneDNN compiles three products for every new size, in 20 ms for a vocabulary of 6,000.
     """
     on_cpu = target.device.type == "cpu"
     size = max(MIN_CHUNK_TOKENS if on_cpu else 1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_GPU) // token_bytes)
@@ -183,6 +183,17 @@ def _add_(total: Tensor, part: Tensor) -> None:
         into.add_(rows_of_part)
 
 
+def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor | None) -> Tensor:
+    """Returns the logits [tokens, V] of a chunk x, in the memory of the logits of the `previous` chunk if there is one.
+
+    New memory is not in the cache. With one buffer, the loss of transformer_tiny is 1.04 to 1.2 times as fast on a CPU.
+    """
+    if previous is None or torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    out = previous[: len(x)]
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
 def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Turns logits [tokens, V] into probabilities in place. Also returns the log probabilities of the labels in fp32.
 
@@ -235,9 +246,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_sum = w.sum(0, dtype=torch.float32)
         bias_sum = bias.float().sum() if bias is not None else 0.0
         loss = nll = torch.zeros((), device=x.device)
+        logits = None
         for chunk in _chunks(target, len(w) * x.element_size()):
             labels = target[chunk].clamp(min=0)[:, None]
-            logits = F.linear(x[chunk], w, b)
+            logits = _logits(x[chunk], w, b, logits)
             label_logits = logits.gather(1, labels)[:, 0].float()
             p, log_p = _softmax_(logits, labels, x[chunk], w, b)
             token_nll = (-log_p).where(mask[chunk], 0)
