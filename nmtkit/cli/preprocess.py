@@ -93,10 +93,11 @@ def show_pair(report: "DatasetReport", sides: tuple[str, str]) -> None:
     """Prints a pair of the training text, so that exchanged languages or columns are seen. The demo has its own."""
     from nmtkit.pages.document import visible
 
-    if SHOWS_COMMANDS in os.environ or not any(rows for _, rows in report.samples):
+    corpus = next((corpus for corpus in report.corpora if corpus.samples), None)
+    if SHOWS_COMMANDS in os.environ or corpus is None:
         return
-    corpus, (line, *texts) = next((name, rows[0]) for name, rows in report.samples if rows)
-    tell(f"line {line:,} of {corpus}:")
+    line, *texts = corpus.samples[0]
+    tell(f"line {line:,} of {corpus.source}:")
     width = max(map(len, sides))
     for side, text in zip(sides, texts, strict=True):
         row = Text(f"  {side:<{width}}  {visible(text)}", no_wrap=True, overflow="ellipsis")

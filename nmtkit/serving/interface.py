@@ -19,6 +19,7 @@ from nmtkit.serving.reading import EXTENSIONS, Refusal
 from nmtkit.text.normalization import check_characters
 from nmtkit.text.quality import Quality
 
+EXAMPLE_URL = "http://localhost:5000"  # in examples of answers; the page of the documentation has its own address
 MAX_ALTERNATIVES = 10
 MAX_CODE = 100  # maximum letters of a language code
 
@@ -188,7 +189,7 @@ ENDPOINTS = (
         example={"file": "@subtitles.srt", "source": "en", "target": "de"},
         media_types=(MULTIPART,),
         answer=TranslatedFile,
-        answer_example={"translatedFileUrl": "http://localhost:5000/download_file/bMYp0TzVq1k"},
+        answer_example={"translatedFileUrl": f"{EXAMPLE_URL}/download_file/bMYp0TzVq1k"},
         statuses=_OF_TRANSLATION,
     ),
     Endpoint(

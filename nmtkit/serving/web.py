@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nmtkit.pages.document import asset, render
-from nmtkit.serving.interface import MULTIPART, Json
+from nmtkit.serving.interface import EXAMPLE_URL, MULTIPART, Json
 
 TRANSLATOR = "translator.html"
 LANGUAGES = ("de", "es", "fr", "it", "ja", "pl", "zh")  # translations of the page; the page itself is in English
@@ -79,11 +79,12 @@ def documentation(contents: Json, base_url: str) -> str:
             "command": command(f"{base_url}{path}", operation.get("requestBody")),
             "fields": _field_rows(operation.get("requestBody")),
             "media_types": list(operation.get("requestBody", {}).get("content", ())),
-            "answer": _shown(next(iter(operation["responses"]["200"]["content"].values()))["example"]),
+            "answer": _shown(answer["example"]).replace(EXAMPLE_URL, base_url),
             "errors": [(status, each["description"]) for status, each in operation["responses"].items()][1:],
         }
         for path, operations in contents["paths"].items()
         for operation in [next(iter(operations.values()))]
+        for answer in [next(iter(operation["responses"]["200"]["content"].values()))]
     ]
     return render("interface.html", routes=routes, version=contents["info"]["version"])
 

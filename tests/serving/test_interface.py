@@ -102,7 +102,8 @@ def test_the_commands_of_the_page_can_be_pasted(server, document, tmp_path):
 
 
 def test_the_page_shows_answers_and_every_status(document):
-    page = html.unescape(web.documentation(document, "http://localhost:5000"))
+    page = html.unescape(web.documentation(document, "http://translate.example"))
+    assert "localhost" not in page and "http://translate.example/download_file/" in page
     for endpoint in ENDPOINTS:
         section = page[page.index(f'id="{endpoint.path[1:]}"') :].split("</section>")[0]
         assert all(f"<code>{status}</code>" in section for status in endpoint.statuses)

@@ -30,7 +30,7 @@ from nmtkit.data.dataset.drop_reasons import (
     text_masks,
 )
 from nmtkit.data.dataset.parallel_corpora import ParallelCorpus
-from nmtkit.data.dataset.report import TextStatistics
+from nmtkit.data.dataset.report import SampledPair, TextStatistics, sampled
 from nmtkit.data.dataset.storage import HASHES, TRAIN, ArrayFiles, Arrays, EncodedBlock, Sizes, Storage, sizes_of
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder, WordPieces
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
@@ -93,10 +93,12 @@ class EncodingWorker:
             for name, size in zip(storage.ids_of_sides, (tokenizer.source_size, tokenizer.target_size), strict=True)
         }
 
-    def encode(self, block: LineBlock, corpus: ParallelCorpus) -> tuple[Sizes, ReasonCounts, TextStatistics | None]:
-        """Encodes a block, keeps the result until `write`, and returns the sizes and statistics of the block."""
+    def encode(
+        self, block: LineBlock, corpus: ParallelCorpus
+    ) -> tuple[Sizes, ReasonCounts, TextStatistics | None, list[SampledPair]]:
+        """Encodes a block, keeps the result until `write`, and returns sizes, statistics and a sample of the block."""
         count = len(corpus.languages)
-        counts, text, links = ReasonCounts(), None, None
+        counts, text, links, samples = ReasonCounts(), None, None, []
         texts = [b"" if block.over_long else span.read() for span in block.spans[:count]]
         sides = self._encoder.encode(texts, corpus, block.first_line)
         hashes = self._encoder.hashes(corpus, sides)
@@ -106,7 +108,9 @@ class EncodingWorker:
                 sizes = block.spans[pair.first].size, block.spans[pair.second].size
                 counts.add(over_long_pair(sizes, block.first_line, corpus, self._config))
         else:
-            self._decide(block, corpus, [LineBytes(text) for text in texts], sides, hashes, keep, counts)
+            lines = [LineBytes(text) for text in texts]
+            self._decide(block, corpus, lines, sides, hashes, keep, counts)
+            samples = sample_of(block.first_line, lines, keep)
             if count == 2:
                 unknown = [self._encoder.of(index).unknown_pieces(side) for index, side in enumerate(sides)]
                 text = TextStatistics.of(block.first_line, texts, sides, unknown, keep[0])
@@ -115,7 +119,7 @@ class EncodingWorker:
         encoded = EncodedBlock(sides, hashes, keep, links)
         arrays = {HASHES: encoded.row_hashes(corpus), **self._storage.block_arrays(encoded, corpus)}
         self._unwritten.append(arrays)
-        return sizes_of(arrays), counts, text
+        return sizes_of(arrays), counts, text, samples
 
     def _decide(
         self, block: LineBlock, corpus: ParallelCorpus, lines: Sequence[LineBytes], sides: Sequence[Encoded],
@@ -169,6 +173,13 @@ class EncodingWorker:
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
         """Returns the counts of all written ids for each side. The counts are 0 if `config.report` is None."""
         return [self._piece_counts[name] for name in self._storage.ids_of_sides]
+
+
+def sample_of(first_line: int, lines: Sequence[LineBytes], keep: Mask) -> list[SampledPair]:
+    """Returns some kept pairs of a block, in the first two languages."""
+    source, target = lines[0], lines[min(1, len(lines) - 1)]
+    rows = [line - first_line for line in sampled((first_line + np.flatnonzero(keep.any(0))).tolist())]
+    return [(first_line + row, source.line(row).decode(), target.line(row).decode()) for row in rows]
 
 
 # --- word alignments --------------------------------------------------------------------------------------------------

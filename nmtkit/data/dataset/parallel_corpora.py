@@ -113,12 +113,6 @@ class ParallelCorpus:
             return [[], []] if part is None else [part.sources, part.targets]
         return [next(iter(lists_of_lines(path, longest)), [])[:count] for path in self.paths]
 
-    def sample(self, count: int, longest: int) -> list[tuple[int, str, str]]:
-        """Returns the numbers and the texts of some pairs among the first lines, in the first two languages."""
-        lines = self.first_lines(LANGUAGE_SAMPLE, longest)
-        pairs = list(zip(range(1, LANGUAGE_SAMPLE + 1), lines[0], lines[min(1, len(lines) - 1)], strict=False))
-        return pairs[:: max(1, len(pairs) // count)][:count]
-
     def exchanged_languages(self, longest: int) -> list[str]:
         """Returns a warning for each pair of files that are exchanged, from a sample of their lines."""
         if len(set(self.languages)) < 2:

@@ -51,7 +51,6 @@ from nmtkit.jobs.workers import Workers
 from nmtkit.text.encoded import Encoded
 
 MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
-SAMPLED = 5  # pairs of each corpus on the page of the report
 
 log = logging.getLogger("nmtkit")
 
@@ -81,10 +80,6 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
             writer.add_held_out(split, held_out)
         if corpora.train:
             writer.add_train(corpora.train)
-        shown = corpora.train if config.report is not None else corpora.train[:1]
-        writer.report.samples = [
-            (str(each.names[0]), each.sample(SAMPLED, config.max_line_bytes + 1)) for each in shown
-        ]
         writer.finish()
         destination.finish()
     for warning in writer.warnings(not exchanged):
@@ -218,13 +213,14 @@ class DatasetWriter:
                     unwritten.append((index, block.lines * len(corpus.pairs)))
                     yield EncodingWorker.encode, block, corpus
 
-        for worker, (sizes, counts, text) in workers.imap(tasks()):
+        for worker, (sizes, counts, text, samples) in workers.imap(tasks()):
             index, pairs = unwritten.popleft()
             bounds += [offset[HASHES]] * (index + 1 - len(bounds))
             workers.send(worker, (EncodingWorker.write, offset))
             offset.update(sizes)
             report = self.report.corpora[index]
             report.cleaning.add(counts)
+            report.add_samples(samples)
             if text is not None:
                 report.text.append(text)
             report.read += pairs

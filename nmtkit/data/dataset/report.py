@@ -4,7 +4,8 @@ Warnings are about likely errors in the training text: unknown text, a tokenizer
 shifted lines, exchanged languages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from nmtkit.text.encoded import Encoded
 
 LONGEST_BAR = 256  # maximum length in tokens in a histogram; the last bar also counts longer sentences
 TOP_PIECES = 40
+SAMPLED = 5  # pairs of each corpus on the page
 CUT = 300  # maximum number of characters of a sampled sentence
 
 # A value beyond one of these limits causes a warning.
@@ -103,6 +105,15 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
     return np.stack(rows).astype(np.float64)
 
 
+def sampled(lines: Iterable[int]) -> list[int]:
+    """Returns the numbers of at most `SAMPLED` lines, spread over all lines, in order.
+
+    A sample of the samples of blocks is the sample of all lines: the fractions of n / golden ratio are spread evenly,
+    and the lines n with the smallest fractions are chosen.
+    """
+    return sorted(heapq.nsmallest(SAMPLED, lines, key=lambda line: line * 2654435761 % 2**32))
+
+
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +128,11 @@ class CorpusReport:
     weight: float = 1.0
     cleaning: ReasonCounts = field(default_factory=ReasonCounts)
     text: list[TextStatistics] = field(default_factory=list)  # one entry per block
+    samples: list[SampledPair] = field(default_factory=list)  # kept pairs, in order
+
+    def add_samples(self, pairs: Sequence[SampledPair]) -> None:
+        by_line = {pair[0]: pair for pair in (*self.samples, *pairs)}
+        self.samples = [by_line[line] for line in sampled(by_line)]
 
     @staticmethod
     def of(corpus: ParallelCorpus) -> "CorpusReport":
@@ -173,9 +189,6 @@ class DatasetReport:
     splits: dict[str, SplitReport] = field(default_factory=dict)
     corpora: list[CorpusReport] = field(default_factory=list)
     pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
-    samples: list[tuple[str, list[SampledPair]]] = field(
-        default_factory=list
-    )  # by corpus; without a page, of the first corpus
 
     def cleaning(self) -> ReasonCounts:
         """Returns the sum of the statistics of all corpora."""
@@ -348,8 +361,11 @@ def page(report: DatasetReport) -> str:
         languages=[report.source_lang, report.target_lang],
         lead=_lead(report),
         samples=[
-            (name, [(number, *(visible(shortened(text, CUT)) for text in texts)) for number, *texts in rows])
-            for name, rows in report.samples
+            (
+                str(corpus.source),
+                [(line, *(visible(shortened(text, CUT)) for text in texts)) for line, *texts in corpus.samples],
+            )
+            for corpus in report.corpora
         ],
         subsets=[
             (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ def test_says_what_it_did_and_what_comes_next(corpora: Path, tmp_path: Path) -> 
     assert result.stdout == ""
     assert "300 training pairs read, 0 dropped" in result.stderr
     assert f"next: nmtkit train {tmp_path / 'data'}" in result.stderr
-    first = [(corpora / f"train.{code}").read_text().splitlines()[0] for code in ("xx", "yy")]
-    at = result.stderr.index(f"line 1 of {corpora / 'train.xx'}")
-    assert all(text in result.stderr[at:] for text in (f"  xx  {first[0]}\n", f"  yy  {first[1]}\n"))
+    line = re.search(rf"line (\d+) of {corpora / 'train.xx'}", result.stderr)
+    assert line is not None
+    texts = [(corpora / f"train.{code}").read_text().splitlines()[int(line[1]) - 1] for code in ("xx", "yy")]
+    assert all(text in result.stderr[line.end() :] for text in (f"  xx  {texts[0]}\n", f"  yy  {texts[1]}\n"))
     up = tmp_path / "data" / ".." / "up"
     assert f"next: nmtkit train {tmp_path / 'up'} " in preprocess(*flags[:-1], up).stderr
     assert preprocess(*flags, "--overwrite", "--quiet").stderr == ""

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from preprocess_command import lines, preprocess, refused, write
 
 from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.dataset.report import CorpusReport, sampled
 
 
 def test_filters_touch_the_training_set_alone(corpora: Path, tmp_path: Path) -> None:
@@ -64,6 +66,32 @@ def test_overlapping_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp
     assert len(re.findall("<tr><td", samples)) == 5
     assert "</s>" not in page.split("<details>")[0].replace("&lt;/s&gt;", "</s>")  # frequent pieces are folded
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_sample_of_a_corpus_comes_from_all_of_its_lines(corpora: Path, tmp_path: Path) -> None:
+    sides = lines(3000, 11)
+    sides[0][:300] = [""] * 300  # dropped pairs are not part of the training set
+    large = write(tmp_path / "large", sides)
+    page = tmp_path / "report.html"
+    flags = ["--trainpref", large, "--tokenizer-from", corpora / "base", "--report", page]
+    assert preprocess(*flags, "--destdir", tmp_path / "data").exit_code == 0
+    table = page.read_text().split("<h2>Sentence pairs of ")[1].split("</table>")[0]
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    found = [(int(line.replace(",", "")) - 1, source, target) for line, source, target in cells]
+    assert [(sides[0][row], sides[1][row]) for row, *_ in found] == [tuple(texts) for _, *texts in found]
+    assert max(row for row, *_ in found) > 2000 and min(row for row, *_ in found) >= 300
+
+
+def test_a_sample_of_samples_is_the_sample_of_all_lines() -> None:
+    reports = []
+    for size in (100, 8192, 20_000):
+        corpus = CorpusReport(Path("a"), Path("b"))
+        for first in range(1, 20_001, size):
+            block = range(first, min(first + size, 20_001))
+            corpus.add_samples([(line, str(line), "") for line in sampled(block)])
+        reports.append([line for line, *_ in corpus.samples])
+    assert reports[0] == reports[1] == reports[2] and len(reports[0]) == 5
+    assert max(b - a for a, b in pairwise([0, *reports[0], 20_000])) < 10_000
 
 
 def test_an_over_long_line_is_dropped_from_training_and_refused_in_a_test_set(corpora: Path, tmp_path: Path) -> None:

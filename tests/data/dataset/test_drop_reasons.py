@@ -87,7 +87,7 @@ def encoded(
     """Encodes a block of a training set. Returns the written arrays and the counts by reason."""
     storage = SideStorage(config, tokenizer, folder, folder)
     worker = EncodingWorker(tokenizer, config, held_out_keys, storage)
-    sizes, counts, _ = worker.encode(block, corpus)
+    sizes, counts, *_ = worker.encode(block, corpus)
     worker.write(Sizes())
     arrays = {name: np.fromfile(storage.path("train", name), np.uint16)[: sizes[name]] for name in storage.ids_of_sides}
     return arrays, counts
