@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, present, split_settings
 from nmtkit.config.fields import Access
-from nmtkit.config.files import check_readable, check_writable, checkpoint_of, is_hub_name
+from nmtkit.config.files import check_readable, check_writable, checkpoint_of
 
 # The flag of commands that open a checkpoint or use registered components.
 plugin_option = click.option(
@@ -71,14 +71,14 @@ def given_flags() -> set[str]:
 def check_paths(context: click.Context) -> None:
     """Raises OSError for a path of the command line that cannot be read or written, before the command loads anything.
 
-    Names of the Hugging Face Hub are not checked, because a check needs the network.
+    `JobConfig.read` checks the paths of a config file.
     """
     for parameter in context.command.get_params(context):
         access, value = getattr(parameter.type, "access", None), context.params.get(parameter.name or "")
         for path in value if isinstance(value, tuple) else (value,):
             if access == "write" and path is not None:
                 check_writable(path)
-            elif access == "read" and path is not None and not is_hub_name(path.as_posix()):
+            elif access == "read" and path is not None:
                 check_readable(path, max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "")
 
 

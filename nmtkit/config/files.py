@@ -188,12 +188,17 @@ def check_writable(path: Path) -> None:
         raise OSError(f"cannot write {path}: it is {kind}; give the name of a file")
 
 
-def check_readable(path: Path, flag: str) -> None:
-    """Raises OSError with the flag if there is no file or folder `path`."""
+def check_readable(path: Path, name: str) -> None:
+    """Raises OSError with the name of the flag or setting if there is no file or folder `path`.
+
+    Names of the Hugging Face Hub are not checked, because a check needs the network.
+    """
+    if is_hub_name(path.as_posix()):
+        return
     try:
         path.stat()
     except OSError as error:
-        raise OSError(f"{flag} {path}: {reason_of(error)}".lstrip()) from error
+        raise OSError(f"{name} {path}: {reason_of(error)}".lstrip()) from error
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:

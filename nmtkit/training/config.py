@@ -3,6 +3,7 @@
 Flags override a TOML file, which overrides the presets.
 """
 
+import dataclasses
 import os
 import tomllib
 import typing
@@ -23,7 +24,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import checkpoint_of, is_hub_name, located_in
+from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, located_in
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -127,7 +128,10 @@ class JobConfig:
         if not getattr(components["architecture"].config, "reads_source", True):
             chosen = source.names_metrics or (names or {}).get("metrics") is not None
             components = _without_translations(components, chosen)
-        return JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
+        job = JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
+        if not (run.save_dir / "last.pt").exists():  # a run that resumes may have lost the files of its start
+            source.check_paths(job)
+        return job
 
     @property
     def schedule_follows_validations(self) -> bool:
@@ -253,6 +257,16 @@ class ConfigFile:
         others = ("data", "plugin", *SEVERAL)
         return in_folder({name: v for name, v in self.run.items() if name not in others}, RunConfig, self.folder)
 
+    def check_paths(self, job: JobConfig) -> None:
+        """Raises OSError, with table and key, for a path of the file that `job` uses and that cannot be read."""
+        for table, config in (("run", job.run), *((table, each.config) for table, each in job.components.items())):
+            for field in dataclasses.fields(config):
+                value = getattr(config, field.name)
+                if field.metadata.get("access") == "read" and field.name in self.tables.get(table, {}):
+                    for path in value if isinstance(value, tuple) else (value,):
+                        if path is not None:
+                            check_readable(path, f"{self.origin}: {field.name} of [{table}]:")
+
     def components(
         self,
         names: Mapping[str, str | None] | None = None,
@@ -276,6 +290,7 @@ class ConfigFile:
         in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
         start = Path(finetune_from) if finetune_from else in_file and Path(located_in(self.folder, str(in_file)))
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
+            check_readable(start, "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:")
             components["architecture"] = _architecture_of(checkpoint_of(start))
         titles = {
             f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config

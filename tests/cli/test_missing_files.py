@@ -111,6 +111,31 @@ def test_paths_are_checked_before_a_model_is_loaded(
     assert result.exit_code == 2 and "nope" in result.stderr and result.exception.__class__ is SystemExit
 
 
+FILES = {
+    "finetune_from": "[run]\nfinetune_from = 'nope'",
+    "finetune_from of an --arch": "[run]\nfinetune_from = 'nope'\n[architecture]\nname = 'transformer_tiny'",
+    "encoder_embed_path": "[run]\nencoder_embed_path = 'nope'",
+    "teacher": "[criterion]\nname = 'kd_cross_entropy'\nteacher = ['model.pt', 'nope']",
+    "teacher_probabilities": "[criterion]\nname = 'kd_cross_entropy'\nteacher-probabilities = 'nope'",
+}
+
+
+@pytest.mark.parametrize("key", FILES)
+def test_paths_of_a_config_file_are_checked_before_data_is_loaded(
+    key: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "job.toml").write_text(FILES[key])
+    arguments = ["train", "nodata", "--config", "job.toml", "--save-dir", str(tmp_path)]
+    result = CliRunner().invoke(main, arguments)
+    said = " ".join(result.stderr.split())
+    table = "criterion" if "teacher" in key else "run"
+    assert result.exit_code == 2 and f"job.toml: {key.partition(' ')[0]} of [{table}]: nope: " in said
+    (tmp_path / "last.pt").touch()
+    if " " in key:  # a run that resumes does not read these files
+        assert "nodata" in CliRunner().invoke(main, arguments).stderr
+
+
 # Paths that a command checks itself with a better message, and folders that commands make.
 OWN_CHECKS = {
     "compare runs", "demo folder", "distill output", "export destination", "merge folder", "train data", "train config",
