@@ -5,6 +5,7 @@ The server speaks the protocol of OpenAI (`/v1/chat/completions`, which vLLM, ll
 """
 
 import json
+import logging
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from nmtkit.text.languages import name_of
 from nmtkit.translation.server_config import ServerConfig
 from nmtkit.translation.shards import line_windows
 
+logger = logging.getLogger("nmtkit")
 LONGEST_WAIT = 120.0  # seconds before another attempt
 
 
@@ -59,6 +61,7 @@ class TranslationServer:
         assert config.from_server is not None
         self.config, self.languages, self.sleep = config, languages, sleep
         self.limit = RequestLimit(config.requests_per_minute, sleep)
+        self.warned = False
         address = config.from_server.rstrip("/")
         path = {"openai": "/chat/completions", "deepl": "/v2/translate"}[config.server_api]
         self.url = address if address.endswith(path) else address + path
@@ -118,6 +121,9 @@ class TranslationServer:
             except (OSError, ValueError) as error:  # ValueError: the answer is not JSON
                 reason = f"{getattr(error, 'reason', None) or error}"
             if attempt < self.config.attempts:
+                if not self.warned:
+                    self.warned = True
+                    logger.warning("%s: %s; failed requests are repeated (--attempts)", self.url, reason)
                 self.sleep(min(LONGEST_WAIT, max(asked_wait, 2.0 ** (attempt - 1))))
         raise OSError(f"{self.url}: {self.config.attempts} attempts failed, the last with {reason}")
 

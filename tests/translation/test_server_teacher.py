@@ -116,11 +116,15 @@ TRANSIENT: list[Answer] = [
 ]
 
 
-def test_failures_that_may_pass_are_tried_again_after_growing_waits(faulty: Faulty) -> None:
+def test_failures_that_may_pass_are_tried_again_after_growing_waits(
+    faulty: Faulty, caplog: pytest.LogCaptureFixture
+) -> None:
     waits: list[float] = []
     faulty.faults = list(TRANSIENT[:-1])
     assert server(faulty, waits.append).candidates("a") == ["A 1.0"]
     assert waits == [1, 7, 4, 8, 16]
+    (warning,) = caplog.messages  # at the first failure, not at each
+    assert faulty.url in warning
 
 
 def test_the_last_failure_is_told(faulty: Faulty) -> None:
