@@ -24,6 +24,7 @@ from nmtkit.data.dataset.stored_side import StoredSide
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.experiments.comparison import summarize
 from nmtkit.experiments.recipes import train_command
+from nmtkit.jobs.progress import quantity
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import NoInitialisation, reads_source, tokenizer_of, vocabulary_of
@@ -139,7 +140,9 @@ def summary_of(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Toke
     }
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, float)}
     if contents.get("averaged"):
-        summary["average of"] = f"{len(contents['averaged'])} checkpoints, to update {contents['update']:,}"
+        summary["average of"] = (
+            f"{quantity(len(contents['averaged']), 'checkpoints')}, to update {contents['update']:,}"
+        )
     else:
         summary["update"] = f"{contents['update']:,}"
     if shown := shown_scores(scores):

@@ -85,6 +85,8 @@ def test_several_runs_are_averaged(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, other, symlinks=True)
     call("average-checkpoints", run, other, "--output", tmp_path / "averaged.pt")
     assert "average of" in call("inspect", tmp_path / "averaged.pt").stdout
+    call("average-checkpoints", run / "best.pt", "--output", tmp_path / "one.pt")
+    assert "1 checkpoint," in call("inspect", tmp_path / "one.pt").stdout
     result = CliRunner().invoke(main, ["average-checkpoints", str(run), "--output", str(tmp_path / "one.pt")])
     assert result.exit_code == 2 and "--last" in result.stderr  # one run: the number of checkpoints is open
 
