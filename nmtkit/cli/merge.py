@@ -16,6 +16,7 @@ from nmtkit.cli.flags import PATH, flags, from_flags, given_flags
 from nmtkit.config import Config, option
 from nmtkit.config.files import atomic_write
 from nmtkit.config.plugins import load_plugins
+from nmtkit.jobs.progress import quantity
 from nmtkit.jobs.shard_plan import Plan, merge, read_plan
 
 
@@ -71,7 +72,7 @@ def command(folder: Path, **settings: Any) -> None:
         raise ValueError(f"{flag} does nothing for {folder}, which has no shards of nmtkit clean")
     with nullcontext(sys.stdout.buffer) if config.output is None else atomic_write(Path(config.output)) as out:
         lines, _ = merge(plan, out)
-    tell(f"{lines:,} lines of {len(plan.shards):,} shards")
+    tell(f"{quantity(lines, 'lines')} of {quantity(len(plan.shards), 'shards')}")
 
 
 command.params += flags(MergeConfig)

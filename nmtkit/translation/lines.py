@@ -18,6 +18,7 @@ from nmtkit.data.corpora.corpus import ColumnNames, format_of
 from nmtkit.data.corpora.lines import LineDecoder, line_windows
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Split
+from nmtkit.jobs.progress import quantity
 from nmtkit.text.documents import check_text, notice
 from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.text.glossary import ALTERNATIVES
@@ -255,7 +256,8 @@ class GlossaryReport(Table):
     @property
     def totals(self) -> str:
         return (
-            f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
+            f"glossary: {quantity(self.hits + self.misses, 'terms')} in {self.lines_with_terms:,} of "
+            f"{quantity(self.lines, 'lines')}; "
             f"{self.hits:,} translated with a target term, {self.misses:,} without"
         )
 
