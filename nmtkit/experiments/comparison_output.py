@@ -86,9 +86,9 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     """Returns a text table that fits the terminal. The second and the next columns have `settings` settings.
 
-    If the table is too wide, three steps make it narrower until it fits. First, the columns nll and ppl are removed.
+    If the table is too wide, four steps make it narrower until it fits. First, the columns nll and ppl are removed.
     Second, the settings move below the table, or are removed if the names of the runs contain them. Third, the reasons
-    of failures move below the table.
+    of failures move below the table. Fourth, speeds and then times are removed if folded names are not enough.
     """
     from rich.console import Console
     from rich.table import Table
@@ -118,6 +118,11 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
         ended = [(line[0], *line[-1].partition(": ")) for line in lines]
         below += [_filled(f"{name} {state}: {reason}", console.width) for name, state, _, reason in ended if reason]
         lines = [[*line[:-1], line[-1].partition(": ")[0]] for line in lines]
+    for name in ("tokens/s", "time"):
+        folded = [[line[0][:LEAST_NAME], *line[1:]] for line in lines]
+        if _width(header, folded) > console.width:
+            index = header.index(name)
+            header, lines = [*header[:index], *header[index + 1 :]], [[*x[:index], *x[index + 1 :]] for x in lines]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column, name in enumerate(header):
         longest = max(len(line[column]) for line in (header, *lines))

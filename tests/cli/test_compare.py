@@ -171,6 +171,15 @@ def test_the_reason_of_a_failure_can_be_read_at_any_width(tmp_path: Path, column
     assert len(lines) <= 10 and result.stdout.replace("\n  ", " ").count(reason) == 2
 
 
+@pytest.mark.parametrize("columns", ["66", "70", "80"])
+def test_states_are_whole_in_a_narrow_terminal(tmp_path: Path, columns: str) -> None:
+    more = [{"kind": "train", "update": 1_234_567, "tokens_per_second": 123_456.0, "time": 40_000}, END]
+    runs = [write_run(tmp_path / f"run_of_many_updates_{name}", *more) for name in ("one", "two")]
+    result = CliRunner().invoke(main, ["compare", *map(str, runs)], env={"COLUMNS": columns})
+    assert result.stdout.count("finished") == 2
+    assert max(map(len, result.stdout.splitlines()[1:])) <= int(columns)
+
+
 def test_the_page_has_a_curve_for_each_run_and_needs_no_network(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, END, lr=lr) for name, lr in (("a <b>", 0.1), ("c", 0.2))]
     assert compare(*folders, "--report", tmp_path / "page.html").exit_code == 0
