@@ -43,9 +43,12 @@ def _job(settings: dict[str, Any], data: PathLike | None) -> JobConfig:
     kinds = checked(title, {name: value for name, value in settings.items() if name in types}, types)
     names = {kind: ",".join(kinds[name]) or "none" for kind, name in chosen.items() if name in kinds}
     file, plugins, start = kinds.get("config"), kinds.get("plugin", ()), settings.get("finetune_from")
-    components = ConfigFile(file).components(names, plugins, start)
+    source = ConfigFile(file)
+    components = source.components(names, plugins, start)
     classes: list[Any] = [RunConfig, *(type(component.config) for component in components.values())]
     hints = hints_of(*classes)
     values = checked(title, settings, {**types, **hints})
     flags = {name: value for name, value in values.items() if name in hints}
-    return JobConfig.read(file, names, plugins, flags, None if data is None else Path(data))
+    job = JobConfig.read(file, names, plugins, flags, None if data is None else Path(data))
+    source.check_paths(job)
+    return job

@@ -182,15 +182,17 @@ def command(
     nmtkit train domain-bin --finetune-from averaged.pt --lr 1e-4 --save-dir tuned
     nmtkit train --arch convs2s --optimizer sgd --help   # flags of these two
     """
-    from nmtkit.training.config import JobConfig
+    from nmtkit.training.config import ConfigFile, JobConfig
 
-    job = JobConfig.read(*sources(settings), on_command_line(settings), data)
+    file, names, plugins = sources(settings)
+    job = JobConfig.read(file, names, plugins, on_command_line(settings), data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
         from nmtkit.experiments.estimate import dry_run as estimated
 
         echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
+    ConfigFile(file).check_paths(job)
     if job.data is None:
         raise ValueError("give a dataset, the folder that nmtkit preprocess wrote")
     from nmtkit.jobs.distributed import launch, launched

@@ -128,10 +128,7 @@ class JobConfig:
         if not getattr(components["architecture"].config, "reads_source", True):
             chosen = source.names_metrics or (names or {}).get("metrics") is not None
             components = _without_translations(components, chosen)
-        job = JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
-        if not (run.save_dir / "last.pt").exists():  # a run that resumes may have lost the files of its start
-            source.check_paths(job)
-        return job
+        return JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
 
     @property
     def schedule_follows_validations(self) -> bool:
@@ -258,7 +255,12 @@ class ConfigFile:
         return in_folder({name: v for name, v in self.run.items() if name not in others}, RunConfig, self.folder)
 
     def check_paths(self, job: JobConfig) -> None:
-        """Raises OSError, with table and key, for a path of the file that `job` uses and that cannot be read."""
+        """Raises OSError, with table and key, for a path of the file that `job` uses and that cannot be read.
+
+        A run that resumes may have lost the files of its start.
+        """
+        if (job.run.save_dir / "last.pt").exists():
+            return
         for table, config in (("run", job.run), *((table, each.config) for table, each in job.components.items())):
             for field in dataclasses.fields(config):
                 value = getattr(config, field.name)

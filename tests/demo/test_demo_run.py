@@ -98,7 +98,8 @@ def test_commands_of_the_demo_print_no_other_next_command(monkeypatch, tmp_path,
         call(step)
     for environment in ({}, *environments):
         monkeypatch.setattr("os.environ", environment)
-        show_next("nmtkit one", "nmtkit two")
+        with click.Context(click.Command("train")):
+            show_next("nmtkit one", "nmtkit two")
     assert capfd.readouterr().err == "next: nmtkit one\nthen: nmtkit two\n"
 
 

@@ -67,7 +67,7 @@ def test_a_terminal_gets_objects_and_reports_where_they_are_asked_for(command, t
     assert "park" in rows[0]["hypotheses"][0]["text"] and rows[0]["hypotheses"][0]["quality"]["score"] > 0
     assert (tmp_path / "terms").read_text() == "line\tresult\tterm\ttargets\tfound\n1\thit\tdog\tpark\tpark\n"
     assert [line.split("\t")[0] for line in (tmp_path / "quality").read_text().split("\n")] == ["line", "1", "2", ""]
-    assert "1 terms in 1 of" in done.stderr
+    assert "1 term in 1 of" in done.stderr
 
 
 @pytest.mark.slow
