@@ -108,7 +108,7 @@ def progress_shown(ctx: click.Context) -> Iterator[None]:
 
 
 def end_progress(ctx: click.Context) -> None:
-    """Ends the display of the progress, if there is one, and tells the time of the work."""
+    """Ends the progress bar of the command, if there is one, and logs a last line with its counts, time and rate."""
     display: CommandProgress | None = ctx.meta.get("display")
     if display is not None and (line := display.summary()) is not None:
         logging.getLogger("nmtkit").info("%s", line)
@@ -121,7 +121,10 @@ def echo(text: str, nl: bool = True) -> None:
 
 
 def tell(text: str, style: str | None = None) -> None:
-    """Writes a line about the work to stderr; a terminal wraps it between words. With --quiet, writes nothing."""
+    """Writes a line about the work to stderr. In a terminal, a long line wraps between words.
+
+    With --quiet, writes nothing.
+    """
     if not is_quiet():
         stderr.print(text, style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
@@ -244,9 +247,9 @@ def flush_output() -> None:
 
 
 def show_next(*commands: str) -> None:
-    """Prints the next command, and the commands after it, as last lines on stderr, to be copied.
+    """Prints the commands that the user can run next, as the last lines on stderr. They can be copied.
 
-    In the demo and with --quiet, prints nothing.
+    The demo, which shows its own commands, and --quiet turn these lines off.
     """
     if SHOWS_COMMANDS not in os.environ and not is_quiet():
         end_progress(click.get_current_context())

@@ -189,9 +189,9 @@ def check_writable(path: Path) -> None:
 
 
 def check_readable(path: Path, name: str) -> None:
-    """Raises OSError with the name of the flag or setting if there is no file or folder `path`.
+    """Raises OSError if there is no file or folder `path`. The message begins with `name`, the flag or the setting.
 
-    Names of the Hugging Face Hub are not checked, because a check needs the network.
+    Does nothing if `path` is a name of the Hugging Face Hub, because that check needs the network.
     """
     if is_hub_name(path.as_posix()):
         return

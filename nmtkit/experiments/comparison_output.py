@@ -103,8 +103,7 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
         lines = [[os.path.relpath(line[0], common), *line[1:]] for line in lines]
         title = f"in {common}:\n"
     if _width(header, lines) > console.width:
-        kept = [index for index, name in enumerate(header) if name not in ("best nll", "best ppl")]
-        header, lines = [header[index] for index in kept], [[line[index] for index in kept] for line in lines]
+        header, *lines = _without(("best nll", "best ppl"), header, lines)
     below: list[str] = []
     if _width(header, lines) > console.width and settings:
         if not all(all(value in line[0] for value in line[1 : 1 + settings]) for line in lines):
@@ -121,8 +120,7 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     for name in ("tokens/s", "time"):
         folded = [[line[0][:LEAST_NAME], *line[1:]] for line in lines]
         if _width(header, folded) > console.width:
-            index = header.index(name)
-            header, lines = [*header[:index], *header[index + 1 :]], [[*x[:index], *x[index + 1 :]] for x in lines]
+            header, *lines = _without((name,), header, lines)
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column, name in enumerate(header):
         longest = max(len(line[column]) for line in (header, *lines))
@@ -138,6 +136,12 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
 
 def _filled(text: str, width: int) -> str:
     return textwrap.fill(text, width, subsequent_indent="  ")
+
+
+def _without(names: Sequence[str], header: list[str], lines: list[list[str]]) -> list[list[str]]:
+    """Returns the header and the lines of a table without the columns `names`."""
+    kept = [index for index, name in enumerate(header) if name not in names]
+    return [[row[index] for index in kept] for row in (header, *lines)]
 
 
 def _width(header: Sequence[str], lines: Sequence[Sequence[str]]) -> int:

@@ -186,7 +186,7 @@ def _round_numbers(low: float, high: float, count: int) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Returns a number in few characters: 2,000, 120k, 3.5M, 0.002, 4e16."""
+    """Returns a number as a short label of an axis: 2,000, 120k, 3.5M, 0.002 or 4e16."""
     value = 0.0 if abs(value) < 1e-12 else value
     if abs(value) >= 1e12:
         return f"{value:.2g}".replace("e+", "e")

@@ -255,9 +255,10 @@ class ConfigFile:
         return in_folder({name: v for name, v in self.run.items() if name not in others}, RunConfig, self.folder)
 
     def check_paths(self, job: JobConfig) -> None:
-        """Raises OSError, with table and key, for a path of the file that `job` uses and that cannot be read.
+        """Raises OSError if a file or folder that this config names for `job` does not exist.
 
-        A run that resumes may have lost the files of its start.
+        The message has the table and the key. If the run resumes, nothing is checked: a run reads these files only at
+        its start, so they may be gone.
         """
         if (job.run.save_dir / "last.pt").exists():
             return

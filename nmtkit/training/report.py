@@ -46,7 +46,7 @@ UNITS = {
     "learning rate": "step size",
     "gradient norm": "L2 norm",
 }
-DRAWN = 1e100  # larger numbers, such as the perplexity of a run that diverged, have no point in a curve
+LARGEST_POINT = 1e100  # a curve leaves out larger numbers, such as the perplexity of a run that diverged
 SHOWN = 300  # characters of a translation that the page shows
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
@@ -160,7 +160,7 @@ def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Poi
     return sorted(
         (float(record["update"]), float(record[field]))
         for record in records
-        if record["kind"] == kind and record.get(field) is not None and record[field] < DRAWN
+        if record["kind"] == kind and record.get(field) is not None and record[field] < LARGEST_POINT
     )
 
 

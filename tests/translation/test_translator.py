@@ -256,7 +256,7 @@ def test_every_precision_translates_alike_in_any_batch(request, file, precision,
     alone = Translator.load(path, precision=precision, max_tokens=1).translate(lines, **SHORT)
     for one, other in zip(together, alone, strict=True):
         difference = abs(one.hypotheses[0].score - other.hypotheses[0].score)
-        assert difference < (1e-4 if precision == "fp32" else 0.02)  # processors with AMX round most
+        assert difference < {"fp32": 1e-4, "bf16": 0.02, "int8": 0.01}[precision]
         assert one.text == other.text or 0 < difference < 1e-3  # two candidates that are equal to rounding
     assert len({translation.text for translation in together}) > 3
 

@@ -96,7 +96,11 @@ class EncodingWorker:
     def encode(
         self, block: LineBlock, corpus: ParallelCorpus
     ) -> tuple[Sizes, ReasonCounts, TextStatistics | None, list[SampledPair]]:
-        """Encodes a block, keeps the result until `write`, and returns sizes, statistics and a sample of the block."""
+        """Encodes a block of lines, and keeps the result until `write` stores it.
+
+        Returns the sizes of the arrays, the counts of dropped pairs, statistics of the text, and a few pairs for the
+        report.
+        """
         count = len(corpus.languages)
         counts, text, links, samples = ReasonCounts(), None, None, []
         texts = [b"" if block.over_long else span.read() for span in block.spans[:count]]
@@ -176,7 +180,10 @@ class EncodingWorker:
 
 
 def sample_of(first_line: int, lines: Sequence[LineBytes], keep: Mask) -> list[SampledPair]:
-    """Returns some kept pairs of a block, in the first two languages."""
+    """Returns a few kept pairs of a block for the report. A pair is a line number and two texts.
+
+    The texts are in the first two languages. `keep` has a row for each pair of languages and a column for each line.
+    """
     source, target = lines[0], lines[min(1, len(lines) - 1)]
     rows = [line - first_line for line in sampled((first_line + np.flatnonzero(keep.any(0))).tolist())]
     return [(first_line + row, source.line(row).decode(), target.line(row).decode()) for row in rows]

@@ -106,10 +106,10 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
 
 
 def sampled(lines: Iterable[int]) -> list[int]:
-    """Returns the numbers of at most `SAMPLED` lines, spread over all lines, in order.
+    """Chooses at most `SAMPLED` of the given line numbers, spread over all of them, and returns them in order.
 
-    A sample of the samples of blocks is the sample of all lines: the fractions of n / golden ratio are spread evenly,
-    and the lines n with the smallest fractions are chosen.
+    The lines with the smallest hashes are chosen (multiplicative hashing, Knuth 1973, section 6.4). So a choice among
+    the choices of blocks gives the same lines as a choice among all lines at once.
     """
     return sorted(heapq.nsmallest(SAMPLED, lines, key=lambda line: line * 2654435761 % 2**32))
 
@@ -400,7 +400,7 @@ def _lead(report: DatasetReport) -> str:
 
 
 def _share(part: int, total: int) -> str:
-    """Returns a share in per cent. A share that is not 0 is never shown as 0."""
+    """Returns `part` of `total` as a percentage. A part above 0 never reads "0.0%"."""
     return f"{part / total:.1%}" if part * 2000 >= total or not part else "less than 0.1%"
 
 

@@ -69,16 +69,18 @@ def test_batches_in_bfloat16_have_chunks_of_few_sizes(monkeypatch: pytest.Monkey
         return softmax(logits, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(losses, "_softmax_", count)
+    monkeypatch.setattr(losses, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 20 * 2 * 500)  # chunks of 480 tokens, a multiple of CHUNK_STEP
     for tokens in range(1025, 1025 + 150):
         output, features, target = case(tokens=tokens, vocabulary=20)
         with torch.autocast("cpu", torch.bfloat16):
             loss, nll = output_cross_entropy(output, features, target, 0.1)
-        right_loss, right_nll, _ = expected(output, features, target, 0.1)
+        right_loss, right_nll, right_gradients = expected(output, features, target, 0.1)
         assert loss.item() == pytest.approx(right_loss.item(), rel=3e-3)
         assert nll.item() == pytest.approx(right_nll.item(), rel=3e-3)
-        (gradient,) = torch.autograd.grad(loss, features)
-        assert gradient.shape == features.shape
-    assert len(sizes) <= 11
+        ours, theirs = torch.autograd.grad(loss, [features, output.weight]), right_gradients
+        assert all((a - b).norm() / b.norm() < 0.02 for a, b in zip(ours, theirs, strict=True))
+    assert len(sizes) <= 11 and max(sizes) == 480
 
 
 def test_bfloat16_stays_near_float64() -> None:
