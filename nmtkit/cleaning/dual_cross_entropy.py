@@ -15,6 +15,7 @@ from nmtkit.cleaning.probability import MODEL_UNIT
 from nmtkit.config.files import write_atomically
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
+from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
 from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
@@ -130,6 +131,7 @@ class SelfTrained(DualCrossEntropy):
         data, run = folder / f"data-{source}-{target}", folder / f"{source}-{target}"
         if not data.exists():
             self._preprocess(folder, data, source, target)
+        progress.begin(f"Training a model {source}-{target}")
         warmup = min(100, max(1, self._updates // 10))
         changes = {"max_update": self._updates, "warmup_updates": warmup, "save_dir": run}
         result = train_job(JobConfig.read(names=COMPONENTS, settings=SETTINGS | changes, data=data))

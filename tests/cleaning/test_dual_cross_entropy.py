@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from nmtkit.data.corpora.corpus import Pairs, locate
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.demo.run import read_corpus
+from nmtkit.jobs import progress
 
 SOURCES = ["the dog runs in the park .", "two men"]
 TARGETS = ["a cat sleeps !", "women on the street . the dog"]
@@ -83,7 +85,18 @@ def test_self_training_keeps_its_models_and_its_scores(tmp_path: Path, monkeypat
     flags = (tmp_path / "c.tsv", "--filters", "empty,length_ratio,numbers", "--self-train", "--self-train-updates", "2",
              "--output", tmp_path / "o.tsv", "--min-probability")  # fmt: skip
     scores = tmp_path / "s.tsv"
+    stages: list[str] = []
+    at_training: list[str] = []
+    train = dual_cross_entropy.train_job
+
+    def observed(*arguments: Any) -> Any:
+        at_training.append(stages[-1])
+        return train(*arguments)
+
+    monkeypatch.setattr(progress, "begin", lambda title, *_, **__: stages.append(title))
+    monkeypatch.setattr(dual_cross_entropy, "train_job", observed)
     run(*flags, "0", "--scores", scores)
+    assert at_training == ["Training a model en-de", "Training a model de-en"]
     (folder,) = (tmp_path / "o.tsv.models").iterdir()
     assert {path.name for path in folder.iterdir()} >= {"en-de", "de-en"}
     heading, *lines = [line.split("\t") for line in scores.read_text().splitlines()]
