@@ -5,6 +5,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,12 +97,9 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
 
     text = io.StringIO()
     console = Console(file=text, width=Console().width, highlight=False)
-    parents = [Path(line[0]).parent for line in lines]
-    comparable = len({parent.is_absolute() for parent in parents}) == 1
-    title, common = "", os.path.commonpath(parents) if comparable else ""
-    if common:
-        lines = [[os.path.relpath(line[0], common), *line[1:]] for line in lines]
-        title = f"in {common}:\n"
+    folder, names = without_common_folder([line[0] for line in lines])
+    lines = [[name, *line[1:]] for name, line in zip(names, lines, strict=True)]
+    title = f"in {folder}:\n" if folder else ""
     if _width(header, lines) > console.width:
         header, *lines = _without(("best nll", "best ppl"), header, lines)
     below: list[str] = []
@@ -132,6 +130,14 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     console.print(drawn)
     drawn_lines = [line.rstrip() for line in text.getvalue().split("\n")[:-1]]
     return title + "\n".join([*drawn_lines, *([""] if below else []), *below]) + "\n"
+
+
+def without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the folder that contains all runs, and the names of the runs inside this folder. No such folder: ""."""
+    parents = [Path(name).parent for name in names]
+    comparable = len({parent.is_absolute() for parent in parents}) == 1
+    folder = os.path.commonpath(parents) if comparable else ""
+    return folder, [os.path.relpath(name, folder) if folder else name for name in names]
 
 
 def _filled(text: str, width: int) -> str:
@@ -231,6 +237,9 @@ def write_page(
     The tables have `rows`, which may be means of `runs`. The table of `differences` to a base is the first table; see
     `differences_output.for_page`.
     """
+    folder, names = without_common_folder([run.name for run in (*runs, *rows)])
+    renamed = [replace(run, name=name) for run, name in zip((*runs, *rows), names, strict=True)]
+    runs, rows = renamed[: len(runs)], renamed[len(runs) :]
     header, lines = cells(rows)
     charts = [
         Html(line_chart(heading, drawn, title in LOGARITHMIC, keys=False, unit=UNITS.get(title, "")))
@@ -240,7 +249,7 @@ def write_page(
     first_score = 1 + len(differing(rows))
     page = render(
         "comparison.html",
-        title=f"{len(runs)} runs",
+        title=f"{len(runs)} runs" + (f" in {folder}" if folder else ""),
         differences=differences,
         scores=_columns(header, lines, [0, *range(first_score, len(header))]),
         settings=_settings(header, lines, range(1, first_score)),

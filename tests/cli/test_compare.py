@@ -185,6 +185,7 @@ def test_the_page_has_a_curve_for_each_run_and_needs_no_network(tmp_path: Path) 
     assert compare(*folders, "--report", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text()
     assert "a &lt;b&gt;" in page and "http" not in page and "src=" not in page
+    assert page.count(f"2 runs in {tmp_path}") == 2 and str(tmp_path) + "/" not in page  # in the title and the heading
     parts = [page.index(f"<h2>{title}</h2>") for title in ("Scores", "Curves", "Settings that differ")]
     assert parts == sorted(parts)
     assert "<th>best bleu</th>" in page[parts[0] : parts[1]] and "<th>lr</th>" in page[parts[2] :]
