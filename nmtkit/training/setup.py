@@ -213,7 +213,9 @@ def build_trainer(
     total = updates or job.run.max_update
     # If no updates are left, the run ends at once, but a schedule is still created.
     remaining = total - schedule_start if total is not None and total > schedule_start else total
-    run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=remaining)
+    # a model with a base width shares the learning rate of the model of this width
+    width = getattr(architecture.config, "base_width", None) or getattr(architecture.config, "d_model", None)
+    run = RunInfo(d_model=width, max_update=remaining)
     return Trainer(
         job,
         model,

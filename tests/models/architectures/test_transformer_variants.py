@@ -117,6 +117,20 @@ def test_a_base_width_makes_updates_of_equal_size_at_every_width(base: int | Non
     assert least * small < wide < most * small
 
 
+def test_a_model_with_a_base_width_has_the_papers_rate_of_the_base() -> None:
+    settings = {"encoder_layers": 1, "decoder_layers": 1, "heads": 2, "d_model": 32, "base_width": 8}
+    job = JobConfig.read(names={"architecture": "transformer_tiny"}, settings=settings)
+    trainer = build_trainer(job, tiny_tokenizer(), torch.device("cpu"))
+    assert trainer.scheduler.lr(4000) == pytest.approx((8 * 4000) ** -0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_a_base_width_refuses_optimizers_with_other_factors(optimizer: str) -> None:
+    names = {"architecture": "transformer_tiny", "optimizer": optimizer}
+    with pytest.raises(ValueError, match=f"--base-width .*--optimizer {optimizer}"):
+        JobConfig.read(names=names, settings={"base_width": 64})
+
+
 NEW: dict[str, dict[str, Any]] = {
     "--positions": {"positions": "rotary"},
     "--base-width": {"base_width": 8},
