@@ -197,10 +197,12 @@ def build_trainer(
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.quantize_aware:
         log.info("%d layers and embeddings round weights to 8 bits, %d of them also inputs", *quantize_aware(model))
-    if job.run.compile and criterion.name == "guided_alignment":
+    if job.run.compile and criterion.name in ("expected_reward", "guided_alignment"):
         raise ValueError(
-            "--compile has no effect on --criterion guided_alignment, which does not call the compiled forward pass"
+            f"--compile has no effect on --criterion {criterion.name}, which does not call the compiled forward pass"
         )
+    if job.run.compile and criterion.name == "simcut":  # it removes embeddings in a hook
+        raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
         train_split = dataset["train"]
