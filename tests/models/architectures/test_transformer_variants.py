@@ -67,9 +67,10 @@ def by_order(layer: Layer) -> list[Tensor]:
     return [scale for name in names if isinstance(scale := layer.scales.get(name), Tensor)]
 
 
-def test_experts_refuse_scales_of_residual_connections() -> None:
-    with pytest.raises(ValueError, match="--residual admin"):
-        tiny_model("transformer_moe_tiny", residual="admin")
+@pytest.mark.parametrize(("flag", "value"), [("residual", "admin"), ("activation", "swiglu")])
+def test_experts_refuse_what_they_do_not_have(flag: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"--{flag} {value}"):
+        tiny_model("transformer_moe_tiny", **{flag: value})
 
 
 def changes_of_logits(width: int, base: int | None) -> tuple[float, float]:
