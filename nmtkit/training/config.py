@@ -87,6 +87,7 @@ class JobConfig:
             raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
         if self.run.parallel == "fsdp":
             self._check_shardable()
+        self._check_base_width()
         may_validate = self.run.validates or self.chosen("callbacks")  # callbacks may ask for validations
         if self.has_own_metrics and not may_validate:
             raise ValueError(f"--metrics does nothing without {' or '.join(VALIDATION)}")
@@ -153,6 +154,18 @@ class JobConfig:
             raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
         if self.run.compile:
             raise ValueError("--compile and --parallel fsdp exclude each other; give only one of them")
+
+    def _check_base_width(self) -> None:
+        """Raises ValueError for an optimizer that needs other factors on its rates than the factors of --base-width.
+
+        SGD has its own factors (Yang et al. 2021, table 8), and updates of Adafactor are scaled by the weights.
+        """
+        optimizer, architecture = (self.components[table] for table in ("optimizer", "architecture"))
+        if optimizer.name in ("sgd", "adafactor") and getattr(architecture.config, "base_width", None) is not None:
+            raise ValueError(
+                "--base-width scales the learning rates of optimizers whose updates have the size of the learning "
+                f"rate, such as adam, adamw and lion; with --optimizer {optimizer.name}, leave out --base-width"
+            )
 
     def metrics(self) -> dict[str, Metric]:
         """Returns new metrics by name. Raises ValueError or ImportError if a metric rejects its settings."""

@@ -22,7 +22,7 @@ MAX_UPDATES = 10**9
 class RunInfo:
     """Facts of a run that a schedule may depend on."""
 
-    d_model: int | None  # width of the architecture, if its config has one
+    d_model: int | None  # width of the architecture, if its config has one; with --base-width, the base width
     # updates from the start of the schedule to the end of the run; with --max-epoch, an estimate
     max_update: int | None
 

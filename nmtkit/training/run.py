@@ -337,6 +337,8 @@ class Run:
                 f"the learning-rate schedule of this run has followed {before.name}; resume with "
                 f"--best-checkpoint-metric {before.name}, or with --reset-lr-scheduler"
             )
+        if contents["run"]["settings"]["lr-scheduler"]["name"] != self.job.components["lr-scheduler"].name:
+            state = state | {"scheduler": self.trainer.scheduler.state()}  # another kind of schedule has another state
         self.trainer.load_weights(contents["model"])
         self.trainer.model.shortlist = contents.get("shortlist")
         self.trainer.load_state_dict(state, updates)

@@ -197,10 +197,12 @@ def build_trainer(
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.quantize_aware:
         log.info("%d layers and embeddings round weights to 8 bits, %d of them also inputs", *quantize_aware(model))
-    if job.run.compile and criterion.name == "guided_alignment":
+    if job.run.compile and criterion.name in ("expected_reward", "guided_alignment"):
         raise ValueError(
-            "--compile has no effect on --criterion guided_alignment, which does not call the compiled forward pass"
+            f"--compile has no effect on --criterion {criterion.name}, which does not call the compiled forward pass"
         )
+    if job.run.compile and criterion.name == "simcut":  # it removes embeddings in a hook
+        raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
         train_split = dataset["train"]
@@ -213,7 +215,9 @@ def build_trainer(
     total = updates or job.run.max_update
     # If no updates are left, the run ends at once, but a schedule is still created.
     remaining = total - schedule_start if total is not None and total > schedule_start else total
-    run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=remaining)
+    # a model with a base width shares the learning rate of the model of this width
+    width = getattr(architecture.config, "base_width", None) or getattr(architecture.config, "d_model", None)
+    run = RunInfo(d_model=width, max_update=remaining)
     return Trainer(
         job,
         model,

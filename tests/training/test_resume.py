@@ -1,6 +1,7 @@
 """In resumed runs, state belongs to parameters by name, with averaging, freezing and resets."""
 
 import logging
+import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -115,6 +116,16 @@ def test_training_state_saved_by_position_is_refused(
 
 
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------
+
+
+def test_a_schedule_of_another_kind_starts_with_its_own_state(
+    mirror_data: Path, tmp_path: Path, stopped: dict[tuple[Any, ...], Path]
+) -> None:
+    folder, names = copied(stopped[None, ()], tmp_path / "run"), {"lr-scheduler": "plateau"}
+    run = Run(job(folder, names, validate_interval_updates=1, max_update=3), mirror_data, Lines())
+    run.checkpoints.unlock()
+    assert run.trainer.done == 3
+    assert run.trainer.scheduler.state() == {"best": math.inf, "waited": 0, "steps": 0}
 
 
 @pytest.mark.slow

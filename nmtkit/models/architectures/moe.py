@@ -207,6 +207,8 @@ class TransformerMoEConfig(TransformerConfig, ExpertsConfig):
         super().__post_init__()
         if self.residual != "plain":
             raise ValueError(f"--residual {self.residual} is not defined for experts; leave out the flag")
+        if self.activation != "relu":
+            raise ValueError(f"experts compute with ReLU, not with --activation {self.activation}; leave out the flag")
 
 
 TRANSFORMER = TransformerMoEConfig()

@@ -257,7 +257,9 @@ class Embedding(nn.Module):
         elif self.zero_first and position == 0:
             x = torch.zeros_like(x)
         if self.config.positions in ADDED_POSITIONS:
-            x = x + self.table(length)[position]
+            table = self.table(length)
+            learned = self.positions  # is called, because its weight may be rounded (--quantize-aware)
+            x = x + (table[position] if learned is None else learned(torch.as_tensor(position, device=x.device)))
         return self.dropout(self.norm(x))
 
     def computed(self, length: int) -> Tensor:

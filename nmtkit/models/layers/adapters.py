@@ -58,10 +58,11 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     """Adds adapters to linear layers in place, freezes all other parameters, and returns the names of the layers.
 
     A layer gets an adapter if its name matches one of `patterns`. Initial values come from torch's global generator.
-    The output projection `output` gets no adapter, because losses read its weight. Layers with shared weights or hooks
-    also get no adapter. Raises ValueError for a pattern without matches.
+    The output projection `output` gets no adapter, because losses read its weight. Layers with hooks, and different
+    layers with the same weight, also get no adapter. A layer that occurs several times (tied layers) has one adapter.
+    Raises ValueError for a pattern without matches.
     """
-    parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    parameters = [id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)]
     candidates = {
         name: module
         for name, module in model.named_modules()

@@ -82,14 +82,20 @@ class RelativePositions(PositionTerms):
         self.value_positions = nn.Embedding(2 * limit + 1, value_width)
 
     def scores(self, query: Tensor, distance: Tensor) -> Tensor:
-        products = query @ self.key_positions.weight.to(query.dtype).t() * query.shape[-1] ** -0.5  # B H L 2 limit + 1
+        keys = vectors(self.key_positions).to(query.dtype)
+        products = query @ keys.t() * query.shape[-1] ** -0.5  # B H L 2 limit + 1
         return products.gather(-1, self._indices(distance, query))
 
     def values(self, weights: Tensor, distance: Tensor) -> Tensor:
         sums = weights.new_zeros(*weights.shape[:3], len(self.value_positions.weight))
         sums = sums.scatter_add(-1, self._indices(distance, weights), weights)
-        return sums @ self.value_positions.weight.to(weights.dtype)
+        return sums @ vectors(self.value_positions).to(weights.dtype)
 
     def _indices(self, distance: Tensor, like: Tensor) -> Tensor:
         """Returns the row of each distance in the tables, with the first three sizes of `like`: B H L M."""
         return (distance.clamp(-self.limit, self.limit) + self.limit).expand(*like.shape[:3], -1)
+
+
+def vectors(embedding: nn.Embedding) -> Tensor:
+    """Returns all vectors of an embedding. Calls the embedding, which rounds its weight with --quantize-aware."""
+    return embedding(torch.arange(embedding.num_embeddings, device=embedding.weight.device))

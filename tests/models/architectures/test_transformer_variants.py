@@ -67,9 +67,10 @@ def by_order(layer: Layer) -> list[Tensor]:
     return [scale for name in names if isinstance(scale := layer.scales.get(name), Tensor)]
 
 
-def test_experts_refuse_scales_of_residual_connections() -> None:
-    with pytest.raises(ValueError, match="--residual admin"):
-        tiny_model("transformer_moe_tiny", residual="admin")
+@pytest.mark.parametrize(("flag", "value"), [("residual", "admin"), ("activation", "swiglu")])
+def test_experts_refuse_what_they_do_not_have(flag: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"--{flag} {value}"):
+        tiny_model("transformer_moe_tiny", **{flag: value})
 
 
 def changes_of_logits(width: int, base: int | None) -> tuple[float, float]:
@@ -115,6 +116,20 @@ def test_a_base_width_makes_updates_of_equal_size_at_every_width(base: int | Non
     """The coordinate check of Yang et al. 2021, section D.1: without the base, changes grow with the width."""
     (_, small), (_, wide) = changes_of_logits(128, base), changes_of_logits(512, base)
     assert least * small < wide < most * small
+
+
+def test_a_model_with_a_base_width_has_the_papers_rate_of_the_base() -> None:
+    settings = {"encoder_layers": 1, "decoder_layers": 1, "heads": 2, "d_model": 32, "base_width": 8}
+    job = JobConfig.read(names={"architecture": "transformer_tiny"}, settings=settings)
+    trainer = build_trainer(job, tiny_tokenizer(), torch.device("cpu"))
+    assert trainer.scheduler.lr(4000) == pytest.approx((8 * 4000) ** -0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_a_base_width_refuses_optimizers_with_other_factors(optimizer: str) -> None:
+    names = {"architecture": "transformer_tiny", "optimizer": optimizer}
+    with pytest.raises(ValueError, match=f"--base-width .*--optimizer {optimizer}"):
+        JobConfig.read(names=names, settings={"base_width": 64})
 
 
 NEW: dict[str, dict[str, Any]] = {

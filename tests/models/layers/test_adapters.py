@@ -91,8 +91,22 @@ def test_layers_that_share_their_weight_get_none() -> None:
     assert layers == ["decoder.0.feed_forward.fc2", "decoder.1.feed_forward.fc2"]
 
 
-def test_merged_layers_and_merged_tensors_equal_the_adapters() -> None:
-    base, model = tiny_transformer(), adapted(tiny_transformer(dropout=0.0))
+TIED = {"encoder_layers": 2, "encoder_tied_layers": (1, 1), "decoder_tied_layers": (1, 1)}
+
+
+def test_tied_layers_share_an_adapter() -> None:
+    model = tiny_transformer(**TIED)
+    layers = adapters.adapt(model, RANK, ALPHA, ["encoder.*"], model.output_projection)
+    assert layers == [
+        f"encoder.0.{name}"
+        for name in ("self_attention.qkv_proj", "self_attention.out_proj", "feed_forward.fc1", "feed_forward.fc2")
+    ]
+    assert model.encoder[0] is model.encoder[1]
+
+
+@pytest.mark.parametrize("config", [{}, TIED], ids=["", "tied layers"])
+def test_merged_layers_and_merged_tensors_equal_the_adapters(config: dict[str, Any]) -> None:
+    base, model = tiny_transformer(**config), adapted(tiny_transformer(dropout=0.0, **config))
     expected = features(model.train().requires_grad_(False))
     torch.testing.assert_close(features(model.eval()), expected, atol=1e-5, rtol=1e-5)
     merged = adapters.merge(copy.deepcopy(model))
@@ -103,7 +117,7 @@ def test_merged_layers_and_merged_tensors_equal_the_adapters() -> None:
     base.load_state_dict(state)
     assert torch.equal(features(base), features(merged))
     a, b = (model.state_dict()[f"decoder.1.feed_forward.fc1.adapter_{part}"].double() for part in "ab")
-    weight = tiny_transformer().state_dict()["decoder.1.feed_forward.fc1.weight"].double() + ALPHA / RANK * b @ a
+    weight = tiny_transformer(**config).decoder[1].feed_forward.fc1.weight.double() + ALPHA / RANK * b @ a
     torch.testing.assert_close(state["decoder.1.feed_forward.fc1.weight"].double(), weight, atol=1e-6, rtol=1e-6)
 
 

@@ -70,15 +70,16 @@ class Expected(nn.Linear):
         return super().forward(rounded.float())
 
 
-def test_the_logits_are_those_of_the_file_with_8_bit_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("positions", "tables"), [("sinusoidal", 0), ("learned", 2), ("relative", 3 * 2)])
+def test_the_logits_are_those_of_the_file_with_8_bit_weights(tmp_path: Path, positions: str, tables: int) -> None:
     """All linear layers round their inputs, like the compiled engine."""
     tokenizer = tiny_tokenizer()
-    path = save_tiny_transformer(tmp_path / "model.pt", tokenizer, d_ff=512, sharpness=3.0)
+    path = save_tiny_transformer(tmp_path / "model.pt", tokenizer, d_ff=512, sharpness=3.0, positions=positions)
     checkpoint.export(checkpoint.load(path), tmp_path / "small.pt", in_8_bits=True)
     plain, aware, expected = (from_checkpoint(tmp_path / name)[0] for name in ("model.pt", "model.pt", "small.pt"))
     # 3 networks, 5 attentions of 2 or 3 layers, the output projection and the embedding that both sides share
     layers = [module for module in expected.modules() if type(module) is nn.Linear]
-    assert quantize_aware(aware) == (3 * 2 + 3 * 2 + 2 * 3 + 2, len(layers))
+    assert quantize_aware(aware) == (3 * 2 + 3 * 2 + 2 * 3 + 2 + tables, len(layers))
     for layer in layers:
         layer.__class__ = Expected
     source, target = Packed.from_lists([[5, 6, 7, 2], [9, 2]]), Packed.from_lists([[1, 5, 8], [1, 6, 9, 4]])

@@ -182,9 +182,19 @@ def test_an_architecture_without_attention_says_so() -> None:
         criterion()(net, batch())
 
 
-@pytest.mark.parametrize("settings", [{"parallel": "fsdp"}, {"compile": True}])
-def test_what_sees_the_models_forward_alone_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
-    names = {"architecture": "transformer_tiny", "criterion": "guided_alignment"}
-    with pytest.raises(ValueError, match="--criterion guided_alignment"):
+@pytest.mark.parametrize(
+    ("criterion", "settings"),
+    [
+        ("guided_alignment", {"parallel": "fsdp"}),
+        ("guided_alignment", {"compile": True}),
+        ("expected_reward", {"compile": True}),
+        ("simcut", {"compile": True}),
+    ],
+)
+def test_what_sees_the_models_forward_alone_is_refused(
+    criterion: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    names = {"architecture": "transformer_tiny", "criterion": criterion}
+    with pytest.raises(ValueError, match=f"--criterion {criterion}"):
         job = JobConfig.read(names=names, settings={"save_dir": tmp_path, "device": "cpu"} | settings)
         build_trainer(job, tiny_tokenizer(), torch.device("cpu"))
