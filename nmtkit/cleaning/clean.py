@@ -70,7 +70,7 @@ def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filt
     """Returns the filters of `configs`, which are not fitted yet."""
     languages = config.source_lang, config.target_lang
     excluded, domain = (tuple(corpora_of(config, names, columns=False)) for names in (config.exclude, config.domain))
-    context = FilterContext(*languages, excluded, domain, config.lid_model)
+    context = FilterContext(*languages, excluded, domain, config.lid_model, config.mend)
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
 
 
@@ -195,8 +195,7 @@ def count_pairs(corpora: Sequence[Corpus]) -> int | None:
 def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
     """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
     if mends:
-        mender = Mender()
-        sample = Pairs(mender(sample.sources), mender(sample.targets), sample.extras)
+        sample = Mender().pairs(sample)
     texts = TextBlock(sample.sources, sample.targets)
     for name, each in filters.items():
         progress.begin(f"Fitting filter {name}")

@@ -393,3 +393,14 @@ def test_pairs_of_test_sets_in_all_formats_are_dropped(name: str, tmp_path: Path
     flags = ("--filters", "empty,overlap", "--exclude", tmp_path / name)
     succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
     assert [row[:2] for row in read(tmp_path / "o.tsv")] == [*GOOD[:3], *GOOD[4:6]]
+
+
+@pytest.mark.parametrize(("mend", "kept"), [("--mend", []), ("--no-mend", ["a mended copy"])])
+def test_test_sets_are_mended_like_the_corpus(mend: str, kept: list[str], tmp_path: Path) -> None:
+    raw = ("Tom&apos;s dog doesn&apos;t bark at the cafÃ©.", "Der Hund von Tom bellt im CafÃ© nicht &quot;laut&quot;.")
+    mended = ("Tom's dog doesn't bark at the café.", 'Der Hund von Tom bellt im Café nicht "laut".')
+    write(tmp_path / "test.tsv", [raw])
+    write(tmp_path / "c.tsv", [raw, mended, GOOD[0]], [{"kind": kind} for kind in ("raw", "a mended copy", "other")])
+    flags = ("--filters", "empty,overlap", "--duplicates", "none", "--exclude", tmp_path / "test.tsv", mend)
+    succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
+    assert [row[2]["kind"] for row in read(tmp_path / "o.tsv")] == [*kept, "other"]
