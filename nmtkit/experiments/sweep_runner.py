@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import IO
@@ -210,10 +210,12 @@ def finished_summary(job: JobConfig) -> RunSummary | None:
 def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     """Returns the settings of a job that differ from the settings of its finished run.
 
-    The log has the batch size that the run has computed for its processes, so it is computed here for as many.
+    The log has the batch size that the run has computed for its processes, so it is computed here for as many. It does
+    not depend on the device, and an estimate for a GPU needs no device.
     """
     processes = next((record.get("processes", 1) for record in summary.records if record["kind"] == "start"), 1)
-    wanted = flat_settings(resolve(job, processes, estimate=True).job.tables())
+    anywhere = replace(job, run=replace(job.run, device="cuda"))
+    wanted = flat_settings(resolve(anywhere, processes, estimate=True).job.tables())
     return changes(summary.settings, {name: value for name, value in wanted.items() if name not in comparison.OWN})
 
 
