@@ -311,6 +311,10 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
         (["--exclude", "nothing"], "no such file: nothing.en"),
         (["--domain", "nothing"], "no such file: nothing.en"),
         (["--min-domain", "0.5"], "--min-domain does nothing"),
+        (["--filters", "empty", "--exclude", "{texts}/s.tsv"], "--exclude does nothing without the filter overlap"),
+        (["--filters", "empty", "--domain", "{texts}/s.tsv"], "--domain does nothing without the filter domain"),
+        (["--filters", "empty", "--lid-model", "{texts}/s.tsv"], "--lid-model does nothing without the filter lang"),
+        (["--from-scores", "{texts}/s.tsv", "--alignment-iterations", "9"], "--from-scores and --alignment-iter"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
