@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def clean(
     models to score the pairs that all filters keep. Raises ValueError or OSError for errors in the settings or the
     text, and then writes no file.
     """
-    check_files(config, names)
     corpora = corpora_of(config, names)
+    others = (corpora_of(config, each, columns=False) for each in (config.exclude, config.domain))
+    check_files(config, [*corpora, *chain.from_iterable(others)])
     filters = make_filters(config, configs)
     score = partial(score_corpora, config, corpora, filters)
     return write_outputs(config, corpora, filters, score, scorer)
@@ -97,11 +99,10 @@ def scorer_of(config: CleanConfig) -> PairScorer | None:
     return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
 
 
-def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
-    """Raises ValueError if an output would overwrite an input or another output."""
+def check_files(config: CleanConfig, corpora: Sequence[Corpus]) -> None:
+    """Raises ValueError if an output would overwrite a file of `corpora`, another input, or another output."""
     languages = config.source_lang, config.target_lang
-    inputs = [path for name in (*corpora, *config.exclude, *config.domain) for path in (Path(name), *map(
-        Path, (f"{name}.{language}" for language in languages)))]  # fmt: skip
+    inputs = [path for corpus in corpora for path in corpus.paths()]
     outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
     for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
         for path in [] if name is None else output_paths(name, languages):

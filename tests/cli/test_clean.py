@@ -327,6 +327,19 @@ def test_mistakes_are_named(flags: list[str], message: str, folder: Path, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_corpus_is_not_replaced_whatever_its_files_are_called(tmp_path: Path) -> None:
+    for name in ("one.gz", "two"):
+        write(tmp_path / name, GOOD[:5])
+    (tmp_path / "two.en").rename(tmp_path / "two.en-GB")
+    for corpus, output in (("one", "one.gz"), ("two", "two.en-GB")):
+        files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        flag = "--output" if corpus == "one" else "--scores"
+        more = () if corpus == "one" else ("--output", tmp_path / "o.tsv")
+        result = clean(tmp_path / corpus, "--filters", "empty", flag, tmp_path / output, *more)
+        assert result.exit_code == 2 and "would overwrite a file" in result.stderr, result.output
+        assert files == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
 def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", [(target, source) for source, target in GOOD[:1200]])
     result = clean(tmp_path / "c.tsv", "--output", tmp_path / "o.tsv", "--filters", "swapped,language")
