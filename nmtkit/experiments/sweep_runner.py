@@ -24,6 +24,7 @@ from nmtkit.training.config import JobConfig, flat_settings
 from nmtkit.training.plan import resolve
 from nmtkit.training.resume import EXPECTED_CHANGES, Change, changes, table
 from nmtkit.training.run_facts import fingerprint
+from nmtkit.training.setup import validating_where_possible
 
 log = logging.getLogger("nmtkit")
 
@@ -210,9 +211,12 @@ def finished_summary(job: JobConfig) -> RunSummary | None:
 def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     """Returns the settings of a job that differ from the settings of its finished run.
 
-    The log has the batch size that the run has computed for its processes, so it is computed here for as many. It does
-    not depend on the device, and an estimate for a GPU needs no device.
+    The log has the resolved settings: no validation without a valid set, and the batch size for the processes of the
+    run. The batch size does not depend on the device, and an estimate for a GPU needs no device.
     """
+    assert job.data is not None
+    with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
+        job = validating_where_possible(job, Dataset.open(job.data))
     processes = next((record.get("processes", 1) for record in summary.records if record["kind"] == "start"), 1)
     anywhere = replace(job, run=replace(job.run, device="cuda"))
     wanted = flat_settings(resolve(anywhere, processes, estimate=True).job.tables())

@@ -288,6 +288,20 @@ def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
     assert "failed: seed=1:" in again.stderr and "dataset" in again.stderr
 
 
+@pytest.mark.slow
+def test_a_finished_run_without_a_valid_set_is_finished(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    write_corpus(tmp_path / "other", 100, seed=9)
+    make = ["preprocess", "-s", "xx", "-t", "yy", "--trainpref", tmp_path / "other", "--workers", 1]
+    make += ["--destdir", tmp_path / "data-bin", "--tokenizer-from", mirror_data]
+    assert CliRunner().invoke(main, [*map(str, make)]).exit_code == 0
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n")
+    file.write_text(file.read_text().replace("validate_interval_updates = 2\nmetrics = []\n", ""))
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr and len(within_this_process) == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
