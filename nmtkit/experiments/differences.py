@@ -131,8 +131,8 @@ def named_rows(runs: Sequence[RunSummary], left_out: dict[str, str]) -> dict[str
         rows.append((row_name(path), list(by_seed.values())))
     paths = [path for path, _ in rows]
     short = [Path(path).name for path in paths]
-    first = [name if short.count(name) == 1 else group[0].name for name, (_, group) in zip(short, rows, strict=True)]
-    names = next(choice for choice in (short, paths, first) if len(set(choice)) == len(choice))
+    whole = [name if short.count(name) == 1 else group[0].name for name, (_, group) in zip(short, rows, strict=True)]
+    names = next(choice for choice in (short, paths, whole) if len(set(choice)) == len(choice))
     return {name: group for name, (_, group) in zip(names, rows, strict=True)}
 
 
