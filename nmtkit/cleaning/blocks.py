@@ -91,7 +91,7 @@ class BlockScorer:
     def score_pairs(self, block: Pairs) -> tuple[Pairs, ScoreMatrix, Hashes]:
         """Returns the mended block, its scores [pairs, filters], and the keys of the two sides [pairs, 2]."""
         if self._mender is not None:
-            block = Pairs(self._mender(block.sources), self._mender(block.targets), block.extras, block.first)
+            block = self._mender.pairs(block)
         texts = TextBlock(block.sources, block.targets)
         return block, score_block(self._filters, texts), np.column_stack([side.keys for side in texts.sides])
 

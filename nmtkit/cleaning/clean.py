@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def clean(
     models to score the pairs that all filters keep. Raises ValueError or OSError for errors in the settings or the
     text, and then writes no file.
     """
-    check_files(config, names)
     corpora = corpora_of(config, names)
+    others = (corpora_of(config, each, columns=False) for each in (config.exclude, config.domain))
+    check_files(config, [*corpora, *chain.from_iterable(others)])
     filters = make_filters(config, configs)
     score = partial(score_corpora, config, corpora, filters)
     return write_outputs(config, corpora, filters, score, scorer)
@@ -70,7 +72,7 @@ def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filt
     """Returns the filters of `configs`, which are not fitted yet."""
     languages = config.source_lang, config.target_lang
     excluded, domain = (tuple(corpora_of(config, names, columns=False)) for names in (config.exclude, config.domain))
-    context = FilterContext(*languages, excluded, domain, config.lid_model)
+    context = FilterContext(*languages, excluded, domain, config.lid_model, config.mend)
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
 
 
@@ -97,11 +99,10 @@ def scorer_of(config: CleanConfig) -> PairScorer | None:
     return SelfTrained(Path(f"{config.output}.models"), languages, config.self_train_updates)
 
 
-def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
-    """Raises ValueError if an output would overwrite an input or another output."""
+def check_files(config: CleanConfig, corpora: Sequence[Corpus]) -> None:
+    """Raises ValueError if an output would overwrite a file of `corpora`, another input, or another output."""
     languages = config.source_lang, config.target_lang
-    inputs = [path for name in (*corpora, *config.exclude, *config.domain) for path in (Path(name), *map(
-        Path, (f"{name}.{language}" for language in languages)))]  # fmt: skip
+    inputs = [path for corpus in corpora for path in corpus.paths()]
     outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
     for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
         for path in [] if name is None else output_paths(name, languages):
@@ -195,8 +196,7 @@ def count_pairs(corpora: Sequence[Corpus]) -> int | None:
 def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
     """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
     if mends:
-        mender = Mender()
-        sample = Pairs(mender(sample.sources), mender(sample.targets), sample.extras)
+        sample = Mender().pairs(sample)
     texts = TextBlock(sample.sources, sample.targets)
     for name, each in filters.items():
         progress.begin(f"Fitting filter {name}")

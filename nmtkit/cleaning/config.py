@@ -14,6 +14,8 @@ DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
     *("length_ratio", "numbers", "urls", "currencies", "alignment", "word_order", "domain"),
 )
+# flag of a file -> the filters that read the file
+FILE_FILTERS = {"--exclude": ("overlap",), "--domain": ("domain",), "--lid-model": ("language", "swapped")}
 MODEL_PROBABILITY = 0.03  # default of --min-probability with models
 # Name of a preset -> settings of filters that the preset changes.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -27,7 +29,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 CLEAN_RULES = (
     FlagRule(
         "--from-scores",
-        excludes=("--sample", "--seed", "--exclude", "--domain", "--lid-model"),
+        excludes=("--sample", "--seed", "--exclude", "--domain", "--lid-model", "--alignment-iterations"),
         reason="the file has the scores",
     ),
     FlagRule(
@@ -177,6 +179,10 @@ class CleanConfig(Config):
         repeated = [name for name in self.filters if self.filters.count(name) > 1]
         if repeated:
             raise ValueError(f"--filters repeats {repeated[0]}")
+        has_plugin = not set(self.filters) <= set(DEFAULT_FILTERS)  # which may read all files
+        for (flag, names), value in zip(FILE_FILTERS.items(), (self.exclude, self.domain, self.lid_model), strict=True):
+            if value and not has_plugin and not set(names) & set(self.filters):
+                raise ValueError(f"{flag} does nothing without the filter {' or '.join(names)}; add it to --filters")
 
     @property
     def uses_models(self) -> bool:

@@ -18,7 +18,7 @@ from nmtkit.data.dataset.preprocess import preprocess
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
-from nmtkit.models.building import language_model_error, reads_source, tokenizer_of
+from nmtkit.models.building import check_not_reversed, language_model_error, reads_source, tokenizer_of
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run import train_job
 from nmtkit.translation.languages import Codes, codes_for
@@ -51,7 +51,7 @@ class DualCrossEntropy:
         Raises ValueError for a language model, and if a model of several languages lacks one of the languages.
         """
         self._paths = forward, backward
-        self._codes = codes_of(forward, languages), codes_of(backward, languages[::-1])
+        self._codes = codes_of("--forward", forward, languages), codes_of("--backward", backward, languages[::-1])
         self._models: list[Translator] = []
 
     def fit(self, sources: list[str], targets: list[str]) -> None:
@@ -65,16 +65,18 @@ class DualCrossEntropy:
         return np.exp(-(np.abs(a - b) + (a + b) / 2)).astype(np.float32)
 
 
-def codes_of(path: Path, languages: tuple[str, str]) -> Codes:
-    """Returns the codes that a checkpoint needs for texts in the source and target language `languages`.
+def codes_of(flag: str, path: Path, languages: tuple[str, str]) -> Codes:
+    """Returns the codes that the checkpoint of `flag` needs for texts in the source and target language `languages`.
 
-    Both codes are None for a model without language tokens. Raises ValueError for a language model, and if the model
-    does not have one of the languages.
+    Both codes are None for a model without language tokens. Raises ValueError for a language model, if the model does
+    not have one of the languages, and for a model of the opposite direction.
     """
     contents = checkpoint.load(path, mmap=True)
     if not reads_source(contents):
         raise language_model_error(path)
     tokenizer = tokenizer_of(contents, path)
+    if not tokenizer.languages:
+        check_not_reversed(flag, path, languages)
     codes = codes_for(tokenizer, *languages)
     unknown = [code for code in codes if code is not None and code not in tokenizer.languages]
     if unknown:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nmtkit.config.extras import imported
+from nmtkit.data.corpora.corpus import Pairs
 from nmtkit.text.normalization import INVISIBLE
 
 MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
@@ -36,6 +37,10 @@ class Mender:
     def __call__(self, lines: list[str]) -> list[str]:
         """Returns the mended lines. A mended line never contains a line feed."""
         return list(map(self._mended, lines))
+
+    def pairs(self, part: Pairs) -> Pairs:
+        """Returns the pairs with mended lines."""
+        return Pairs(self(part.sources), self(part.targets), part.extras, part.first)
 
     def _mended(self, line: str) -> str:
         has_spaces = "  " in line or line.startswith(" ") or line.endswith(" ")  # extra spaces, which are removed

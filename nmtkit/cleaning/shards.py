@@ -216,9 +216,10 @@ def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
 def merge_cleaned(plan: Plan, job: StoredJob, config: CleanConfig) -> CleanReport:
     """Writes the outputs of `clean` that `config` names, from all shards.
 
-    Raises ValueError if shards are missing or damaged, or if an output would overwrite another output.
+    Raises ValueError if shards are missing or damaged, or if an output would overwrite a corpus or another output.
     """
-    check_files(config, [])
+    others = (corpus for each in job.filters.values() for corpus in (*each.context.exclude, *each.context.domain))
+    check_files(config, [*job.corpora, *others])
     with Path(os.devnull).open("wb") as nothing:
         _, counts = merge(plan, nothing)
     prefix = "mended: "

@@ -116,6 +116,7 @@ def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
         from nmtkit.data.dataset.teacher_file import TeacherFile
         from nmtkit.jobs.distributed import usable_device
         from nmtkit.models import checkpoint
+        from nmtkit.models.building import check_not_reversed
         from nmtkit.training.criterions.distillation import load_teacher, teacher_rows
 
     load_plugins(plugins)
@@ -123,6 +124,8 @@ def command(data: Path, plugins: tuple[str, ...], **settings: Any) -> None:
         torch.set_num_threads(config.threads)
     dataset = Dataset.open(data)
     split, folder = dataset[config.subset], config.output or data / "teacher"
+    for path in () if dataset.tokenizer.languages else config.path:
+        check_not_reversed("--path", path, (dataset.source_lang, dataset.target_lang))
     teachers = [load_teacher(path, dataset.tokenizer).to(usable_device(config.device)) for path in config.path]
     stored = TeacherFile.create(
         folder,

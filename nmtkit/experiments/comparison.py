@@ -185,11 +185,12 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Returns the runs in groups. The runs of a group differ only in the seed."""
+    """Returns the runs in groups. The runs of a group differ only in the seed, and have the same code of plug-ins."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
-        groups.setdefault(repr((sorted(same.items()), run.dataset)), []).append(run)
+        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values())
+        groups.setdefault(repr(facts), []).append(run)
     return list(groups.values())
 
 

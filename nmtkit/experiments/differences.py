@@ -115,7 +115,9 @@ def compare_rows(
 def named_rows(runs: Sequence[RunSummary], left_out: dict[str, str]) -> dict[str, list[RunSummary]]:
     """Returns the runs of each row by the name of the row: the name of the folder without the seed.
 
-    If two rows have the same name, the names are paths. A second run with the same settings and seed is left out.
+    If two rows have the same name, the names are paths. If two paths are equal too, because the settings have changed
+    between two seeds, these rows are called like their first run. A second run with the same settings and seed is left
+    out.
     """
     rows: list[tuple[str, list[RunSummary]]] = []
     for group in groups_over_seeds(runs):
@@ -127,9 +129,11 @@ def named_rows(runs: Sequence[RunSummary], left_out: dict[str, str]) -> dict[str
         names = [run.name for run in by_seed.values()]
         path = common_name(names) if len(names) > 1 else names[0]
         rows.append((row_name(path), list(by_seed.values())))
-    short = [Path(path).name for path, _ in rows]
-    unique = len(set(short)) == len(short)
-    return {name if unique else path: group for name, (path, group) in zip(short, rows, strict=True)}
+    paths = [path for path, _ in rows]
+    short = [Path(path).name for path in paths]
+    whole = [name if short.count(name) == 1 else group[0].name for name, (_, group) in zip(short, rows, strict=True)]
+    names = next(choice for choice in (short, paths, whole) if len(set(choice)) == len(choice))
+    return {name: group for name, (_, group) in zip(names, rows, strict=True)}
 
 
 def _check_alike(found: Mapping[str, RunTranslations]) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import IO
@@ -17,14 +17,19 @@ from typing import IO
 from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments import comparison, run_translations
+from nmtkit.experiments.comparison import RunSummary
 from nmtkit.experiments.sweep import Sweep, SweepRun
 from nmtkit.jobs.processes import STOP_SIGNALS
-from nmtkit.training.config import flat_settings
+from nmtkit.training.config import JobConfig, flat_settings
+from nmtkit.training.plan import resolve
+from nmtkit.training.resume import EXPECTED_CHANGES, Change, changes, table
 from nmtkit.training.run_facts import fingerprint
+from nmtkit.training.setup import validating_where_possible
 
 log = logging.getLogger("nmtkit")
 
 POLL_SECONDS = 0.5
+ENDS = ("max_update", "max_epoch", "stop_time_hours", "patience")  # settings that end a run
 
 
 class SweepStoppedError(Exception):
@@ -116,6 +121,11 @@ class SweepTrainer:
         Returns the reason of a failure, else None. Also returns None if another machine trains in the same folder.
         Raises SweepStoppedError after a signal.
         """
+        if not set(self.flags) - {"--quiet"} and (changed := changes_after_end(self.sweep, run)):
+            return (
+                f"the run is finished, but with other settings than those of {self.sweep.file}:\n{table(changed)}\n"
+                f"to train it again, delete {self.sweep.folder / run.name}, or give another save_dir in [sweep]"
+            )
         reason = self._run(self.sweep.command(run, self.flags), watch)
         if reason and "is in use by" in reason:
             log.info("%s", reason)
@@ -179,13 +189,8 @@ def is_finished(sweep: Sweep, run: SweepRun) -> bool:
     plug-in code.
     """
     job = sweep.job(run)
-    if not (job.run.save_dir / "log.jsonl").is_file():
-        return False
-    summary = comparison.summarize(job.run.save_dir)
-    wanted = {name: value for name, value in flat_settings(job.tables()).items() if name not in comparison.OWN}
-    if summary.state != "finished" or any(
-        summary.settings.get(name) != value for name, value in wanted.items() if value is not None
-    ):
+    summary = finished_summary(job)
+    if summary is None or changed_settings(job, summary):
         return False
     if summary.plugin_sources != source_digests(job.plugins):
         return False
@@ -193,6 +198,50 @@ def is_finished(sweep: Sweep, run: SweepRun) -> bool:
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
         return summary.dataset == fingerprint(Dataset.open(job.data))
     return False
+
+
+def finished_summary(job: JobConfig) -> RunSummary | None:
+    """Returns the summary of the run in the folder of a job, or None if there is no finished run."""
+    if not (job.run.save_dir / "log.jsonl").is_file():
+        return None
+    summary = comparison.summarize(job.run.save_dir)
+    return summary if summary.state == "finished" else None
+
+
+def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
+    """Returns the settings of a job that differ from the settings of its finished run.
+
+    The log has the resolved settings: no validation without a valid set, and the batch size for the processes of the
+    run. The batch size does not depend on the device, and an estimate for a GPU needs no device.
+    """
+    assert job.data is not None
+    with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
+        job = validating_where_possible(job, Dataset.open(job.data))
+    processes = next((record.get("processes", 1) for record in summary.records if record["kind"] == "start"), 1)
+    anywhere = replace(job, run=replace(job.run, device="cuda"))
+    wanted = flat_settings(resolve(anywhere, processes, estimate=True).job.tables())
+    return changes(summary.settings, {name: value for name, value in wanted.items() if name not in comparison.OWN})
+
+
+def changes_after_end(sweep: Sweep, run: SweepRun) -> list[Change]:
+    """Returns the changed settings of a finished run, if `nmtkit train` would make no more updates with them.
+
+    Settings that the run does not have, because an older version of nmtkit has trained it, are left out.
+    """
+    job = sweep.job(run)
+    summary = finished_summary(job)
+    changed = [] if summary is None else changed_settings(job, summary)
+    if summary is None or not changed:
+        return []
+    done = {"max_update": summary.update, "max_epoch": max(record.get("epoch", 0) for record in summary.records)}
+    left = {name: limit - done[name] for name in done if (limit := getattr(job.run, name)) is not None}
+    if any(name in ENDS for name, _, _ in changed) and all(updates > 0 for updates in left.values()):
+        return []
+    return [
+        change
+        for change in changed
+        if change[0] in summary.settings and (change[0] not in EXPECTED_CHANGES or left.get(change[0], 0) < 0)
+    ]
 
 
 def chosen(runs: Sequence[SweepRun], only: str | None) -> list[SweepRun]:

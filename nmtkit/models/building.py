@@ -16,6 +16,7 @@ from nmtkit.data.dataset.dataset_files import MANIFEST
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.text.languages import subtags
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -157,6 +158,20 @@ def languages_of(path: Path) -> tuple[str, str] | None:
             manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())
             languages = manifest["source_lang"], manifest["target_lang"]
     return None if languages is None else (languages[0], languages[1])
+
+
+def check_not_reversed(flag: str, path: Path, languages: tuple[str, str]) -> None:
+    """Raises ValueError if the bilingual model that the user gave as `flag path` translates in the opposite direction.
+
+    `languages` are the source and the target language of the text.
+    """
+    pair = languages_of(path)
+    own, wanted = ([subtags(code)[0] for code in each] for each in (pair or languages, languages))
+    if own != wanted and own == wanted[::-1]:
+        raise ValueError(
+            f"{flag} {path} translates from {own[0]} into {own[1]}, but the text needs a model from {wanted[0]} into "
+            f"{wanted[1]}"
+        )
 
 
 def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:

@@ -180,7 +180,7 @@ def read_texts(
         dataset = Dataset.open(data)
         split = dataset[subset]
         references[f"{data} ({subset})"] = split.references()
-        sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
+        sources = sources or {f"{data} ({subset}, source)": split.untagged_source_lines()}
         target_lang = None if dataset.directions else dataset.target_language or dataset.target_lang
         for number, direction in enumerate(split.directions):
             if len(rows := split.rows_of(number)):

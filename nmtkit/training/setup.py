@@ -142,13 +142,19 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
 def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
     """Returns the transforms of the pairs of `split`, or None if the job has none.
 
-    Raises ValueError for a transform of monolingual pairs if the split has no such pairs.
+    Raises ValueError for a transform of monolingual pairs if the split has no such pairs, and for a transform of source
+    sentences if the model reads no source.
     """
     chosen = [
         (component.name, TRANSFORMS[component.name].factory(component.config, split.tokenizer))
         for component in job.chosen("transforms")
     ]
+    reads_source = getattr(job.components["architecture"].config, "reads_source", True)
     for name, transform in chosen:
+        if transform.source_only and not reads_source:
+            raise ValueError(
+                f"--transforms {name} has no effect: it changes source sentences, which a language model does not read"
+            )
         if transform.monolingual and not split.has_monolingual_rows:
             raise ValueError(
                 f"--transforms {name} has no effect: it changes pairs from a language to itself, and the training set "

@@ -215,7 +215,8 @@ class Validator:
 
     def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:
         """Returns the texts and the number of target tokens of `rows` (None: all rows), without sums."""
-        texts = {name: getattr(self, name) for name in ("sources", "hypotheses", "references")}
+        sources = list(map(self.split.tokenizer.without_tags, self.sources))
+        texts = {"sources": sources, "hypotheses": self.hypotheses, "references": self.references}
         if rows is not None and self.translates:
             texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
         return Outputs(sums={}, tokens=self.split.counted_tokens(rows), target_lang=target_lang, **texts)

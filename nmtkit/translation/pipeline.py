@@ -228,7 +228,7 @@ class Pipeline:
             for rank in range(max(map(len, columns)))
         ]
         if self.metric is not None and depth == len(self.text_steps):
-            return by_utility(hypotheses, self.metric, node.segment.text)
+            return by_utility(hypotheses, self.metric, self.tokenizer.without_tags(node.segment.text))
         return hypotheses
 
 

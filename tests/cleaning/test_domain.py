@@ -83,3 +83,12 @@ def test_without_domain_scores_are_zero_and_a_small_corpus_is_refused(tmp_path: 
     filter = Domain(DomainConfig(), FilterContext("en", "de", domain=(locate(str(path), "en", "de"),)))
     with pytest.raises(ValueError, match=r"5 pairs .*--domain.*1,000"):
         filter.fit(block)
+
+
+def test_the_text_of_the_domain_is_mended_like_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "domain.en").write_text("a &amp; b\n")
+    (tmp_path / "domain.de").write_text("SchÃ¶n\n")
+    corpora = (locate(str(tmp_path / "domain"), "en", "de"),)
+    for mends, expected in ((True, ("a & b", "Schön")), (False, ("a &amp; b", "SchÃ¶n"))):
+        (part,) = FilterContext("en", "de", domain=corpora, mends=mends).pairs(corpora)
+        assert (*part.sources, *part.targets) == expected

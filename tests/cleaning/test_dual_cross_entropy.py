@@ -13,6 +13,7 @@ import nmtkit
 from nmtkit.cleaning import dual_cross_entropy
 from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
 from nmtkit.data.corpora.corpus import Pairs, locate
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.corpora.writer import CorpusWriter
@@ -35,6 +36,17 @@ def test_the_score_is_the_formula_of_the_paper(tmp_path: Path) -> None:
         b = -backward.score(target, source) / pieces[1]
         expected.append(math.exp(-(abs(a - b) + (a + b) / 2)))
     np.testing.assert_allclose(scorer.score(SOURCES, TARGETS), expected, rtol=1e-4)
+
+
+def test_exchanged_models_are_refused(tmp_path: Path) -> None:
+    paths = []
+    for pair in (["en", "de"], ["deu_Latn", "eng_Latn"]):
+        paths.append(save_tiny_transformer(tmp_path / f"{pair[0]}.pt", tiny_tokenizer()))
+        checkpoint_file.save(paths[-1], checkpoint_file.read(paths[-1]) | {"run": {"languages": pair}})
+    DualCrossEntropy(paths[0], paths[1], ("en", "de-AT"))
+    for first, second in ((1, 0), (0, 0), (1, 1)):
+        with pytest.raises(ValueError, match=r"--(forward|backward) .* translates from .* but the text needs"):
+            DualCrossEntropy(paths[first], paths[second], ("en", "de"))
 
 
 def test_a_pair_that_is_too_long_for_a_model_has_the_worst_score(tmp_path: Path) -> None:

@@ -311,6 +311,10 @@ def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
         (["--exclude", "nothing"], "no such file: nothing.en"),
         (["--domain", "nothing"], "no such file: nothing.en"),
         (["--min-domain", "0.5"], "--min-domain does nothing"),
+        (["--filters", "empty", "--exclude", "{texts}/s.tsv"], "--exclude does nothing without the filter overlap"),
+        (["--filters", "empty", "--domain", "{texts}/s.tsv"], "--domain does nothing without the filter domain"),
+        (["--filters", "empty", "--lid-model", "{texts}/s.tsv"], "--lid-model does nothing without the filter lang"),
+        (["--from-scores", "{texts}/s.tsv", "--alignment-iterations", "9"], "--from-scores and --alignment-iter"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -321,6 +325,19 @@ def test_mistakes_are_named(flags: list[str], message: str, folder: Path, tmp_pa
     result = clean(folder / "noisy.tsv", "--output", tmp_path / "o.tsv", *flags)
     assert result.exit_code == 2 and message.lower() in " ".join(result.stderr.split()).lower(), result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_is_not_replaced_whatever_its_files_are_called(tmp_path: Path) -> None:
+    for name in ("one.gz", "two"):
+        write(tmp_path / name, GOOD[:5])
+    (tmp_path / "two.en").rename(tmp_path / "two.en-GB")
+    for corpus, output in (("one", "one.gz"), ("two", "two.en-GB")):
+        files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        flag = "--output" if corpus == "one" else "--scores"
+        more = () if corpus == "one" else ("--output", tmp_path / "o.tsv")
+        result = clean(tmp_path / corpus, "--filters", "empty", flag, tmp_path / output, *more)
+        assert result.exit_code == 2 and "would overwrite a file" in result.stderr, result.output
+        assert files == {path: path.read_bytes() for path in tmp_path.iterdir()}
 
 
 def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
@@ -393,3 +410,14 @@ def test_pairs_of_test_sets_in_all_formats_are_dropped(name: str, tmp_path: Path
     flags = ("--filters", "empty,overlap", "--exclude", tmp_path / name)
     succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
     assert [row[:2] for row in read(tmp_path / "o.tsv")] == [*GOOD[:3], *GOOD[4:6]]
+
+
+@pytest.mark.parametrize(("mend", "kept"), [("--mend", []), ("--no-mend", ["a mended copy"])])
+def test_test_sets_are_mended_like_the_corpus(mend: str, kept: list[str], tmp_path: Path) -> None:
+    raw = ("Tom&apos;s dog doesn&apos;t bark at the cafÃ©.", "Der Hund von Tom bellt im CafÃ© nicht &quot;laut&quot;.")
+    mended = ("Tom's dog doesn't bark at the café.", 'Der Hund von Tom bellt im Café nicht "laut".')
+    write(tmp_path / "test.tsv", [raw])
+    write(tmp_path / "c.tsv", [raw, mended, GOOD[0]], [{"kind": kind} for kind in ("raw", "a mended copy", "other")])
+    flags = ("--filters", "empty,overlap", "--duplicates", "none", "--exclude", tmp_path / "test.tsv", mend)
+    succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
+    assert [row[2]["kind"] for row in read(tmp_path / "o.tsv")] == [*kept, "other"]

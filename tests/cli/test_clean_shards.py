@@ -306,6 +306,16 @@ def test_flags_without_effect_are_refused(flags: list[str], message: str, folder
     assert sorted(os.listdir(folder)) == before
 
 
+def test_merge_does_not_replace_the_corpora_of_the_job(folder: Path, tmp_path: Path) -> None:
+    succeeds(clean("--filters", "empty,overlap", "--exclude", "test.tsv", "--output-dir", tmp_path / "job"))
+    before = {name: (folder / name).read_bytes() for name in ("a.jsonl", "test.tsv")}
+    for flag, name in (("--output", "a.jsonl"), ("--output", "test.tsv"), ("--dropped", "a.jsonl")):
+        flags = ("--output", tmp_path / "out.tsv") if flag == "--dropped" else ()
+        result = nmtkit("merge", tmp_path / "job", *flags, flag, name)
+        assert result.exit_code == 2 and "would overwrite a file" in result.stderr, result.output
+        assert before == {name: (folder / name).read_bytes() for name in before}
+
+
 def test_merge_refuses_flags_of_clean_for_translations_and_needs_an_output(tmp_path: Path) -> None:
     succeeds(clean("--filters", "empty", "--output-dir", tmp_path / "job"))
     result = nmtkit("merge", tmp_path / "job")

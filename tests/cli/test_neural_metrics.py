@@ -7,14 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import save_tiny_transformer, tiny_tokenizer, tiny_transformer
+from builders import (
+    log_records,
+    save_tiny_transformer,
+    save_transformer,
+    tiny_tokenizer,
+    tiny_transformer,
+    write_corpus,
+)
 from click.testing import CliRunner, Result
 from neural_models import write_comet
 
 from nmtkit.cli import main
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.packed import Packed
 from nmtkit.demo.run import read_corpus
-from nmtkit.models.building import vocabulary_of
+from nmtkit.models.building import from_checkpoint, vocabulary_of
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.translation.server_teacher import best
@@ -153,3 +161,64 @@ def test_distill_chooses_by_any_metric(folder: Path) -> None:
     chosen = best(candidates, choose="reference", metric=comet, source="the dog", device="cpu", reference="ein Hund")
     scores = segment_metric(comet).scores(candidates, sources=["the dog"] * 3, references=["ein Hund"] * 3)
     assert chosen == candidates[scores.index(max(scores))]
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a dataset whose source lines begin with the tag <2yy>, and the corpus without tags."""
+    folder = tmp_path_factory.mktemp("tagged")
+    for name, pairs in (("train", 60), ("valid", 12)):
+        write_corpus(folder / name, pairs, seed=pairs)
+    flags = ["-s", "xx", "-t", "yy", "--trainpref", folder / "train", "--tag", "<2yy>", "--validpref", folder / "valid"]
+    result = nmtkit(
+        "preprocess", *flags, "--valid-tag", "<2yy>", "--vocab-size", 320, "--workers", 1, "--destdir", folder / "data"
+    )
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_scores_on_a_dataset_read_sources_without_tags(folder: Path, tagged: Path) -> None:
+    split = Dataset.open(tagged / "data")["valid"]
+    sources = (tagged / "valid.xx").read_text().splitlines()
+    assert split.source_lines() == [f"<2yy> {line}" for line in sources]
+    assert split.untagged_source_lines() == sources
+    common = ["score", "--sys", tagged / "valid.yy", "--format", "json"]
+    files = [*common, "--ref", tagged / "valid.yy", "--src", tagged / "valid.xx"]
+    dataset = [*common, "--data", tagged / "data", "--gen-subset", "valid"]
+    for flags in (["--metric", f"cometkiwi={folder / 'kiwi'}"], ["--metric", "chrf", "--by-length", "source"]):
+        expected, found = (nmtkit(*words, *flags) for words in (files, dataset))
+        assert found.exit_code == expected.exit_code == 0, found.output
+        assert found.stdout == expected.stdout
+
+
+@pytest.mark.slow
+def test_validations_read_sources_without_tags(folder: Path, tagged: Path, tmp_path: Path) -> None:
+    model = ["--arch", "transformer_tiny", "--d-model", 16, "--d-ff", 16, "--encoder-layers", 1, "--decoder-layers", 1]
+    metric = ["--metrics", "cometkiwi", "--cometkiwi-model", folder / "kiwi", "--device", "cpu", "--precision", "fp32"]
+    result = nmtkit("train", tagged / "data", *model, *metric, "--max-update", 1, "--save-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    (record,) = log_records(tmp_path / "run", "valid")
+    hypotheses = (tmp_path / "run/validation/update_00000001.txt").read_text().split("\n")[:-1]
+    sources = (tagged / "valid.xx").read_text().splitlines()
+    scores = segment_metric(f"cometkiwi={folder / 'kiwi'}").scores(hypotheses, sources=sources)
+    assert record["cometkiwi"] == pytest.approx(sum(scores) / len(scores), abs=1e-3)
+
+
+def test_utilities_and_rewards_read_sources_without_tags(folder: Path, tmp_path: Path) -> None:
+    estimate = f"cometkiwi={folder / 'kiwi'}"
+    save_transformer(tmp_path / "tags.pt", tags=["<2de>"])
+    (tmp_path / "source.en").write_text("<2de> All are equal before the law.\n")
+    flags = ["--path", tmp_path / "tags.pt", "--input", tmp_path / "source.en", "--format", "jsonl", "--device", "cpu"]
+    result = nmtkit("generate", *flags, "--max-len-a", 0, "--max-len-b", 6, "--nbest", 3, "--mbr", estimate)
+    assert result.exit_code == 0, result.output
+    hypotheses = json.loads(result.stdout)["hypotheses"]
+    texts, source = [each["text"] for each in hypotheses], "All are equal before the law."
+    scores = segment_metric(estimate).scores(texts, sources=[source] * 3)
+    assert [each["utility"] for each in hypotheses] == pytest.approx(scores, abs=1e-3)
+    _, tokenizer = from_checkpoint(tmp_path / "tags.pt")
+    entry = CRITERIONS["expected_reward"]
+    criterion = entry.factory(replace(entry.preset, reward=estimate), tokenizer).train()
+    candidates = [[ids.tolist()[:-1] for ids in tokenizer.encode_target(texts).split()]]
+    tagged_source = tokenizer.encode_source([f"<2de> {source}"])
+    rewards, _ = criterion.rewards(candidates, tagged_source, [[5]], torch.device("cpu"))
+    assert rewards.tolist() == pytest.approx([score / 100 for score in scores], abs=1e-5)

@@ -140,6 +140,20 @@ def test_a_base_that_is_no_row_is_named_with_the_nearest_row(runs: Path, mirror_
     assert refused.exit_code == 2 and "finished" in refused.stderr
 
 
+def test_seeds_with_other_settings_or_plug_ins_are_rows_of_their_own(mirror_data: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "base,seed=1", mirror_data, wrong=0.5)
+    write_run(tmp_path / "base,seed=2", mirror_data, wrong=0.2, seed=2, dropout=0.2)
+    write_run(tmp_path / "base,seed=3", mirror_data, wrong=0.5, seed=3)
+    path = tmp_path / "base,seed=3/log.jsonl"
+    path.write_text(path.read_text().replace('"dataset": "abc"', '"dataset": "abc", "plugin_sources": {"mine": "12"}'))
+    write_run(tmp_path / "other,seed=1", mirror_data, wrong=0.5, dropout=0.9)
+    names = [str(tmp_path / f"base,seed={seed}") for seed in (1, 2, 3)]
+    found = rows_of(tmp_path, "--base", names[0])
+    assert list(found) == [*names, "other"] and all(row["seeds"] == 1 for row in found.values())
+    result = invoke("compare", tmp_path, "--base", "base")
+    assert result.exit_code == 2 and "no row 'base'" in result.stderr
+
+
 def test_holm_marks_differences_that_remain_among_many_rows() -> None:
     def row(name: str, p_value: float | None, covers_seeds: bool = True) -> SweepRow:
         difference = None

@@ -288,6 +288,51 @@ def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
     assert "failed: seed=1:" in again.stderr and "dataset" in again.stderr
 
 
+@pytest.mark.slow
+def test_a_finished_run_without_a_valid_set_is_finished(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    write_corpus(tmp_path / "other", 100, seed=9)
+    make = ["preprocess", "-s", "xx", "-t", "yy", "--trainpref", tmp_path / "other", "--workers", 1]
+    make += ["--destdir", tmp_path / "data-bin", "--tokenizer-from", mirror_data]
+    assert CliRunner().invoke(main, [*map(str, make)]).exit_code == 0
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n")
+    file.write_text(file.read_text().replace("validate_interval_updates = 2\nmetrics = []\n", ""))
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr and len(within_this_process) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("clip_norm = 1.0", "clip_norm = 2.0", "clip_norm"),
+        ("patience = 9", "patience = 8", "patience"),
+        ("max_update = 4", "max_update = 3", "max_update"),
+        ("max_update = 4", "max_update = 5\nmax_epoch = 9", None),
+        ("valid_sentences = 5", 'valid_sentences = "none"', "valid_sentences"),
+        ("max_tokens = 200", "max_tokens = 200\nupdate_freq = 2", "batch_tokens"),
+        ("log_interval = 1", "log_interval = 2", None),
+    ],
+)
+def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]], old: str, new: str, said: str | None
+) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
+    more = "[run]\nclip_norm = 1.0\npatience = 9\nvalid_sentences = 5\n"
+    file.write_text(file.read_text().replace("[run]\n", more))
+    assert sweep(file).exit_code == 0
+    files = {path: path.read_bytes() for path in (tmp_path / "runs/mine/seed=1").iterdir() if path.is_file()}
+    assert "finished before" in sweep(file).stderr
+    file.write_text(file.read_text().replace(old, new))
+    again = sweep(file)
+    if said is None:
+        assert again.exit_code == 0, again.stderr
+    else:
+        assert again.exit_code == 1 and "finished before" not in again.stderr
+        assert said in again.stderr and "save_dir" in again.stderr, again.stderr
+        assert files == {path: path.read_bytes() for path in files}
+
+
 def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:

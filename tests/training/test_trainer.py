@@ -1,6 +1,7 @@
 """One update at a time: accumulation, clipping, skipped updates, running means, frozen parts."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -272,6 +273,31 @@ def test_masks_need_pairs_from_a_language_to_itself_which_the_direction_says(mir
     batch = mixed.batch(np.arange(40), partial(transforms, 0))
     masked = [bool((ids == UNK).any()) for ids in batch.source.split()]
     assert sum(masked[::2]) > 15 and not any(masked[1::2])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "works"),
+    [
+        ("word_dropout", {}, False),
+        ("typos", {}, False),
+        ("casing", {"casing_sides": "source"}, False),
+        ("casing", {}, True),
+        ("bpe_dropout", {}, True),
+    ],
+)
+def test_transforms_of_the_source_are_refused_for_language_models(
+    mirror_data: Path, name: str, settings: dict[str, Any], works: bool
+) -> None:
+    split = Dataset.open(mirror_data)["train"]
+    model = JobConfig.read(names={"architecture": "transformer_tiny", "transforms": name}, settings=settings)
+    assert build_transforms(model, split) is not None
+    lm = JobConfig.read(names={"architecture": "transformer_lm_tiny", "transforms": name}, settings=settings)
+    with (
+        nullcontext()
+        if works
+        else pytest.raises(ValueError, match=f"--transforms {name} has no effect.*language model")
+    ):
+        build_transforms(lm, split)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from nmtkit.cleaning.filters.interface import FILTERS, MIN_SAMPLE, Filter, Filte
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock
 from nmtkit.cleaning.filters.word_statistics import BigramTable, StemVocabulary, bigrams_of, stems_of
 from nmtkit.config import Config, option
-from nmtkit.data.corpora.pairs import pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Domain(Filter):
         """Raises ValueError if the sample or the corpora of the domain have fewer than 1,000 pairs."""
         if not self.context.domain:
             return
-        parts = [part for corpus in self.context.domain for part in pairs(corpus)]
+        parts = list(self.context.pairs(self.context.domain))
         domain = TextBlock([line for part in parts for line in part.sources],
                            [line for part in parts for line in part.targets])  # fmt: skip
         size = min(len(sample), len(domain))

@@ -13,7 +13,6 @@ from nmtkit.cleaning.filters.numbers import ascii_digits, digits_of, other_numbe
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
 from nmtkit.data.corpora.dropping import Hashes, contained
-from nmtkit.data.corpora.pairs import pairs
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
@@ -322,10 +321,9 @@ class Overlap(Filter):
     def __init__(self, config: Config, context: FilterContext) -> None:
         super().__init__(config, context)
         keys: list[list[Hashes]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
-        for corpus in context.exclude:
-            for part in pairs(corpus):
-                for index, lines in enumerate((part.sources, part.targets)):
-                    keys[index].append(TextSide(lines).keys)
+        for part in context.pairs(context.exclude):
+            for index, lines in enumerate((part.sources, part.targets)):
+                keys[index].append(TextSide(lines).keys)
         self._keys = [np.unique(np.concatenate(part)) for part in keys]
 
     def score(self, block: TextBlock) -> Scores:

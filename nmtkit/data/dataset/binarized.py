@@ -118,6 +118,10 @@ class Split:
         """Returns the raw source lines of a valid or test set."""
         return self._raw_lines("source")
 
+    def untagged_source_lines(self) -> list[str]:
+        """Returns the raw source lines of a valid or test set without the tags that preprocess has put before them."""
+        return list(map(self.tokenizer.without_tags, self.source_lines()))
+
     def references(self) -> list[str]:
         """Returns the raw target lines of a valid or test set."""
         return self._raw_lines("target")

@@ -29,6 +29,7 @@ class Transform(ABC):
 
     level: ClassVar[Literal["text", "ids"]] = "ids"  # type of the arguments and results of `transform`
     monolingual: ClassVar[bool] = False  # whether only pairs whose source and target languages are equal are changed
+    source_only: bool = False  # whether target sentences never change
 
     @abstractmethod
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
@@ -59,6 +60,8 @@ class WordNoise(Transform):
     A word begins at the first piece of the sentence and at every piece that begins with a space. A word ends before the
     beginning of the next word.
     """
+
+    source_only = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.pieces = tokenizer.source_pieces(range(tokenizer.source_size))
@@ -237,6 +240,7 @@ class RandomCasing(Transform):
     def __init__(self, config: CasingConfig, tokenizer: Tokenizer) -> None:
         self.bounds = np.cumsum([config.casing_lower, config.casing_upper, config.casing_title])
         self.both = config.casing_sides == "both"
+        self.source_only = not self.both
 
     def transform(self, source: str, target: str, generator: np.random.Generator) -> tuple[str, str]:
         change = (str.lower, str.upper, title, str)[int(np.searchsorted(self.bounds, generator.random(), "right"))]
@@ -257,6 +261,8 @@ class TagConfig(Config):
 @TRANSFORMS.register("tag", TagConfig())
 class SourceTag(Transform):
     """Puts a tag before a given share of the source sentences (Johnson et al. 2017, section 3)."""
+
+    source_only = True
 
     def __init__(self, config: TagConfig, tokenizer: Tokenizer) -> None:
         if not config.tag_symbol:
@@ -324,6 +330,7 @@ class Typos(Transform):
     """
 
     level = "text"
+    source_only = True
 
     def __init__(self, config: TyposConfig, tokenizer: Tokenizer) -> None:
         self.share, self.words = config.typos, config.typos_words

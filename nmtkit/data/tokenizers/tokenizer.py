@@ -352,6 +352,12 @@ class Tokenizer:
         """Returns whether `tag` is a tag of the source vocabulary."""
         return self.source.processor.piece_to_id(SPACE_SYMBOL + tag) in self.source_tags
 
+    def without_tags(self, line: str) -> str:
+        """Returns a source line without its tags, for metrics and counts that read the text of the source."""
+        while self.source_tags and self.has_tag((words := line.partition(" "))[0]):
+            line = words[2]
+        return line
+
     @cached_property
     def languages(self) -> dict[str, int]:
         """Ids of the language tokens by code, such as "de" for __de__. Empty unless the model is multilingual."""

@@ -120,7 +120,11 @@ class ExpectedReward(Criterion):
         """
         metric = segment_metric(self.config.reward, str(device))
         owner = [sentence for sentence, group in enumerate(candidates) for _ in group]
-        source_texts = list(map(self.tokenizer.decode_source, _id_lists(sources))) if metric.reads_source else None
+        source_texts = None
+        if metric.reads_source:
+            source_texts = [
+                self.tokenizer.without_tags(self.tokenizer.decode_source(ids)) for ids in _id_lists(sources)
+            ]
         reference_texts = self.tokenizer.decode_target_batch(references)
         qualities = metric.qualities(
             self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates))),

@@ -11,6 +11,7 @@ from builders import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transfor
 
 from nmtkit.cli import main
 from nmtkit.config import derive
+from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.teacher_file import TeacherFile
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Packed
@@ -200,6 +201,19 @@ def test_an_interrupted_command_continues_and_other_settings_are_refused(
     with pytest.raises(SystemExit):
         distill(dataset_folder, teachers[:1], folder, "--pairs-per-file", 3)
     assert "other settings (teachers)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_teacher_of_the_opposite_direction_is_refused(
+    dataset_folder: Path, teachers: tuple[Path, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = checkpoint_file.read(teachers[0])
+    for name, pair in (("right", ["en", "de"]), ("wrong", ["de", "en"])):
+        checkpoint_file.save(tmp_path / f"{name}.pt", contents | {"run": {"languages": pair}})
+    distill(dataset_folder, (tmp_path / "right.pt",), tmp_path / "probabilities")
+    with pytest.raises(SystemExit):
+        distill(dataset_folder, (tmp_path / "wrong.pt",), tmp_path / "others")
+    assert f"--path {tmp_path / 'wrong.pt'} translates from de into en" in capsys.readouterr().err
+    assert not (tmp_path / "others").exists()
 
 
 def test_stored_probabilities_of_other_targets_are_refused(
