@@ -190,7 +190,8 @@ class QualityEstimation(Step):
         copied = [term.found for term in hypothesis.terms or [] if term.found is not None]
         for part in node.descendants():
             copied += [] if part.segment.protected is None else part.segment.protected.strings
-        read = sum(len(leaf.segment.ids or ()) - leaf.segment.repeated for leaf in node.leaves())
+        inputs = [leaf.input for leaf in node.leaves()]
+        read = sum(len(each.ids) - 1 - each.constraints.source_tokens for each in inputs)  # without eos and tags
         pieces, each = (read, len(hypothesis.pieces)), hypothesis.token_log_probabilities or []
         return replace(hypothesis, quality=assess(node.segment.text, hypothesis.text, each, pieces, copied))
 
