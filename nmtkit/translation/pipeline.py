@@ -362,7 +362,8 @@ class ModelInput(Step):
             if self.options.alignment == "soft":
                 alignment = [[round(weight, 5) for weight in row] for row in weights]
             elif self.options.alignment == "hard":
-                alignment = [[source, target] for target, source in enumerate(best)]
+                has_pieces = len(segment.ids or ()) + len(self.first) > 0
+                alignment = [[source, target] for target, source in enumerate(best) if has_pieces]
             elif self.options.alignment == "words":
                 links = self.links(segment, text, spans, weights)
         return replace(
