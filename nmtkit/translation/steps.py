@@ -45,6 +45,7 @@ class TextSegment:
     ids: list[int] | None = None  # ids of the text without eos: `encode`, or the request for a line of a dataset
     constraints: Constraints = NO_CONSTRAINTS  # the request; LengthLimit
     reference: list[int] | None = None  # the request
+    tags: Sequence[int] = ()  # Tags: ids of the tags of the line, which the text lacks
     capitals: bool = False  # Protection: whether the text is in capitals, not counting protected text
     protected: Protected | None = None  # Protection: spans that the translation must contain
     terms: Sequence[Occurrence] = ()  # GlossaryTerms, LengthLimit: terms of the glossary in the text
@@ -106,6 +107,29 @@ class Normalization(Step):
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         return [node.segment.with_text(normalized(node.segment.text))]
+
+
+class Tags(Step):
+    """Removes the tags at the beginning of a line, so that no other step changes them.
+
+    Each part of the line that the model reads begins with these tags.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        text = node.segment.text
+        rest = self.tokenizer.without_tags(text)
+        node.memory = len(text) - len(rest)
+        if not node.memory:
+            return [node.segment]
+        tags = self.tokenizer.encode_source([text[: node.memory].rstrip()]).ids[:-1].tolist()
+        return [replace(node.segment, text=rest, tags=tags)]
+
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        return replace(hypothesis, links=[link.moved(node.memory, 0) for link in hypothesis.links])
 
 
 class InvisibleCharacters(Step):
@@ -367,11 +391,12 @@ class LengthLimit(Step):
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         segment, ids = node.segment, node.segment.ids or []
-        if len(ids) <= self.limit:
+        limit = self.limit - len(segment.tags)
+        if len(ids) <= limit:
             return [segment] if ids else []
         spans, tags = source_spans(self.tokenizer.source, ids, segment.text), self.tags(ids)
         texts = [segment.text[start:end] for start, end in spans[tags:]]
-        ends = [tags + end for end in part_ends(texts, max(1, self.limit - tags))]
+        ends = [tags + end for end in part_ends(texts, max(1, limit - tags))]
         if self.long_lines == "cut":
             logger.warning(
                 "line %d has %d pieces; all pieces after the first %d are cut off", segment.id + 1, len(ids), ends[0]
