@@ -88,7 +88,7 @@ class Pipeline:
         self.model_input = model_input = ModelInput(tokenizer, self.search, source_tag, models)
         steps: list[Step | None] = [
             Normalization(),
-            Tags(tokenizer) if text.rewriting else None,
+            Tags(tokenizer) if text.active else None,
             Markup() if text.markup else None,
             WhiteSpace(tokenizer) if text.rewriting else None,
             QualityEstimation() if search.quality else None,

@@ -430,8 +430,9 @@ class LengthLimit(Step):
         if self.alignment not in ("hard", "soft"):
             return hypothesis
         parts = [part.segment for part in node.parts]
-        shared = self.reserved + parts[1].repeated
-        lengths = [len(part.ids or ()) + self.reserved - (shared if index else 0) for index, part in enumerate(parts)]
+        reserved = self.reserved + len(node.segment.tags)
+        shared = reserved + parts[1].repeated
+        lengths = [len(part.ids or ()) + reserved - (shared if index else 0) for index, part in enumerate(parts)]
         return replace(hypothesis, alignment=joined_alignment(hypotheses, lengths, shared, self.alignment == "soft"))
 
 

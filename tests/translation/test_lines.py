@@ -177,6 +177,17 @@ def test_text_options_leave_the_tags_of_a_line_alone(tmp_path, options, line, lo
     assert [each.links for each in written.hypotheses] == moved
 
 
+@pytest.mark.parametrize("alignment", ["hard", "soft"])
+@pytest.mark.parametrize("longest", [1024, 3])
+def test_no_term_of_a_glossary_is_in_a_tag(tmp_path, alignment, longest):
+    (tmp_path / "terms.tsv").write_text("formal\tright\nequal\tfree\n")
+    model = nmtkit.load(save_transformer(tmp_path / "model.pt", tags=["<formal>"]), max_source_len=longest)
+    options = {"glossary": tmp_path / "terms.tsv", "nbest": 2, "alignment": alignment, **SHORT}
+    written = model.translate("<formal> All are equal", **options)
+    assert written.hypotheses == model.translate("All are equal", source_tag="<formal>", **options).hypotheses
+    assert [term.source for term in written.hypotheses[0].terms] == ["equal"]
+
+
 def test_the_utility_of_a_line_is_the_mean_of_its_sentences(path, monkeypatch):
     monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split_at_marks)
     options = {"mbr": "chrf", "nbest": 4, **SHORT}
