@@ -53,11 +53,18 @@ def open_document(
     return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
 
 
-def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | None, str | None]:
-    """Returns the languages of a corpus to translate: from the flags, otherwise from the checkpoint."""
+def languages_of_input(
+    config: GenerateConfig, search: SearchOptions, checkpoint: Path
+) -> tuple[str | None, str | None]:
+    """Returns the languages of a corpus to translate: from the flags, otherwise from the checkpoints.
+
+    With --pivot-path, that checkpoint reads the source, and `checkpoint` writes the target.
+    """
     from nmtkit.models.building import languages_of
 
     source, target = languages_of(checkpoint) or (None, None)
+    if config.pivot_path is not None:
+        source, _ = languages_of(config.pivot_path) or (None, None)
     return search.source_lang or source, search.target_lang or target
 
 
@@ -68,8 +75,7 @@ def source_files(config: GenerateConfig, search: SearchOptions, checkpoint: Path
     pair = config.language_pair
     if pair is None:
         with imports():
-            source, _ = languages_of_input(search, config.pivot_path or checkpoint)
-            _, target = languages_of_input(search, checkpoint)
+            source, target = languages_of_input(config, search, checkpoint)
         if source and target:
             pair = sacrebleu_sets.pair_of_languages(config.test_set, source, target)
     sacrebleu_sets.check_sets(config.test_set, pair, "--language-pair")
@@ -118,15 +124,15 @@ def tell_of_loops(loops: int, total: int) -> None:
         )  # fmt: skip
 
 
-def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "Dataset":
-    """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the checkpoint."""
+def open_dataset(folder: Path, translator: "Translator") -> "Dataset":
+    """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the model that reads the sources."""
     from nmtkit.data.dataset.binarized import Dataset
 
     dataset = Dataset.open(folder)
     if dataset.tokenizer.fingerprint != translator.tokenizer.fingerprint:
         raise ValueError(
-            f"{folder} and {checkpoint} have different tokenizers; give the dataset of the training, or raw text with "
-            "--input"
+            f"{folder} and {translator.name} have different tokenizers; give the dataset of the training, or raw text "
+            "with --input"
         )
     return dataset
 
@@ -208,7 +214,7 @@ def generate_shards(job: GenerateJob, device: str) -> None:
         format=config.format, device=device, devices=job.devices, translator=job.options, search=job.search, text=text,
         source_tag=config.source_tag, processes=batches, plugins=job.plugins,
     )  # fmt: skip
-    languages = None if config.input_format else languages_of_input(job.search, job.paths[0])
+    languages = None if config.input_format else languages_of_input(config, job.search, job.paths[0])
     translation = ShardedTranslation(bulk, settings, job.files, languages, config.both_columns, workers, this_command())
     run_shards(bulk, translation.plan, translation.run)
     counts = translation.counts()
@@ -245,7 +251,9 @@ class Generation:
         self.processes = max(ranks, job.config.workers)
         self.decoder: BatchDecoder | None = None
         self.translator = self.load(job.paths)
-        self.dataset = None if job.data is None else open_dataset(job.data, self.translator, job.paths[0])
+        # the translator of the first step of --pivot, which reads the sources
+        self.first = self.translator if job.config.pivot_path is None else self.load([job.config.pivot_path])
+        self.dataset = None if job.data is None else open_dataset(job.data, self.first)
         if self.dataset is not None:
             self.search = dataclasses.replace(
                 self.search,
@@ -267,8 +275,8 @@ class Generation:
         pipeline = self.translator.pipeline(self.search, self.text, self.config.source_tag)
         if not self.decodes(pipeline):
             return None
-        self.check_lines(pipeline, self.job.paths[0])
-        requests = self.requests(self.job.paths[0])
+        self.check_lines(pipeline)
+        requests = self.requests()
         return self.counted(self.translator.run(requests, pipeline, self.decoder, self.processes))
 
     def counted(self, translations: Iterable["Translation"]) -> Iterator["Translation"]:
@@ -306,11 +314,9 @@ class Generation:
             )
         if self.ranks > 1:
             raise ValueError("--pivot runs in one process or with --workers; leave torchrun out")
-        path = self.config.pivot_path
-        first = self.translator if path is None else self.load([path])
-        both = PivotTranslator(first, self.translator, pivot, self.search, self.text)
-        requests = self.requests(path or self.job.paths[0])
-        self.check_lines(both.pipelines[1], path or self.job.paths[0])
+        both = PivotTranslator(self.first, self.translator, pivot, self.search, self.text)
+        requests = self.requests()
+        self.check_lines(both.pipelines[1])
         decoders = [self.workers(translator, pipeline) for translator, pipeline in both.steps]
         return both.run(requests, decoders, self.config.workers)
 
@@ -339,8 +345,8 @@ class Generation:
         pipeline = self.translator.pipeline(self.search, self.text, self.config.source_tag)
         return typed_translations(self.translator, pipeline)
 
-    def requests(self, checkpoint: Path) -> Iterator[list["Request"]]:
-        """Returns the text in windows. The source language of `checkpoint` chooses the column of a corpus."""
+    def requests(self) -> Iterator[list["Request"]]:
+        """Returns the text in windows. The languages of the checkpoints choose the column of a corpus."""
         from nmtkit.translation import lines
 
         job, config, scored = self.job, self.config, self.search.score_reference
@@ -351,11 +357,11 @@ class Generation:
             requests = lines.segment_requests(job.document.segments, self.window)
         else:
             stream = None if job.files else standard_input()
-            languages = None if config.input_format else languages_of_input(self.search, checkpoint)
+            languages = None if config.input_format else languages_of_input(config, self.search, job.paths[0])
             requests = lines.text_requests(job.files, stream, self.window, languages, config.both_columns)
         return self.with_line_files(requests)
 
-    def check_lines(self, pipeline: "Pipeline", checkpoint: Path) -> None:
+    def check_lines(self, pipeline: "Pipeline") -> None:
         """Checks the constraints and references of all lines before the first batch.
 
         Lines of a stream cannot be read twice, so `Pipeline.segments` checks these lines, window by window.
@@ -364,7 +370,7 @@ class Generation:
         stream = self.dataset is None and not self.job.files
         if stream or not all(map(Path.is_file, files)) or not (self.config.line_files or self.search.score_reference):
             return
-        pipeline.check_all(self.requests(checkpoint))
+        pipeline.check_all(self.requests())
 
     def with_line_files(self, requests: Iterable[list["Request"]]) -> Iterator[list["Request"]]:
         from nmtkit.translation.lines import with_fields

@@ -1,6 +1,5 @@
 """The prompt of `nmtkit generate` at a terminal: translates each line that is typed."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,8 @@ def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[T
         if not told and has_several(line):
             told = True
             tell("This line looks like several sentences: --split-sentences translates each sentence alone.", "dim")
-        (translation,) = translator.stream([line], pipeline)
-        yield dataclasses.replace(translation, id=id)
+        (translation,) = translator.run([[Request(line)]], pipeline, first=id)
+        yield translation
         show(translation, pipeline)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from nmtkit.config import Config, FlagRule, option
 from nmtkit.config.files import checkpoint_of, listed_lines, located_in
 from nmtkit.jobs.threads import usable_cores
-from nmtkit.translation.options import GLOSSARY_RULE, DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.options import GLOSSARY_RULE, PIVOT_RULE, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
 
 CPU_MAX_TOKENS = 1024  # maximum source tokens of a CPU batch; small, because new requests wait for the running batch
@@ -27,6 +27,7 @@ RULES = (
     *(rule for rule in SEARCH_RULES if rule.flag == "--diversity"),
     CTRANSLATE2_RULE,
     GLOSSARY_RULE,
+    PIVOT_RULE,
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
 )
 

@@ -20,6 +20,7 @@ from nmtkit.serving.languages import described
 from nmtkit.text.languages import is_code
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
+from nmtkit.translation.pivot import of_first_step
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
@@ -160,9 +161,7 @@ def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
         if source != target and (direct is None or not is_trained(direct, (source, target))):
             second = models[pivot, target]
             first = models[source, pivot]
-            # logits processors belong to the target language, so they belong to the second step
-            search = dataclasses.replace(first.search, logits_processors=(), processor_configs=())
-            first = dataclasses.replace(first, search=search)
+            first = dataclasses.replace(first, search=of_first_step(first.search))
             result[source, target] = dataclasses.replace(second, first=first)
     if not result:
         raise ValueError(

@@ -184,8 +184,9 @@ def token_counts(model: ServedModel, texts: Sequence[str]) -> list[int]:
 
 def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> list[list[LineResult]]:
     """Returns the translations of each line of a batch. The translations are the same as in `nmtkit generate`."""
+    loops: set[int] = set()  # lines that were decoded again in the first of two steps
     if model.first is not None:
-        batch = through_pivot(model.first, batch, between_parts)
+        batch, loops = through_pivot(model.first, batch, between_parts)
     translator = model.translator
     pipeline = pipeline_of(model, batch.key)
     # PyTorch, not CTranslate2, searches for alternatives. On a GPU, the slots are busy with other batches.
@@ -194,17 +195,23 @@ def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], 
     decoder = with_pauses(decoder, between_parts)
     max_tokens = translator.max_tokens // batch.key.weight
     translations = translator.run([list(map(Request, batch.texts))], pipeline, decoder, max_tokens=max_tokens)
-    return [list(map(result_of, line.hypotheses)) for line in translations]
+    results = [list(map(result_of, line.hypotheses)) for line in translations]
+    for index in loops:
+        results[index] = [{**result, "decoded_again": True} for result in results[index]]
+    return results
 
 
-def through_pivot(first: ServedModel, batch: LineBatch, between_parts: Callable[[], None]) -> LineBatch:
-    """Returns the batch with its texts translated into the pivot language.
+def through_pivot(
+    first: ServedModel, batch: LineBatch, between_parts: Callable[[], None]
+) -> tuple[LineBatch, set[int]]:
+    """Returns the batch with its texts in the pivot language, and the indices of the lines that were decoded again.
 
     The returned batch has no word links, because they would refer to the pivot text, not to the original text.
     """
     key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False, tag=None)
     lines = translate(first, LineBatch(key, batch.texts), between_parts)
-    return LineBatch(dataclasses.replace(batch.key, alignment=False), [line[0]["text"] for line in lines])
+    loops = {index for index, line in enumerate(lines) if "decoded_again" in line[0]}
+    return LineBatch(dataclasses.replace(batch.key, alignment=False), [line[0]["text"] for line in lines]), loops
 
 
 def pipeline_of(model: ServedModel, key: BatchKey) -> Pipeline:

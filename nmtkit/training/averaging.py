@@ -169,8 +169,9 @@ def check_files(paths: list[Path], output: Path) -> None:
 def average(paths: list[Path]) -> Checkpoint:
     """Returns a checkpoint with the mean of the weights and without training state.
 
-    The sums are computed in fp32. The shortlist comes from the first file that has a shortlist. Files are mapped one at
-    a time, so that the memory holds only the sums and parts of a single file.
+    The sums are computed in fp32. The shortlist comes from the first file that has a shortlist. Facts about the origin
+    are kept if they are the same in all files. Files are mapped one at a time, so that the memory holds only the sums
+    and parts of a single file.
 
     Raises OSError, or ValueError for a damaged file, for weights that are not finite or in 8 bits, and for a file whose
     model differs from the model of the first file.
@@ -184,7 +185,7 @@ def average(paths: list[Path]) -> Checkpoint:
     first = checkpoint.load(paths[0], mmap=True)
     owner = checkpoint.tied_to(first["model"])
     sums: dict[str, Tensor] = {}  # tied weights are summed only once
-    newest, shortlist = -1, None
+    newest, shortlist, origin = -1, None, dict(first.get("origin", {}))
     progress.begin("Averaging", "checkpoints", len(paths))
     for path in paths:
         member = checkpoint.load(path, mmap=True)
@@ -200,6 +201,7 @@ def average(paths: list[Path]) -> Checkpoint:
             else:
                 sums[name] = tensor.to(torch.float32, copy=True)  # a copy, because the mapped file must not change
         newest, shortlist = max(newest, member["update"]), shortlist or member.get("shortlist")
+        origin = dict(fact for fact in origin.items() if fact in member.get("origin", {}).items())
         progress.advance()
     for name, tensor in sums.items():
         if tensor.is_floating_point():
@@ -209,6 +211,7 @@ def average(paths: list[Path]) -> Checkpoint:
         "model": {name: sums[owner[name]] for name in first["model"]},
         "update": newest,
         "averaged": [path.name for path in paths],
+        **({"origin": origin} if origin else {}),
         **({} if shortlist is None else {"shortlist": {name: part.clone() for name, part in shortlist.items()}}),
     }
 

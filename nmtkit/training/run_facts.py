@@ -72,13 +72,14 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
 def _base_facts(base: Path | None) -> dict[str, Any]:
     """Returns facts about the base of fine-tuning, or nothing for a run from random weights.
 
-    `base_origin` says where an imported base comes from. `base_directions` are the directions that a base with language
-    tokens was trained on; an empty list if they are unknown.
+    `base_origin` says where an imported base comes from, or the base of this base. `base_directions` are the directions
+    that a base with language tokens was trained on; an empty list if they are unknown.
     """
     if base is None:
         return {}
     contents = checkpoint.load(base, mmap=True)
-    facts = {"base_origin": contents["origin"]} if "origin" in contents else {}
+    origin = contents.get("origin") or contents.get("run", {}).get("base_origin")
+    facts: dict[str, Any] = {"base_origin": origin} if origin else {}
     if building.tokenizer_of(contents, base).languages:
         facts["base_directions"] = sorted(map(list, building.directions_of(contents)))
     return facts

@@ -41,6 +41,7 @@ from nmtkit.translation.steps import (
     SegmentNode,
     Sentences,
     Step,
+    Tags,
     TextSegment,
     WhiteSpace,
 )
@@ -87,6 +88,7 @@ class Pipeline:
         self.model_input = model_input = ModelInput(tokenizer, self.search, source_tag, models)
         steps: list[Step | None] = [
             Normalization(),
+            Tags(tokenizer) if text.active else None,
             Markup() if text.markup else None,
             WhiteSpace(tokenizer) if text.rewriting else None,
             QualityEstimation() if search.quality else None,
@@ -310,7 +312,8 @@ class ModelInput(Step):
         # leave out targets that contain a protected text, because the translation would repeat this text
         constraints = segment.constraints
         tags = takewhile(self.tags.__contains__, ids)  # of a dataset, or of a line with tags
-        source_tokens = len(self.first) + len(list(tags)) if ids else 0
+        first = [*self.first, *segment.tags] if ids else []
+        source_tokens = len(first) + len(list(tags))
         terms = [self.required_term(without(each.term.targets, strings)) for each in segment.terms]
         if self.target_language or terms or source_tokens:
             constraints = replace(
@@ -324,7 +327,7 @@ class ModelInput(Step):
             constraints = constraints.in_capitals(self.tokenizer)
         reference = None if segment.reference is None else [*self.target_language, *segment.reference]
         self.check(constraints, reference)
-        node.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
+        node.model_input = Segment([*first, *ids, EOS], constraints, segment.id, reference)
         for model in self.models:
             model.check_length("the source", len(node.model_input.ids), "source")
         return []
@@ -362,7 +365,8 @@ class ModelInput(Step):
             if self.options.alignment == "soft":
                 alignment = [[round(weight, 5) for weight in row] for row in weights]
             elif self.options.alignment == "hard":
-                alignment = [[source, target] for target, source in enumerate(best)]
+                has_pieces = len(segment.ids or ()) + len(self.first) > 0
+                alignment = [[source, target] for target, source in enumerate(best) if has_pieces]
             elif self.options.alignment == "words":
                 links = self.links(segment, text, spans, weights)
         return replace(
@@ -379,11 +383,15 @@ class ModelInput(Step):
         """Returns the span of each piece of a segment in its text."""
         return segment.spans or source_spans(self.tokenizer.source, segment.ids or (), segment.text)
 
+    def leading(self, segment: TextSegment) -> int:
+        """Returns the number of tokens that the model reads before the pieces of `source_spans`."""
+        return len(self.first) + len(segment.tags) + segment.repeated
+
     def links(
         self, segment: TextSegment, text: str, spans: Sequence[Span], weights: Sequence[Sequence[float]]
     ) -> list[Link]:
         """Returns the links between the words of a segment and the words of its translation, with pieces at `spans`."""
-        rows = [row[len(self.first) + segment.repeated : -1] for row in weights]
+        rows = [row[self.leading(segment) : -1] for row in weights]
         return word_links(segment.text, text, self.source_spans(segment), spans, rows)
 
     def with_copies(self, segment: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> list[str]:
@@ -392,7 +400,7 @@ class ModelInput(Step):
         The spaces around the copied piece are the spaces that the pieces have: a copied piece that begins a word in the
         source begins a word. If the target vocabulary has no piece for a space alone, each <unk> begins a word.
         """
-        language_tokens = len(self.first) + segment.repeated
+        leading = self.leading(segment)
         spans = self.source_spans(segment)
         begins_word = self.tokenizer.target.processor.piece_to_id(SPACE_SYMBOL) == UNK
         pieces = [""]
@@ -400,7 +408,7 @@ class ModelInput(Step):
             if token != UNK:
                 pieces.append(piece)
                 continue
-            start, end = spans[source - language_tokens] if source >= language_tokens else (0, 0)
+            start, end = spans[source - leading] if source >= leading else (0, 0)
             copied = segment.text[start:end]
             if copied and not copied[0].isspace() and (begins_word or not start):
                 copied = " " + copied

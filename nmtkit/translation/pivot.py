@@ -20,6 +20,12 @@ from nmtkit.translation.translator import WINDOW, Translator
 OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "keep_loops", "shortlist")
 
 
+def of_first_step(search: SearchOptions) -> SearchOptions:
+    """Returns the options of `search` that apply to the first step, with the languages of `search`."""
+    kept = (*OF_BOTH_STEPS, "source_lang", "target_lang")
+    return SearchOptions(**{name: getattr(search, name) for name in kept})
+
+
 class PivotTranslator:
     """Translates in two steps. The best translation of `first` into the pivot language is the source of `second`.
 
@@ -42,10 +48,9 @@ class PivotTranslator:
                 known = suggestion(pivot, sorted(languages))
                 raise ValueError(f"--pivot {pivot}: {translator.name} does not have this language; {known}")
         self.first, self.second = first, second
-        kept = {name: getattr(search, name) for name in OF_BOTH_STEPS}
         into_pivot = pivot if first.tokenizer.languages else None
         searches = (
-            SearchOptions(**kept, source_lang=search.source_lang, target_lang=into_pivot),
+            dataclasses.replace(of_first_step(search), target_lang=into_pivot),
             dataclasses.replace(search, source_lang=from_pivot),
         )
         later = text if text.split_sentences is None else dataclasses.replace(text, split_sentences=subtags(pivot)[0])

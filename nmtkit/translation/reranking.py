@@ -180,7 +180,8 @@ class ChannelModels:
         pairs = [(each.source, hypothesis) for each in lists for hypothesis in each.hypotheses]
         texts = [hypothesis["text"] for _, hypothesis in pairs]
         if self.backward is not None:
-            sources = [source for source, _ in pairs]
+            # tags are for models that read the source, and the backward model writes it
+            sources = [self.backward.tokenizer.without_tags(source) for source, _ in pairs]
             progress.begin("Backward model", "hypotheses", len(texts))
             _add(pairs, BACKWARD, likelihoods_of_readable(self.backward, texts, sources, languages=self.languages))
         if self.lm is not None:

@@ -45,6 +45,7 @@ class TextSegment:
     ids: list[int] | None = None  # ids of the text without eos: `encode`, or the request for a line of a dataset
     constraints: Constraints = NO_CONSTRAINTS  # the request; LengthLimit
     reference: list[int] | None = None  # the request
+    tags: Sequence[int] = ()  # Tags: ids of the tags of the line, which the text lacks
     capitals: bool = False  # Protection: whether the text is in capitals, not counting protected text
     protected: Protected | None = None  # Protection: spans that the translation must contain
     terms: Sequence[Occurrence] = ()  # GlossaryTerms, LengthLimit: terms of the glossary in the text
@@ -106,6 +107,29 @@ class Normalization(Step):
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         return [node.segment.with_text(normalized(node.segment.text))]
+
+
+class Tags(Step):
+    """Removes the tags at the beginning of a line, so that no other step changes them.
+
+    Each part of the line that the model reads begins with these tags.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def before(self, node: SegmentNode) -> list[TextSegment]:
+        text = node.segment.text
+        rest = self.tokenizer.without_tags(text)
+        node.memory = len(text) - len(rest)
+        if not node.memory:
+            return [node.segment]
+        tags = self.tokenizer.encode_source([text[: node.memory].rstrip()]).ids[:-1].tolist()
+        return [replace(node.segment, text=rest, tags=tags)]
+
+    def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        return replace(hypothesis, links=[link.moved(node.memory, 0) for link in hypothesis.links])
 
 
 class InvisibleCharacters(Step):
@@ -190,7 +214,8 @@ class QualityEstimation(Step):
         copied = [term.found for term in hypothesis.terms or [] if term.found is not None]
         for part in node.descendants():
             copied += [] if part.segment.protected is None else part.segment.protected.strings
-        read = sum(len(leaf.segment.ids or ()) - leaf.segment.repeated for leaf in node.leaves())
+        inputs = [leaf.input for leaf in node.leaves()]
+        read = sum(len(each.ids) - 1 - each.constraints.source_tokens for each in inputs)  # without eos and tags
         pieces, each = (read, len(hypothesis.pieces)), hypothesis.token_log_probabilities or []
         return replace(hypothesis, quality=assess(node.segment.text, hypothesis.text, each, pieces, copied))
 
@@ -366,11 +391,12 @@ class LengthLimit(Step):
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         segment, ids = node.segment, node.segment.ids or []
-        if len(ids) <= self.limit:
+        limit = self.limit - len(segment.tags)
+        if len(ids) <= limit:
             return [segment] if ids else []
         spans, tags = source_spans(self.tokenizer.source, ids, segment.text), self.tags(ids)
         texts = [segment.text[start:end] for start, end in spans[tags:]]
-        ends = [tags + end for end in part_ends(texts, max(1, self.limit - tags))]
+        ends = [tags + end for end in part_ends(texts, max(1, limit - tags))]
         if self.long_lines == "cut":
             logger.warning(
                 "line %d has %d pieces; all pieces after the first %d are cut off", segment.id + 1, len(ids), ends[0]
@@ -404,8 +430,9 @@ class LengthLimit(Step):
         if self.alignment not in ("hard", "soft"):
             return hypothesis
         parts = [part.segment for part in node.parts]
-        shared = self.reserved + parts[1].repeated
-        lengths = [len(part.ids or ()) + self.reserved - (shared if index else 0) for index, part in enumerate(parts)]
+        reserved = self.reserved + len(node.segment.tags)
+        shared = reserved + parts[1].repeated
+        lengths = [len(part.ids or ()) + reserved - (shared if index else 0) for index, part in enumerate(parts)]
         return replace(hypothesis, alignment=joined_alignment(hypotheses, lengths, shared, self.alignment == "soft"))
 
 

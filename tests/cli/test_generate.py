@@ -147,6 +147,16 @@ def test_references_are_scored_line_by_line(folder):
     assert len(scores) == 2 and max(scores) < 0
 
 
+def test_a_reference_of_an_empty_line_has_no_links(folder):
+    reference = beside(folder, "reference", ["two men", "a dog"])
+    flags = ("--score-reference", "--reference", reference, "--format", "jsonl", "--alignment", "hard")
+    result = run("--path", folder / "model.pt", *flags, text="\nthe cat\n")
+    empty, other = (
+        [each["alignment"] for each in json.loads(line)["hypotheses"]] for line in result.stdout.split("\n")[:2]
+    )
+    assert empty == [[]] and other != [[]]
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -67,7 +67,7 @@ def test_the_joined_shards_are_the_output_of_the_whole_input(
 ) -> None:
     monkeypatch.chdir(folder)
     if "--source-lang" in arguments:  # the languages of the columns are not languages of this model
-        monkeypatch.setattr("nmtkit.cli.generate_run.languages_of_input", lambda search, path: ("en", "de"))
+        monkeypatch.setattr("nmtkit.cli.generate_run.languages_of_input", lambda *_: ("en", "de"))
         arguments = arguments[:2]
     lengths = () if "--score-reference" in arguments else SHORT
     whole = generate(folder, *arguments, *lengths)

@@ -1,12 +1,15 @@
 """Names, lists and detection of languages with the codes of models of many languages."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("starlette")
 
+from nmtkit.cli import main
 from nmtkit.serving.languages import Detector, deepl_code, deepl_target_codes, described, served_code_for_deepl
 from nmtkit.serving.loading import ServedModel, through_pivot
 from nmtkit.text.languages import name_of
@@ -39,14 +42,22 @@ def test_a_language_is_detected_under_the_code_of_the_model(codes: tuple[str, st
     assert best[0] == codes[1] and best[1] > 90 and other[0] == codes[0]
 
 
-def test_logits_processors_belong_to_the_second_step_of_a_pivot() -> None:
-    search = SearchOptions(beam=3, logits_processors=("lm_fusion",))
+def test_options_of_the_target_language_belong_to_the_second_step_of_a_pivot() -> None:
+    later = {"diverse_groups": 3, "replace_unknown": True, "unkpen": 1.0}  # the options of `generate --pivot` too
+    search = SearchOptions(beam=3, logits_processors=("lm_fusion",), **later)
     translator = cast(Translator, SimpleNamespace(directions=frozenset()))
     models = {pair: ServedModel(translator, search, TextOptions()) for pair in (("it", "en"), ("en", "de"))}
     both = through_pivot(models, "en")["it", "de"]
     assert both.search == search and both.first is not None
     assert both.first.search == SearchOptions(beam=3)
     assert models["it", "en"].search == search, "the direct translation into en has the processors"
+
+
+def test_a_pivot_and_a_glossary_are_refused(tmp_path: Path) -> None:
+    (terms := tmp_path / "terms.tsv").write_text("dog\tHund\n")
+    flags = ["--path", "it-en=a.pt", "--path", "en-de=b.pt", "--pivot", "en", "--glossary", str(terms)]
+    result = CliRunner().invoke(main, ["serve", *flags])
+    assert result.exit_code == 2 and "--pivot and --glossary cannot be combined" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from nmtkit.translation.engines import Decoder
 from nmtkit.translation.engines.continuous_batching import TOKENS_PER_SLOT
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.search.logits_processors.second_model import LMFusionConfig
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
@@ -345,6 +346,18 @@ def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
     assert [line[0]["text"] for line in answer] == german[:4]
     page = translate_or_fail(models, task(["<b>All</b> are equal"], pair=("it", "de"), html=True))
     assert isinstance(page, list)
+
+
+def test_a_loop_in_the_first_of_two_steps_is_counted(path, multilingual):
+    search = SearchOptions(max_len_a=0.0, max_len_b=20)
+    models, _ = load_models(job((("it", "en"), path), (("en", "de"), multilingual), pivot="en", search=search))
+    first, second = (models[pair].translator for pair in (("it", "en"), ("en", "de")))
+    steps = PivotTranslator(first, second, "en", dataclasses.replace(search, target_lang="de"))
+    looped = [each.decoded_again for each in steps.stream(LINES)]
+    alone = second.stream([each.pivot for each in steps.stream(LINES)], steps.pipelines[1])
+    assert looped != [each.decoded_again for each in alone]
+    answer = translate_or_fail(models, task(LINES, pair=("it", "de")))
+    assert ["decoded_again" in line[0] for line in answer] == looped
 
 
 def test_two_models_make_a_pair_through_the_pivot_language(path):

@@ -45,6 +45,17 @@ def test_an_average_keeps_the_shortlist(tmp_path: Path) -> None:
     assert "shortlist" not in averaging.average(paths[:1])
 
 
+def test_an_average_keeps_what_all_files_say_about_their_origin(tmp_path: Path) -> None:
+    origin = {"languages": ["en", "de"], "license": "mit", "repository": "org/model"}
+    origins = {"a": origin, "b": origin, "c": origin | {"repository": "org/other"}, "d": {"languages": ["en", "de"]}}
+    a, b, c, d = (write(tmp_path / f"{name}.pt", 1, torch.ones(2), origin=each) for name, each in origins.items())
+    plain = write(tmp_path / "plain.pt", 1, torch.ones(2))
+    assert averaging.average([a, b])["origin"] == origin
+    assert averaging.average([a, c])["origin"] == {"languages": ["en", "de"], "license": "mit"}
+    assert averaging.average([a, d])["origin"] == {"languages": ["en", "de"]}
+    assert "origin" not in averaging.average([a, plain]) and "origin" not in averaging.average([plain])
+
+
 def test_sums_are_in_fp32_though_weights_are_not(tmp_path: Path) -> None:
     # in bf16, 256 + 1 is 256
     paths = [write(tmp_path / f"{index}.pt", index, torch.tensor([256.0]).bfloat16()) for index in range(2)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import log_records, write_corpus
+from builders import log_records, save_transformer, write_corpus
 from click.testing import CliRunner
 
 from nmtkit import load
@@ -17,6 +17,7 @@ from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs.distributed import launch
 from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
+from nmtkit.training.run_facts import _base_facts
 from nmtkit.translation.translator import Translator
 
 FLAGS = shlex.split("""
@@ -132,6 +133,14 @@ def nmtkit(*arguments: object) -> str:
     result = CliRunner().invoke(main, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def test_the_second_fine_tuning_still_knows_the_origin_of_the_first_base(tmp_path: Path) -> None:
+    origin = {"repository": "org/base", "commit": "0" * 40, "license": "cc-by-4.0"}
+    contents = checkpoint.load(save_transformer(tmp_path / "base.pt"))
+    for facts in ({"origin": origin}, {"run": {"base_origin": origin}}):
+        checkpoint_file.save(tmp_path / "base.pt", contents | facts)
+        assert _base_facts(tmp_path / "base.pt")["base_origin"] == origin
 
 
 @pytest.mark.parametrize("members", [1, 2])

@@ -3,9 +3,10 @@
 import html
 import re
 import sys
+from dataclasses import replace
 
 import pytest
-from builders import save_tiny_transformer, tiny_tokenizer
+from builders import save_tiny_transformer, save_transformer, tiny_tokenizer
 
 import nmtkit
 from nmtkit.text.alignment import words
@@ -144,6 +145,47 @@ def test_sentences_are_translated_by_themselves_and_white_space_stays(path, monk
     parts = model.translate(["the dog runs.", "two men {x} sleep!", "THE CAT RUNS IN."], protect=r"\{x\}", **SHORT)
     assert texts[0] == "  {}  {} \t {} ".format(*parts)
     assert texts[1].strip() == "" and texts[2] == model.translate("a dog", **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"split_sentences": "en"}, "All are equal. They are born free."),
+        ({"truecase_caps": True}, "ALL ARE EQUAL"),
+        ({"protect_spans": True, "replace_unknown": True}, "All are equal in http://a.de and ☃."),
+        ({"markup": "html"}, "All <b>are equal</b> before"),
+    ],
+)
+@pytest.mark.parametrize("longest", [1024, 5])
+def test_text_options_leave_the_tags_of_a_line_alone(tmp_path, options, line, longest):
+    if "split_sentences" in options:
+        pytest.importorskip("sentencex")
+    model = nmtkit.load(save_transformer(tmp_path / "model.pt", tags=["<formal>"]), max_source_len=longest)
+    options = {**options, "max_len_a": 1.0, "max_len_b": 0, "nbest": 2}
+    tagged = f"<formal> {line}"
+    written, given = model.translate(tagged, **options), model.translate(line, source_tag="<formal>", **options)
+    untagged = model.translate(line, **options)
+    texts, expected, others = (
+        [(each.text, each.score) for each in found.hypotheses] for found in (written, given, untagged)
+    )
+    assert texts == expected != others
+    assert written.source == tagged
+    moved = [
+        [replace(link, source_start=link.source_start + 9, source_end=link.source_end + 9) for link in each.links]
+        for each in given.hypotheses
+    ]
+    assert [each.links for each in written.hypotheses] == moved
+
+
+@pytest.mark.parametrize("alignment", ["hard", "soft"])
+@pytest.mark.parametrize("longest", [1024, 3])
+def test_no_term_of_a_glossary_is_in_a_tag(tmp_path, alignment, longest):
+    (tmp_path / "terms.tsv").write_text("formal\tright\nequal\tfree\n")
+    model = nmtkit.load(save_transformer(tmp_path / "model.pt", tags=["<formal>"]), max_source_len=longest)
+    options = {"glossary": tmp_path / "terms.tsv", "nbest": 2, "alignment": alignment, **SHORT}
+    written = model.translate("<formal> All are equal", **options)
+    assert written.hypotheses == model.translate("All are equal", source_tag="<formal>", **options).hypotheses
+    assert [term.source for term in written.hypotheses[0].terms] == ["equal"]
 
 
 def test_the_utility_of_a_line_is_the_mean_of_its_sentences(path, monkeypatch):

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import REAL_LINES, save_ending_transformer, save_transformer
+from builders import REAL_LINES, save_ending_transformer, save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 import nmtkit
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
+from nmtkit.data.corpora.corpus import Pairs
+from nmtkit.data.corpora.writer import CorpusWriter
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.search.options import SearchOptions
@@ -90,6 +93,39 @@ def test_two_models_of_one_pair_each(tmp_path: Path) -> None:
     expected = generated(second, lines=generated(first))
     assert len(set(expected)) > 3
     assert generated(second, "--pivot", "en", "--pivot-path", str(first)) == expected
+
+
+def in_languages(path: Path, source: str, target: str) -> Path:
+    """Records the languages of a bilingual model in its checkpoint."""
+    checkpoint_file.save(path, checkpoint_file.read(path) | {"origin": {"languages": [source, target]}})
+    return path
+
+
+def test_a_corpus_has_the_source_of_the_first_model_and_the_target_of_the_second(tmp_path: Path) -> None:
+    first = in_languages(save_transformer(tmp_path / "it-en.pt"), "it", "en")
+    second = in_languages(save_transformer(tmp_path / "en-de.pt", d_model=16), "en", "de")
+    corpus = str(tmp_path / "corpus.tmx")
+    with CorpusWriter(corpus, ("it", "de")) as writer:
+        writer.write(Pairs(LINES[:3], ["Recht"] * 3, [{}] * 3))
+    flags = ["--pivot", "en", "--pivot-path", str(first)]
+    assert generated(second, *flags, "--input", corpus) == generated(second, *flags, lines=LINES[:3])
+
+
+def test_a_dataset_has_the_vocabulary_of_the_model_that_reads_it(tmp_path: Path) -> None:
+    first = save_transformer(tmp_path / "first.pt")
+    second = save_tiny_transformer(tmp_path / "second.pt", tiny_tokenizer(), sharpness=2.0)
+    for side in ("it", "de"):
+        (tmp_path / f"test.{side}").write_text("".join(f"{line}\n" for line in REAL_LINES))
+    flags = ["--pivot", "en", "--pivot-path", str(first)]
+    for path in (first, second):
+        data = tmp_path / f"data-{path.stem}"
+        prefix = ["--trainpref", tmp_path / "test", "--testpref", tmp_path / "test", "--validpref", tmp_path / "test"]
+        code, _, err = run("preprocess", "-s", "it", "-t", "de", *prefix, "--tokenizer-from", path, "--destdir", data)
+        assert code == 0, err
+    expected = generated(second, *flags, lines=REAL_LINES)
+    assert generated(second, str(tmp_path / "data-first"), *flags) == expected
+    code, _, err = run("generate", tmp_path / "data-second", "--path", second, *flags)
+    assert code == 2 and f"data-second and {first} have different tokenizers" in err
 
 
 def test_tags_pass_through_both_steps(path: Path, tmp_path: Path) -> None:

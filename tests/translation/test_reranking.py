@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import save_ending_transformer, tiny_transformer
+from builders import save_ending_transformer, save_transformer, tiny_transformer
 from click.testing import CliRunner
 
 import nmtkit
@@ -93,6 +93,18 @@ def test_the_source_of_a_translation_through_a_third_language_is_the_text_in_tha
     expected = rerank(folder, *MODELS)
     assert expected.exit_code == 0 and rerank(folder, *MODELS, file="pivoted.jsonl").stdout == expected.stdout
     assert [each.source for each in read_nbest(map(json.dumps, pivoted), "pivoted")] == LINES
+
+
+def test_the_backward_model_writes_sources_without_tags(tmp_path: Path) -> None:
+    save_transformer(tmp_path / "back.pt", tags=["<2de>"])
+    hypotheses = [{"text": "all are equal", "log_probability": -1.0, "pieces": ["x"]}]
+    found = []
+    for source in ("all", "<2de> all"):
+        (tmp_path / "nbest.jsonl").write_text(json.dumps({"source": source, "hypotheses": hypotheses}) + "\n")
+        result = rerank(tmp_path, "--backward", "{folder}/back.pt", "--format", "jsonl")
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout)["hypotheses"])
+    assert found[0] == found[1]
 
 
 def test_log_probabilities_in_the_file_are_used_again(folder: Path) -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from builders import save_tiny_transformer, tiny_tokenizer
 
+from nmtkit.cli.prompt import typed_translations
+from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.translator import Translator
+
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 
 
@@ -38,6 +42,16 @@ def test_a_terminal_gets_a_prompt_with_translation_score_and_on_request_links(co
     for _, links in scored:
         assert bool(links) == bool(flags)
         assert all(re.fullmatch(r"\S+→\S+", pair) for pair in links.split())
+
+
+def test_each_typed_line_has_its_number(tmp_path, monkeypatch):
+    translator = Translator.load(save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer()))
+    lines, options = ["the cat", "the cat", "the cat"], {"sampling": True, "max_len_a": 0.0, "max_len_b": 3}
+    monkeypatch.setattr("nmtkit.cli.prompt.typed_lines", lambda: iter(lines))
+    found = list(typed_translations(translator, translator.pipeline(SearchOptions(**options))))
+    expected = translator.translate(lines, **options)
+    assert [(each.id, each.text) for each in found] == [(each.id, each.text) for each in expected]
+    assert len({each.text for each in found}) == 3
 
 
 def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from builders import save_tiny_transformer, tiny_tokenizer
+from builders import REAL_LINES, save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 import nmtkit
@@ -74,6 +74,16 @@ def test_a_line_is_judged_alike_alone_and_in_any_batch(paths):
         assert alone.quality.score == pytest.approx(beside.quality.score, abs=1e-5)
         ratio = len(alone.pieces) / (len(model.tokenizer.encode_source([line]).ids) - 1)
         assert alone.quality.length_ratio == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("longest", [1024, 6])
+def test_a_tag_is_no_piece_of_the_source(tmp_path, longest):
+    model = nmtkit.load(save_transformer(tmp_path / "model.pt", tags=["<2de>"]), max_source_len=longest)
+    (written,) = model.translate(f"<2de> {REAL_LINES[6]}", nbest=1, quality=True, **SHORT).hypotheses
+    (given,) = model.translate(REAL_LINES[6], nbest=1, quality=True, source_tag="<2de>", **SHORT).hypotheses
+    pieces = len(model.tokenizer.encode_source([REAL_LINES[6]]).ids) - 1
+    assert written.text == given.text
+    assert written.quality.length_ratio == given.quality.length_ratio == len(given.pieces) / pieces
 
 
 def test_slots_of_a_gpu_and_given_translations_are_judged_too(paths):
