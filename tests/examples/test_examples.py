@@ -413,7 +413,7 @@ def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path
     def value(command, flag):
         return command[command.index(flag) + 1]
 
-    made = commands("--test", "--threads", "1", TEACHERS="2")
+    made = commands("--test", "--threads", "1", TEACHERS="2", LATE_UPDATES="100")
     for one in made:
         assert CliRunner().invoke(main, [*one, "--help"]).exit_code == 0, one
     trained = {value(one, "--save-dir").removeprefix("runs/best/"): one for one in made if one[0] == "train"}
@@ -421,6 +421,8 @@ def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path
     assert all(value(one, "--threads") == "1" for one in trained.values())
     assert [value(trained[name], "--seed") for name in ("de-en-1", "de-en-2")] == ["1", "2"]
     assert value(trained["main-1"], "--criterion") == "label_smoothed_cross_entropy"
+    assert value(trained["main-1"], "--dropout") == value(trained["late-1"], "--dropout") == "0.2"
+    assert value(trained["main-1"], "--finetune-from") == "runs/best/en-de-1/averaged.pt"
     assert trained["main-1"][1] == "data-bin-best"
     assert value(trained["late-1"], "--finetune-from") == "runs/best/main-1/averaged.pt"
     assert value(trained["late-1"], "--transforms") == "bpe_dropout"
@@ -432,13 +434,14 @@ def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path
     scored = [value(one, "--gen-subset") for one in made if one[0] == "score"]
     assert scored == ["valid", "valid", "test", "test"]
 
-    made = commands(TEACHERS="2", SEEDS="1 2", START="teacher")
+    made = commands(TEACHERS="2", SEEDS="1 2", START="random", LATE_UPDATES="100")
     main_run, late_run = (one for one in made if one[0] == "train")
     assert [value(one, "--save-dir") for one in (main_run, late_run)] == ["runs/best/main-2", "runs/best/late-2"]
-    assert value(main_run, "--finetune-from") == "runs/best/en-de-1/averaged.pt"
+    assert "--finetune-from" not in main_run
     assert value(late_run, "--finetune-from") == "runs/best/main-2/averaged.pt"
-    switches = {"TEACHERS": "0", "LATE_UPDATES": "0", "CRITERION": "r_drop", "RUN": "plain", "VOCAB": "4000"}
+    switches = {"TEACHERS": "0", "CRITERION": "r_drop", "RUN": "plain", "VOCAB": "4000"}
     made = commands(**switches)
+    assert "--finetune-from" not in made[1]
     assert [one[0] for one in made] == ["preprocess", "train", "average-checkpoints", "generate", "score", "score"]
     assert value(made[1], "--criterion") == "r_drop" and made[1][1] == "data-bin-4000"
     made = commands(**switches | {"RUN": "both", "BOTH_UPDATES": "100"})
