@@ -27,7 +27,7 @@ from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport, Decision
 from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, TextBlock
 from nmtkit.cleaning.filters.interface import Limits
-from nmtkit.cleaning.mending import Mender
+from nmtkit.cleaning.mending import mended_pairs
 from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
 from nmtkit.cleaning.scores import ScoreReader, ScoreWriter
 from nmtkit.config.files import check_outputs
@@ -72,7 +72,7 @@ def make_filters(config: CleanConfig, configs: dict[str, Any]) -> dict[str, Filt
     """Returns the filters of `configs`, which are not fitted yet."""
     languages = config.source_lang, config.target_lang
     excluded, domain = (tuple(corpora_of(config, names, columns=False)) for names in (config.exclude, config.domain))
-    context = FilterContext(*languages, excluded, domain, config.lid_model, config.mend)
+    context = FilterContext(*languages, excluded, domain, config.lid_model, mended_pairs if config.mend else None)
     return {name: FILTERS[name].factory(each, context) for name, each in configs.items()}
 
 
@@ -196,7 +196,7 @@ def count_pairs(corpora: Sequence[Corpus]) -> int | None:
 def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
     """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
     if mends:
-        sample = Mender().pairs(sample)
+        sample = mended_pairs(sample)
     texts = TextBlock(sample.sources, sample.targets)
     for name, each in filters.items():
         progress.begin(f"Fitting filter {name}")

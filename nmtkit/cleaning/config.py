@@ -179,7 +179,7 @@ class CleanConfig(Config):
         repeated = [name for name in self.filters if self.filters.count(name) > 1]
         if repeated:
             raise ValueError(f"--filters repeats {repeated[0]}")
-        has_plugin = not set(self.filters) <= set(DEFAULT_FILTERS)  # which may read all files
+        has_plugin = not set(self.filters) <= set(DEFAULT_FILTERS)  # plug-ins may read all files
         for (flag, names), value in zip(FILE_FILTERS.items(), (self.exclude, self.domain, self.lid_model), strict=True):
             if value and not has_plugin and not set(names) & set(self.filters):
                 raise ValueError(f"{flag} does nothing without the filter {' or '.join(names)}; add it to --filters")

@@ -64,6 +64,11 @@ class Mender:
         return after
 
 
+def mended_pairs(part: Pairs) -> Pairs:
+    """Returns pairs with mended lines, without counts."""
+    return Mender().pairs(part)
+
+
 def _unescaped(line: str) -> str:
     """Replaces the entities of a line by characters. Repeats this once, for double escapes. Tags stay escaped."""
     for _ in range(2):

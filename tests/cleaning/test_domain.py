@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from nmtkit.cleaning.filters import FilterContext, TextBlock
 from nmtkit.cleaning.filters.domain import Domain, DomainConfig
+from nmtkit.cleaning.mending import mended_pairs
 from nmtkit.cli import main
 from nmtkit.data.corpora.corpus import locate
 
@@ -89,6 +90,6 @@ def test_the_text_of_the_domain_is_mended_like_the_corpus(tmp_path: Path) -> Non
     (tmp_path / "domain.en").write_text("a &amp; b\n")
     (tmp_path / "domain.de").write_text("SchÃ¶n\n")
     corpora = (locate(str(tmp_path / "domain"), "en", "de"),)
-    for mends, expected in ((True, ("a & b", "Schön")), (False, ("a &amp; b", "SchÃ¶n"))):
-        (part,) = FilterContext("en", "de", domain=corpora, mends=mends).pairs(corpora)
+    for mend, expected in ((mended_pairs, ("a & b", "Schön")), (None, ("a &amp; b", "SchÃ¶n"))):
+        (part,) = FilterContext("en", "de", domain=corpora, mend=mend).pairs(corpora)
         assert (*part.sources, *part.targets) == expected

@@ -57,7 +57,7 @@ def test_a_pivot_and_a_glossary_are_refused(tmp_path: Path) -> None:
     (terms := tmp_path / "terms.tsv").write_text("dog\tHund\n")
     flags = ["--path", "it-en=a.pt", "--path", "en-de=b.pt", "--pivot", "en", "--glossary", str(terms)]
     result = CliRunner().invoke(main, ["serve", *flags])
-    assert result.exit_code == 2 and "--pivot and --glossary cannot be combined" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "--pivot and --glossary" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

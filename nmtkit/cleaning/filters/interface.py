@@ -1,7 +1,7 @@
 """The interface of the filters that `clean` applies to pairs, and their registry."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from nmtkit.cleaning.filters.text_block import Scores, TextBlock
-from nmtkit.cleaning.mending import Mender
 from nmtkit.config.registry import Registry
 from nmtkit.data.corpora.corpus import Corpus, Pairs
 from nmtkit.data.corpora.dropping import Mask
@@ -28,14 +27,13 @@ class FilterContext:
     exclude: tuple[Corpus, ...] = ()
     domain: tuple[Corpus, ...] = ()
     lid_model: Path | None = None
-    mends: bool = False  # whether the pairs are mended before they are scored
+    mend: Callable[[Pairs], Pairs] | None = None  # mends the pairs before they are scored
     shared: dict[str, Any] = field(default_factory=dict)  # fitted objects that several filters share
 
     def pairs(self, corpora: Iterable[Corpus]) -> Iterator[Pairs]:
         """Yields the pairs of corpora such as `exclude`, mended if the pairs that are scored are mended."""
-        mender = Mender() if self.mends else None
         for part in chain.from_iterable(map(pairs, corpora)):
-            yield part if mender is None else mender.pairs(part)
+            yield part if self.mend is None else self.mend(part)
 
 
 class Limits:

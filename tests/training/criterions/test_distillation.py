@@ -212,7 +212,7 @@ def test_a_teacher_of_the_opposite_direction_is_refused(
     distill(dataset_folder, (tmp_path / "right.pt",), tmp_path / "probabilities")
     with pytest.raises(SystemExit):
         distill(dataset_folder, (tmp_path / "wrong.pt",), tmp_path / "others")
-    assert f"--path {tmp_path / 'wrong.pt'} translates from de into en" in capsys.readouterr().err
+    assert f"--path {tmp_path / 'wrong.pt'}" in capsys.readouterr().err
     assert not (tmp_path / "others").exists()
 
 
