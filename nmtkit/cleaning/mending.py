@@ -65,7 +65,7 @@ class Mender:
 
 
 def mended_pairs(part: Pairs) -> Pairs:
-    """Returns pairs with mended lines, without counts."""
+    """Returns the pairs with mended lines on both sides. Does not count the mended lines."""
     return Mender().pairs(part)
 
 

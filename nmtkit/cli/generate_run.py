@@ -56,9 +56,9 @@ def open_document(
 def languages_of_input(
     config: GenerateConfig, search: SearchOptions, checkpoint: Path
 ) -> tuple[str | None, str | None]:
-    """Returns the languages of a corpus to translate: from the flags, otherwise from the checkpoints.
+    """Returns the source and the target language of a corpus to translate: from the flags, else from the checkpoints.
 
-    With --pivot-path, that checkpoint reads the source, and `checkpoint` writes the target.
+    `checkpoint` translates into the target language. With --pivot-path, the checkpoint of this flag reads the source.
     """
     from nmtkit.models.building import languages_of
 
@@ -125,7 +125,10 @@ def tell_of_loops(loops: int, total: int) -> None:
 
 
 def open_dataset(folder: Path, translator: "Translator") -> "Dataset":
-    """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the model that reads the sources."""
+    """Opens the dataset in `folder`, whose sources `translator` reads.
+
+    Raises ValueError if the dataset and the translator have different tokenizers.
+    """
     from nmtkit.data.dataset.binarized import Dataset
 
     dataset = Dataset.open(folder)
@@ -346,7 +349,10 @@ class Generation:
         return typed_translations(self.translator, pipeline)
 
     def requests(self) -> Iterator[list["Request"]]:
-        """Returns the text in windows. The languages of the checkpoints choose the column of a corpus."""
+        """Returns the lines to translate, in lists of at most `window` lines.
+
+        In a corpus with several columns, the source language of the model chooses the column.
+        """
         from nmtkit.translation import lines
 
         job, config, scored = self.job, self.config, self.search.score_reference

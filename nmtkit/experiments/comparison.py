@@ -185,7 +185,7 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Returns the runs in groups. The runs of a group differ only in the seed, and have the same code of plug-ins."""
+    """Returns the runs in groups. In a group, all settings but the seed, the dataset and the plug-in code are equal."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}

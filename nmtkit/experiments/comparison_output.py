@@ -133,7 +133,10 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
 
 
 def without_common_folder(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the folder that contains all runs, and the names of the runs inside this folder. No such folder: ""."""
+    """Returns the folder that contains all runs, and the name of each run inside this folder.
+
+    The folder is "" if the paths of the runs have no folder in common.
+    """
     parents = [Path(name).parent for name in names]
     comparable = len({parent.is_absolute() for parent in parents}) == 1
     folder = os.path.commonpath(parents) if comparable else ""

@@ -201,7 +201,7 @@ def is_finished(sweep: Sweep, run: SweepRun) -> bool:
 
 
 def finished_summary(job: JobConfig) -> RunSummary | None:
-    """Returns the summary of the run in the folder of a job, or None if there is no finished run."""
+    """Returns the summary of the run in the `save_dir` of a job, or None if this folder has no finished run."""
     if not (job.run.save_dir / "log.jsonl").is_file():
         return None
     summary = comparison.summarize(job.run.save_dir)
@@ -209,10 +209,11 @@ def finished_summary(job: JobConfig) -> RunSummary | None:
 
 
 def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
-    """Returns the settings of a job that differ from the settings of its finished run.
+    """Returns the settings of a job that differ from the settings of its finished run, which `summary` describes.
 
-    The log has the resolved settings: no validation without a valid set, and the batch size for the processes of the
-    run. The batch size does not depend on the device, and an estimate for a GPU needs no device.
+    The log of a run has the settings after all defaults are known: without a valid set, validation is off, and the
+    batch size depends on the number of processes. So the defaults of the job are found in the same way first. The
+    device is set to a GPU, which this machine may lack: no batch size depends on the device.
     """
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
@@ -224,9 +225,10 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
 
 
 def changes_after_end(sweep: Sweep, run: SweepRun) -> list[Change]:
-    """Returns the changed settings of a finished run, if `nmtkit train` would make no more updates with them.
+    """Returns the settings that were changed after a run had finished.
 
-    Settings that the run does not have, because an older version of nmtkit has trained it, are left out.
+    The result is empty if `nmtkit train` would continue the training with the changed settings. The result has no
+    settings that are newer than the version of nmtkit that has trained the run.
     """
     job = sweep.job(run)
     summary = finished_summary(job)

@@ -161,9 +161,10 @@ def languages_of(path: Path) -> tuple[str, str] | None:
 
 
 def check_not_reversed(flag: str, path: Path, languages: tuple[str, str]) -> None:
-    """Raises ValueError if the bilingual model that the user gave as `flag path` translates in the opposite direction.
+    """Raises ValueError if a bilingual model translates from the target language of a text into its source language.
 
-    `languages` are the source and the target language of the text.
+    `languages` are the source and the target language of the text. `path` is the checkpoint of the model. The message
+    names the checkpoint with `flag`, the flag that the user has written before the path.
     """
     pair = languages_of(path)
     own, wanted = ([subtags(code)[0] for code in each] for each in (pair or languages, languages))

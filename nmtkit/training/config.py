@@ -51,6 +51,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "callbacks": CALLBACKS,
 }
 SEVERAL = tuple(kind for kind, entries in REGISTRIES.items() if entries.several)
+CALLING_PARTS = ("expected_reward", "guided_alignment")  # criterions that call methods of a model other than forward
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "architecture": ("transformer_base",),
     "criterion": ("label_smoothed_cross_entropy",),
@@ -150,15 +151,16 @@ class JobConfig:
                 f"--optimizer {optimizer} needs whole parameters, but with --parallel fsdp a process has only a "
                 f"share; give one of {', '.join(sorted(OPTIMIZERS.on_shards))}, or --parallel ddp"
             )
-        if criterion in ("expected_reward", "guided_alignment"):  # these criterions call methods other than forward
+        if criterion in CALLING_PARTS:
             raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
         if self.run.compile:
             raise ValueError("--compile and --parallel fsdp exclude each other; give only one of them")
 
     def _check_base_width(self) -> None:
-        """Raises ValueError for an optimizer that needs other factors on its rates than the factors of --base-width.
+        """Raises ValueError if --base-width is given with SGD or Adafactor.
 
-        SGD has its own factors (Yang et al. 2021, table 8), and updates of Adafactor are scaled by the weights.
+        --base-width multiplies the learning rates of parts of the model by factors for Adam. SGD needs other factors
+        (Yang et al. 2021, table 8). Adafactor multiplies each update by the size of the weights already.
         """
         optimizer, architecture = (self.components[table] for table in ("optimizer", "architecture"))
         if optimizer.name in ("sgd", "adafactor") and getattr(architecture.config, "base_width", None) is not None:

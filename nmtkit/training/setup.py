@@ -22,7 +22,7 @@ from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES, Architecture
 from nmtkit.models.architectures.contract import check_forward
 from nmtkit.models.layers.quantization import quantize_aware
-from nmtkit.training.config import JobConfig
+from nmtkit.training.config import CALLING_PARTS, JobConfig
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.criterions.interface import check_sum
 from nmtkit.training.due import StopSignal
@@ -203,7 +203,7 @@ def build_trainer(
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.quantize_aware:
         log.info("%d layers and embeddings round weights to 8 bits, %d of them also inputs", *quantize_aware(model))
-    if job.run.compile and criterion.name in ("expected_reward", "guided_alignment"):
+    if job.run.compile and criterion.name in CALLING_PARTS:
         raise ValueError(
             f"--compile has no effect on --criterion {criterion.name}, which does not call the compiled forward pass"
         )

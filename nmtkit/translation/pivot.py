@@ -21,7 +21,10 @@ OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repe
 
 
 def of_first_step(search: SearchOptions) -> SearchOptions:
-    """Returns the options of `search` that apply to the first step, with the languages of `search`."""
+    """Returns the options of `search` that apply to the translation into the pivot language.
+
+    All other options get their defaults. The source and the target language of `search` are kept.
+    """
     kept = (*OF_BOTH_STEPS, "source_lang", "target_lang")
     return SearchOptions(**{name: getattr(search, name) for name in kept})
 

@@ -110,9 +110,9 @@ class Normalization(Step):
 
 
 class Tags(Step):
-    """Removes the tags at the beginning of a line, so that no other step changes them.
+    """Removes the tags at the beginning of a line, so that no other step changes the tags.
 
-    Each part of the line that the model reads begins with these tags.
+    `ModelInput` puts the tags back: before the line, or before each part of a line that is split.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

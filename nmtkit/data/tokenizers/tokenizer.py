@@ -353,7 +353,7 @@ class Tokenizer:
         return self.source.processor.piece_to_id(SPACE_SYMBOL + tag) in self.source_tags
 
     def without_tags(self, line: str) -> str:
-        """Returns a source line without its tags, for metrics and counts that read the text of the source."""
+        """Returns a source line without the tags at its beginning. Metrics and counts of words need the text alone."""
         while self.source_tags and self.has_tag((words := line.partition(" "))[0]):
             line = words[2]
         return line

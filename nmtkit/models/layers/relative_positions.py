@@ -97,5 +97,8 @@ class RelativePositions(PositionTerms):
 
 
 def vectors(embedding: nn.Embedding) -> Tensor:
-    """Returns all vectors of an embedding. Calls the embedding, which rounds its weight with --quantize-aware."""
+    """Returns the vectors of all entries of an embedding: entries x width.
+
+    The embedding is called, because `--quantize-aware` rounds the weight only during a call.
+    """
     return embedding(torch.arange(embedding.num_embeddings, device=embedding.weight.device))
