@@ -25,13 +25,16 @@ ANCHORED = [
     "_SYMBOLS",
     "_KEYWORD",
     "_STRING",
+    "_STRINGS",
+    "_CLOCKS",
+    "web._TAG",
     "_TIMING",
     "_DASH",
     "_NUMBER",
     "_STATEMENT_OF_BRACES",
     "_VALUE_OF_PHP",
     "_VALUE_OF_ERB",
-]  # matched at one position only
+]  # matched at one position only, or not used again after its first failure
 
 
 @cache
@@ -60,11 +63,11 @@ def seconds(pattern: re.Pattern, text: str, anchored: bool) -> float:
 
 @pytest.mark.parametrize("name", patterns())
 def test_no_pattern_takes_quadratic_time(name):
-    """A quadratic pattern took 26 s for %000… with 20,000 characters."""
+    """A quadratic pattern took 26 s for %000… with 20,000 characters, and {{{… with a million took ten minutes."""
     pattern, anchored = patterns()[name], any(f".{each}[" in name for each in ANCHORED)
     for prefix in PREFIXES:
         for unit in UNITS:
-            short, long = (prefix + unit * (length // len(unit)) for length in (1_000, 8_000))
-            if (slow := seconds(pattern, long, anchored)) > 0.02:  # most texts take a millisecond
-                slow = min(slow, *(seconds(pattern, long, anchored) for _ in range(2)))
-                assert slow < 24 * (seconds(pattern, short, anchored) + 0.005), (prefix, unit)
+            short, long = (prefix + unit * (length // len(unit)) for length in (2_000, 8_000))
+            if seconds(pattern, long, anchored) > 0.01:  # most texts take a millisecond
+                slow, fast = (min(seconds(pattern, text, anchored) for _ in range(3)) for text in (long, short))
+                assert slow < max(8 * fast, 0.01), (prefix, unit)

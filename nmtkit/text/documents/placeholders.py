@@ -27,7 +27,7 @@ _KINDS = (
 )  # fmt: skip
 _ESCAPES = ("%%", "{{", "}}", "~~", "~%")
 # a placeholder that takes the next argument
-_UNNAMED = re.compile(r"%(?![({]|\d{1,2}[$%]|[-+ #0',]*\d*<(?!PRI))|\{[:!}]|~")
+_UNNAMED = re.compile(r"%(?![({]|\d{1,2}[$%]|[-+ #0',]*+\d*+<(?!PRI))|\{[:!}]|~")
 _QUOTED = re.compile(r"'[^']*+'?")  # in a java-format, a text in quotes has no placeholders
 _ANY = re.compile(f"{_PRINTF}|{_BRACES}")
 

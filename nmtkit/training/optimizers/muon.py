@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nmtkit.config import option
+from nmtkit.models.layers import multiplies_in_bf16
 from nmtkit.training.optimizers.elementwise import AdamWConfig, adamw
 from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
 
@@ -28,7 +29,7 @@ class MuonConfig(AdamWConfig):
 def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices, AdamW for other parameters.
 
-    torch.optim.Muon orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
+    `Muon` orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
     vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
     0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so both can share a learning rate.
     With `original`, the update is scaled by the square root of max(1, rows / columns), and usual learning rates are
@@ -44,7 +45,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
     if not matrices:
         raise ValueError("--optimizer muon needs a matrix, but this run trains no matrix; give --optimizer adamw")
     splits: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
-    optimizer = torch.optim.Muon(
+    optimizer = Muon(
         [_split_stacked(group, splits) | {"lr_scale": config.muon_lr_scale} for group in matrices],
         lr=0.0,
         weight_decay=config.weight_decay,
@@ -77,6 +78,50 @@ def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[
         params += parts
         names += [f"{name}[{index}]" for index in range(len(parts))] if rows else [name]
     return group | {"params": params, "param_names": names}
+
+
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon that iterates in float32 on a processor without bf16 products.
+
+    torch.optim.Muon always iterates in bf16. On such a processor, torch takes 25 to 50 times as long for a product in
+    bf16 as in float32 (AVX2, matrices from 128 x 128 to 2048 x 512).
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Makes a step. Does not support a `closure`."""
+        assert closure is None
+        for group in self.param_groups:
+            rate, momentum = float(group["lr"]), group["momentum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                average = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
+                update = orthogonalized(parameter.grad.lerp(average, momentum), group["ns_steps"])
+                rows, columns = parameter.shape
+                scale = max(1, rows / columns) if group["adjust_lr_fn"] == "original" else 0.2**2 * max(rows, columns)
+                parameter.mul_(1 - rate * group["weight_decay"])
+                parameter.add_(update, alpha=-rate * scale**0.5)
+
+
+def orthogonalized(matrix: Tensor, steps: int) -> Tensor:
+    """Returns U f(S) V' for a matrix U S V', where f brings each singular value near 1 (Jordan et al. 2024).
+
+    The singular values are divided by the norm of the matrix. Then each of the `steps` Newton-Schulz iterations maps a
+    singular value s to 3.4445 s - 4.7750 s^3 + 2.0315 s^5. The result has the shape of the matrix, and is in float32 on
+    a processor without bf16 products, else in bf16.
+    """
+    dtype = torch.float32 if matrix.device.type == "cpu" and not multiplies_in_bf16() else torch.bfloat16
+    rows, columns = matrix.shape
+    x = (matrix.T if rows > columns else matrix).to(dtype)
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.T if rows > columns else x
 
 
 class CompositeOptimizer(Optimizer):
