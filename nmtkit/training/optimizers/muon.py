@@ -88,7 +88,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Makes a step. Does not support a `closure`."""
         assert closure is None
         for group in self.param_groups:
