@@ -149,8 +149,15 @@ def pairs(source: str | Sequence[str], target: str | Sequence[str] | None) -> li
         return [Request(text, reference="") for text in sources]
     targets = texts(target)
     if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
-        raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
+        raise ValueError(
+            f"source is {_described(source, sources)}, but target is {_described(target, targets)}; "
+            "give two texts, or two lists of the same length"
+        )
     return [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
+
+
+def _described(given: object, texts: list[str]) -> str:
+    return "one text" if isinstance(given, str) else f"a list of {len(texts)}"
 
 
 def check_text(method: str, source: object) -> None:

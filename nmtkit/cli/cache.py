@@ -77,11 +77,12 @@ def named(entries: "list[CacheEntry]", names: tuple[str, ...]) -> "list[CacheEnt
 def outdated(entries: "list[CacheEntry]", days: int | None) -> "list[CacheEntry]":
     """Returns the cache entries to prune: stale entries, and with `days` also entries that were unused for `days` days.
 
-    The machine code of the installed version is pruned only if it is stale.
+    The machine code of the installed version is never pruned.
     """
     current = machine_code.folder_name() if machine_code.installed() else None
-    unused = [] if days is None else [entry for entry in entries if entry.days >= days and entry.name != current]
-    return [entry for entry in entries if entry.stale or entry in unused]
+    return [
+        entry for entry in entries if entry.stale or (days is not None and entry.days >= days and entry.name != current)
+    ]
 
 
 def show(entries: "list[CacheEntry]") -> None:
@@ -101,7 +102,8 @@ def short(entry: "CacheEntry") -> str:
 
 
 def note(entry: "CacheEntry") -> str:
-    return ", ".join([*entry.revisions, *(["of another version: prune removes it"] if entry.stale else [])])
+    stale = ["unfinished or of another version: prune removes it"] if entry.stale else []
+    return ", ".join([*entry.revisions, *stale])
 
 
 def used(days: float) -> str:

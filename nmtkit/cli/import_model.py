@@ -45,13 +45,13 @@ def command(source: Path, destination: Path, **settings: Any) -> None:
                   --source-lang eng_Latn --target-lang deu_Latn
     nmtkit generate --path en-de.pt < raw.en > translated.de
 
-    SOURCE is a model of one of three toolkits. Hugging Face transformers: a folder of model type marian (OPUS-MT),
-    m2m_100 (M2M-100, NLLB) or mbart (mBART-50). Marian: an .npz file of type transformer, or a folder with the .npz
-    file, decoder.yml and vocabularies (.spm, or .yml with source.spm and target.spm). fairseq: a checkpoint of a
-    transformer, or a folder with the checkpoint, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. nmtkit runs
+    SOURCE is a model of one of three toolkits. Hugging Face transformers: hf:ORG/NAME, or a folder of model type marian
+    (OPUS-MT), m2m_100 (M2M-100, NLLB) or mbart (mBART-50). Marian: an .npz file of type transformer, or a folder with
+    the .npz file, decoder.yml and vocabularies (.spm, or .yml with source.spm and target.spm). fairseq: a checkpoint of
+    a transformer, or a folder with the checkpoint, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. nmtkit runs
     no code from SOURCE.
     """
-    from nmtkit.config.files import checkpoint_of
+    from nmtkit.config.files import checkpoint_of, is_hub_name
     from nmtkit.data import checkpoint_file
     from nmtkit.models.building import from_checkpoint, tokenizer_of
     from nmtkit.models.formats.detect import load
@@ -62,6 +62,8 @@ def command(source: Path, destination: Path, **settings: Any) -> None:
         raise ValueError(f"{destination} exists already; remove it or choose another name")
     progress.begin(f"Reading {source.name}")
     found = checkpoint_of(source)
+    if found != source and not is_hub_name(source.as_posix()):
+        raise ValueError(f"{source} is a run of nmtkit; its checkpoint {found} needs no import")
     contents = load(source) if found == source else checkpoint_file.read(found)
     tokenizer = tokenizer_of(contents, source)
     tries = bool(line.strip()) and (not tokenizer.languages or target_lang is not None)

@@ -173,7 +173,7 @@ def language_pairs(run: Mapping[str, Any], tokenizer: Tokenizer) -> str:
 
 
 def default_settings(contents: checkpoint_file.Checkpoint) -> dict[str, Section]:
-    """Returns the default settings of the sections of a checkpoint whose components are registered."""
+    """Returns the default settings by section, for the components of a checkpoint that are registered."""
     tables = contents.get("run", {}).get("settings", {})
     components = [("Config", ARCHITECTURES, contents["architecture"])]
     components += [
@@ -233,9 +233,7 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
         "Made by": {name: _shown(name, value) for name, value in facts.items() if name != "settings"},
         "Run (settings that differ from the defaults)": run,
     }
-    for table in COMPONENTS:
-        sections[table.capitalize()] = dict(tables[table])
-    return sections
+    return sections | {table.capitalize(): dict(tables[table]) for table in COMPONENTS if table in tables}
 
 
 def _shown(name: str, value: Any) -> Any:
@@ -261,7 +259,7 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
         result["merge the adapters into the base"] = shlex.join(
             ["nmtkit", "average-checkpoints", name, "--output", str(path.with_name("merged.pt"))]
         )
-    if "training" in contents:
+    if contents.get("training"):
         config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
         result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
     if "run" in contents:

@@ -32,11 +32,17 @@ class TrialMonitor:
         self.scores: list[float] = []
         self.pruned = False
 
-    def should_continue(self) -> bool:
-        """Reports new scores to the study. Returns False if the study has pruned the trial."""
-        for update, score in self.read_scores()[len(self.scores) :]:
+    def report(self) -> bool:
+        """Reports new scores to the study. Returns whether there are any."""
+        new = self.read_scores()[len(self.scores) :]
+        for update, score in new:
             self.trial.report(score, update)
             self.scores.append(score)
+        return bool(new)
+
+    def should_continue(self) -> bool:
+        """Reports new scores to the study. Returns False if the study has pruned the trial."""
+        if self.report():
             self.pruned = self.pruned or self.trial.should_prune()
         return not self.pruned
 
@@ -84,7 +90,7 @@ class OptunaStudy:
             log.info("run %d of %d, %s", self._begun(study), self.sweep.draws, run.name)
             monitor = TrialMonitor(trial, functools.partial(self._scores, run))
             reason = train(run, monitor.should_continue)
-            monitor.should_continue()
+            monitor.report()  # a run that has trained to its end is not pruned
             if reason or not monitor.scores:
                 failed[run.name] = reason or "no validation was made"
                 study.tell(trial, state=self.optuna.trial.TrialState.FAIL)

@@ -53,12 +53,6 @@ def discard(folder: Path) -> None:
 
 def write_record(run: RunSummary, data: Path, settings: Mapping[str, Any], flop: float | None) -> None:
     """Writes the record of the translations of a run: settings, cost, scores. Raises OSError or ValueError."""
-    record: dict[str, Any] = {
-        "settings": settings,
-        "trained": _trained(run),
-        "data": str(data.absolute()),
-        "flop": flop,
-    }
     texts = _texts(Path(run.name) / TRANSLATIONS, data, settings["gen_subset"], None)
     chosen = metrics.MetricSettings(target_lang=texts.target_lang)
     scores = metrics.score(texts.lines, [texts.references], METRICS, chosen)

@@ -15,10 +15,10 @@ ADAPTERS = {"base": str, "fingerprint": int, "rank": int, "alpha": float, "layer
 
 def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
     """Maps each name in `model` to the first name of the same tensor. Only tied weights have more than one name."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
     return {
-        name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
-        for name, tensor in model.items()
+        name: first.setdefault((x.data_ptr(), tuple(x.shape), x.stride()), name) if x.numel() else name
+        for name, x in model.items()
     }
 
 

@@ -64,13 +64,19 @@ def locked(folder: Path, name: str) -> Iterator[None]:
 
     Makes the folder, and removes the folder if it is empty at the end.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     descriptor = None
-    with suppress(OSError):  # a system or a file system without locks: both processes import, and one result stays
-        descriptor = os.open(folder, os.O_RDONLY)
-        if not lock(descriptor):
-            log.info("%s: waiting for another process, which downloads and imports this model", name)
-            lock(descriptor, wait=True)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # a system or a file system without locks: both processes import, and one result stays
+            descriptor = os.open(folder, os.O_RDONLY)
+            if not lock(descriptor):
+                log.info("%s: waiting for another process, which downloads and imports this model", name)
+                lock(descriptor, wait=True)
+        if folder.is_dir() if descriptor is None else _is_at(descriptor, folder):
+            break
+        if descriptor is not None:  # the other process has removed the folder
+            os.close(descriptor)
+            descriptor = None
     try:
         yield
     finally:
@@ -78,6 +84,14 @@ def locked(folder: Path, name: str) -> Iterator[None]:
             os.close(descriptor)
         with suppress(OSError):  # not empty
             folder.rmdir()
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Returns whether an open file or folder is the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def revisions_of(folder: Path) -> dict[str, str]:
@@ -132,7 +146,7 @@ def _commits(folder: Path) -> Iterator[CacheEntry]:
 
 
 def named(entry: CacheEntry, name: str) -> bool:
-    """Returns whether `name` means an entry: by repository, and perhaps a revision or the beginning of a commit."""
+    """Returns whether `name` names an entry: a repository, or a repository@revision or @beginning-of-commit."""
     whole, _, revision = name.partition("@")
     repository, _, commit = entry.name.partition("@")
     if whole != repository:

@@ -35,16 +35,13 @@ def line_chart(
         across, up = (x - left) / (right - left or 1), (convert(y) - low) / (high - low or 1)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    updates_shown = _round_numbers(left, right, 4) if right > left else [left]
-    below = [(position(value, values[0])[0], _short(value)) for value in updates_shown]
-    parts = [
-        *_axes(ticks, below, unit + ", logarithmic" * logarithmic if unit else "logarithmic" * logarithmic, "update")
-    ]
+    below = [(position(value, values[0])[0], _short(value)) for value in _round_numbers(left, right, 4)]
+    parts = [*_axes(ticks, below, ", ".join(filter(None, (unit, "logarithmic" * logarithmic))), "update")]
     for index, (name, points) in enumerate(lines.items()):
         if points:
             drawn = [position(*point) for point in points]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
-            data = " ".join(f"{x:g},{y:.6g}" for x, y in points)
+            data = " ".join(f"{x:.12g},{y:.6g}" for x, y in points)
             colour = f"s{index % COLOURS + 1}"
             parts.append(
                 f'<polyline class="{colour}" points="{path}" data-name="{escape(name)}" data-points="{data}"/>'
@@ -181,6 +178,8 @@ def _step(low: float, high: float, count: int) -> float:
 
 def _round_numbers(low: float, high: float, count: int) -> list[float]:
     """Returns about `count` round numbers from `low` to `high`."""
+    if low == high:
+        return [low]
     width = _step(low, high, count)
     return [index * width for index in range(math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9) + 1)]
 

@@ -12,12 +12,12 @@ MAX_TAG_NAMES = 1000  # maximum number of names in a list of tags
 
 def _tag_names(value: Any) -> Any:
     """Returns a list of names. A form has the names in one text with commas."""
-    names = value if isinstance(value, list) else [value]
-    if len(names) > MAX_TAG_NAMES:
+    texts = value if isinstance(value, list) else [value]
+    if all(isinstance(text, str) for text in texts):
+        value = texts = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    if len(texts) > MAX_TAG_NAMES:
         raise ValueError(f"a list of tags has at most {MAX_TAG_NAMES} names")
-    if not all(isinstance(name, str) for name in names):
-        return value
-    return [name.strip() for text in names for name in text.split(",", MAX_TAG_NAMES) if name.strip()]
+    return value
 
 
 TagNames = Annotated[list[Text], BeforeValidator(_tag_names)]
@@ -42,9 +42,7 @@ class TranslationFields(RequestFields):
     formality: Formality = "default"
     glossary_id: Code | None = None
 
-    UNSUPPORTED: ClassVar[tuple[str, ...]] = (
-        *("glossary_ids", "style_id", "translation_memory_id", "custom_instructions"),
-    )
+    UNSUPPORTED: ClassVar = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
     glossary_ids: Any = None
     style_id: Any = None
     translation_memory_id: Any = None

@@ -83,6 +83,7 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
             if before == " " and after in ("", *CLOSING) and parts[-1]:
                 parts[-1] = parts[-1][:-1]
                 length -= 1
+                before = next((part[-1] for part in reversed(parts) if part), "")
             continue
         unchanged = target[edit.start : edit.end].lower() == edit.text.lower()
         touches = span_end == length and source_end == edit.span[0]
@@ -99,5 +100,5 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a span needs a space before or after the adjacent `char`. Characters in `close` need no space."""
+    """Returns whether a span needs a space between itself and `char`. Characters in `close` need no space."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

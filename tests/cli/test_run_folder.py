@@ -141,3 +141,10 @@ def test_every_setting_whose_help_says_checkpoint_is_marked() -> None:
     }
     assert named <= marked
     assert {"finetune_from", "teacher", "backward", "lm", "pivot_path", "path", "tokenizer_from", "contrast"} <= marked
+
+
+def test_a_run_is_not_imported(run: Path, tmp_path: Path) -> None:
+    """A model without encoder layers ended with a KeyError after the file was written."""
+    result = CliRunner().invoke(main, ["import", str(run), str(tmp_path / "new.pt")])
+    assert result.exit_code == 2 and "needs no import" in result.output
+    assert not (tmp_path / "new.pt").exists()

@@ -498,6 +498,25 @@ def test_the_sweep_of_the_page_makes_the_runs_it_says(tmp_path: Path) -> None:
     assert f"--save-dir {tmp_path}/runs/lr/lr=0.001,dropout=0.1,seed=1\n" in said
 
 
+def test_a_run_that_is_trained_to_its_end_is_not_pruned() -> None:
+    pytest.importorskip("optuna")
+    from nmtkit.experiments.optuna_study import TrialMonitor
+
+    class Trial:
+        def report(self, score: float, update: int) -> None:
+            pass
+
+        def should_prune(self) -> bool:
+            return len(scores) > 1
+
+    scores = [(1, 3.0)]
+    monitor = TrialMonitor(Trial(), lambda: scores)
+    assert monitor.should_continue()
+    scores.append((2, 2.0))
+    monitor.report()
+    assert monitor.scores == [3.0, 2.0] and not monitor.pruned
+
+
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     varied = "[sweep.random]\ndraws = 2\nlr = { min = 1e-4, max = 1e-2 }\n"

@@ -195,3 +195,13 @@ def test_the_page_is_translated_completely() -> None:
         for text, translation in translations.items():
             names = re.findall(r"\{\w+\}", text)
             assert translation.strip() and sorted(re.findall(r"\{\w+\}", translation)) == sorted(names), (code, text)
+
+
+def test_points_keep_the_digits_of_their_updates() -> None:
+    chart = charts.line_chart("loss", {"a": [(1_234_567, 2.5), (1_234_568, 2.0)]})
+    assert 'data-points="1234567,2.5 1234568,2"' in chart
+
+
+def test_an_axis_of_a_single_value_has_a_tick() -> None:
+    assert "0 pieces: 3" in charts.bar_chart("Lengths", "", [3], "pieces")
+    assert "1 to 1: 3" in charts.histogram("Scores", [1, 1], [3], [], "score")

@@ -237,6 +237,7 @@ def test_too_many_requests_in_a_minute_are_429(server: Server) -> None:
         ({"text": ["a"], "target_lang": "DE", "formality": "rude"}, 400, "formality"),
         ({"text": ["a"], "target_lang": "DE", "tag_handling": "pdf"}, 400, "tag_handling"),
         ({"text": ["a"], "target_lang": "DE", "ignore_tags": ["a"] * 2000}, 400, "ignore_tags"),
+        ({"text": ["a"], "target_lang": "DE", "ignore_tags": "a," * 2000}, 400, "ignore_tags"),
         ({"text": ["a"], "target_lang": "DE", "ignore_tags": [5]}, 400, "ignore_tags"),
         ({"text": ["a"], "target_lang": "DE", "split_sentences": {}}, 400, "split_sentences"),
         ({"text": ["a"], "target_lang": "DE", "glossary_id": "x"}, 400, "source_lang"),

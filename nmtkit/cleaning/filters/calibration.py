@@ -31,11 +31,11 @@ def noise(targets: Sequence[str], seed: int, errors: Sequence[Error] = ERRORS) -
     glue = " " if sum(" " in target for target in targets) * 2 > len(targets) else ""
     split = [target.split() if glue else list(target) for target in targets]
     by_length = sorted(range(len(split)), key=lambda row: (len(split[row]), random.random()))
-    neighbour = {row: by_length[position - 1] for position, row in enumerate(by_length)}
+    neighbour = dict(zip(by_length, [*by_length[1:2], *by_length], strict=False))
     vocabulary = [word for words in split for word in words]
     result = []
     for row, words in enumerate(split):
-        other, half = split[random.randrange(len(split))], max(1, len(words) // 2)
+        other, half = split[row - random.randrange(1, max(2, len(split)))], max(1, len(words) // 2)
         match errors[row % len(errors)]:
             case "misaligned":
                 wrong = split[neighbour[row]]
@@ -61,7 +61,7 @@ def noise(targets: Sequence[str], seed: int, errors: Sequence[Error] = ERRORS) -
 def logistic_regression(
     features: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], ridge: float = 1.0, iterations: int = 25
 ) -> npt.NDArray[np.float64]:
-    """Returns the intercept and the weights [1 + features] that maximise the likelihood minus a ridge penalty.
+    """Returns the intercept and the weights [1 + features] that maximise the log likelihood minus a ridge penalty.
 
     `features` [examples, features] should have the same scale. `labels` [examples] are 1 or 0. Newton's method makes at
     most `iterations` steps. The penalty is `ridge` / 2 times the sum of the squared weights, without the intercept.

@@ -83,7 +83,7 @@ def without_line_ends_of_windows(text: bytes, begins_file: bool) -> bytes:
 def lists_of_lines(path: Path, longest: int) -> Iterator[list[str]]:
     """Yields all lines of a file in order, decoded by `LineDecoder`, in lists of whole lines.
 
-    A line of more than CHUNK bytes and more than `longest` bytes is yielded as "".
+    A line of more than `longest` bytes is yielded as "" if it is read in several chunks of CHUNK bytes.
     """
     decoder = LineDecoder(path)
     open_line = bytearray()  # text of the last line, whose end has not been read yet

@@ -63,9 +63,8 @@ class _OneLine:
     changed: int = 0
 
     def __call__(self, text: str) -> str:
-        result = text.replace("\r\n", " ").replace("\n", " ").rstrip("\r")
-        self.changed += result != text
-        return result
+        self.changed += "\n" in text
+        return text.replace("\r\n", " ").replace("\n", " ").rstrip("\r")
 
     def warn(self) -> None:
         if self.changed:
@@ -134,7 +133,7 @@ def zip_members(names: list[str], corpus: Corpus) -> list[str]:
         if None not in indices and indices[0] != indices[1]:
             complete.append([members[codes[index]] for index in indices if index is not None])
     if len(complete) != 1:
-        wanted = " and ".join(f"*.{language}" for language in corpus.languages)
+        wanted = " and ".join(f"*.{language or 'CODE'}" for language in corpus.languages)
         many = "; ".join(" and ".join(names) for names in complete)
         raise ValueError(
             f"{corpus.source} has no two files {wanted}; it has {', '.join(names[:10])}"

@@ -81,7 +81,7 @@ def spliced(text: str, edits: Sequence[FileEdit], start: int = 0, end: int | Non
     parts, cursor = [], start
     for index in range(bisect_left(edits, (start, start, "")), len(edits)):
         first, last, new = edits[index]
-        if last > end or first > end:
+        if last > end:
             break
         assert cursor <= first <= last
         parts += [text[cursor:first], new]
@@ -91,7 +91,7 @@ def spliced(text: str, edits: Sequence[FileEdit], start: int = 0, end: int | Non
 
 def line_of(text: str, position: int) -> int:
     """Returns the number of the line that contains a character, counted from 1."""
-    return text.count("\n", 0, position) + 1
+    return sum(1 for _ in _LINE_END.finditer(text, 0, position)) + 1
 
 
 def line_spans(text: str) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ that have a different meaning there, raise an error. The distributions of CTrans
 probabilities of a trained model differ in the third decimal place. The package ctranslate2 is required.
 """
 
+import glob
 import math
 import shutil
 import tempfile
@@ -49,7 +50,7 @@ def exported(path: Path, precision: Precision) -> Path:
         folder = cache_folder() / folder.name
         if folder.is_dir():
             return folder
-    for old in path.parent.glob(f"{stem}*"):
+    for old in folder.parent.glob(f"{glob.escape(stem)}*"):
         shutil.rmtree(old, ignore_errors=True)
     try:
         ctranslate2_format.save(path, folder, "int8" if precision == "int8" else "float32")
@@ -149,7 +150,7 @@ class CTranslate2Engine(Engine):
         tokens, log_probability = [self.ids[piece] for piece in search.hypotheses[0]], search.scores[0]
         if len(tokens) >= self._max_length(segment, options) or not math.isfinite(log_probability):
             return []
-        penalty = length_penalty(len(tokens) + 1, options.lenpen, language_tokens=0)  # `refuses` prefixes
+        penalty = length_penalty(len(tokens) + 1, options.lenpen, language_tokens=0)  # `refuses` excludes prefixes
         return [Hypothesis(tokens, log_probability / penalty, log_probability)]
 
     def _max_length(self, segment: Segment, options: SearchOptions) -> int:

@@ -324,3 +324,19 @@ def test_a_model_of_transformers_translates_by_its_name(hub: HubServer, tmp_path
     hub.requests.clear()
     failed = subprocess.run([*command[:5], "hf:org/none"], capture_output=True, text=True, timeout=300)
     assert failed.returncode == 2 and failed.stdout == "" and len(failed.stderr.strip().split("\n")) == 1
+
+
+def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that had waited for the lock worked in a folder that no longer existed."""
+    waits = []
+
+    def lock(descriptor: int, wait: bool = False) -> bool:
+        if wait:
+            waits.append(descriptor)
+            (tmp_path / "org--opus").rmdir()
+        return bool(waits)
+
+    monkeypatch.setattr(model_cache, "lock", lock)
+    with model_cache.locked(tmp_path / "org--opus", "hf:org/opus"):
+        assert (tmp_path / "org--opus").is_dir() and len(waits) == 1
+    assert not (tmp_path / "org--opus").exists()

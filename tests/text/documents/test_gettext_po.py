@@ -307,6 +307,7 @@ def test_long_strings_are_wrapped_unless_the_file_does_not():
         ('msgid "a"\nmsgstr "x\n', "line 2: 'msgstr \"x'"),
         ('msgid "a"\nmsgid_plural "b"\nmsgstr ""\n', "either msgstr, or msgid_plural"),
         ('msgid "a"\nmsgstr ""\nmsgstr ""\n', "line 3: .*second msgstr"),
+        ('msgid "a"\rmsgstr ""\rmsgstr ""\r', "line 3: .*second msgstr"),
         ('"a"\n', "line 1: .*string"),
     ],
 )

@@ -119,6 +119,8 @@ def test_processes_share_the_export_of_a_read_only_folder_or_leave_none(
     (folder / "temporary").mkdir()
     cache = folder / "cache" if has_cache else Path("/proc/no/folder")
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(folder / "temporary")}
+    if has_cache:  # the export of an older model with the same name
+        (cache / "nmtkit" / "model.ctranslate2-fp32-0").mkdir(parents=True)
     for _ in range(2):
         subprocess.run([sys.executable, "-c", READ_ONLY, str(model)], env=environment, check=True)
     assert [path.name for path in model.parent.iterdir()] == ["model.pt"]
