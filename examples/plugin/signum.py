@@ -10,7 +10,7 @@ from nmtkit.extend import OPTIMIZERS, Config, ParameterGroups, option
 @dataclass(frozen=True, kw_only=True)
 class SignumConfig(Config):
     signum_momentum: float = option(0.9, "Decay rate of the momentum.", min=0, below=1)
-    weight_decay: float = option(0.0, "Share of a weight to subtract per update, times the learning rate.", min=0)
+    weight_decay: float = option(0.0, "Each update subtracts this share of a weight, times the learning rate.", min=0)
 
 
 @OPTIMIZERS.register("signum", SignumConfig(), works_on_shards=True)  # a step on a part of a tensor needs no other part

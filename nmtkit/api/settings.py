@@ -89,7 +89,7 @@ def configs(
 
 
 def translation_options(options: Mapping[str, Any], nbest: int | None) -> tuple[SearchOptions, TextOptions]:
-    """Returns the `options` of `Model.translate` as configs: of the search with its logits processors, of the text.
+    """Returns the `options` of `Model.translate` as two configs: search (with its logits processors), and text.
 
     Raises ValueError for options that are unknown, are out of range or cannot be combined.
     """

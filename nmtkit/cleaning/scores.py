@@ -1,4 +1,4 @@
-"""Files with the scores and the reason of each pair: Parquet, or tab-separated text, which may be compressed."""
+"""Files with the scores of each pair and why it was dropped: Parquet, or tab-separated text, possibly compressed."""
 
 import zlib
 from collections.abc import Iterator, Sequence

@@ -37,7 +37,8 @@ def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
     or without @REVISION. prune removes the imports of other versions of nmtkit, and unfinished imports of processes
     that were killed.
 
-    The files that models were imported from are in the cache of the Hub, which other programs share: hf cache ls.
+    The files that models were imported from are in the cache of the Hub, which other programs share;
+    `hf cache ls` lists it.
     """
     from nmtkit.models import model_cache
 

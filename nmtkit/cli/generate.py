@@ -100,7 +100,7 @@ COMMON = {
     "--split-sentences LANGUAGE": "translate each sentence of a line alone",
     "--glossary FILE": "terms and their translations",
     "--engine NAME": "program that searches (default: auto)",
-    "--precision auto|fp32|bf16|int8": "number type of products; int8 is fastest on CPUs",
+    "--precision auto|fp32|bf16|int8": "number type of matrix products; int8 is fastest on CPUs",
     "--workers N": "CPU processes; one per core is best (default: 1)",
     "--device NAME": "cpu, cuda, cuda:1, … (default: auto)",
 }

@@ -29,7 +29,7 @@ COMMON = {
     "--host ADDRESS": "0.0.0.0 listens on all networks (default: 127.0.0.1)",
     "--port N": "port to listen on (default: 5000)",
     "--workers N": "processes on a CPU; one per core is the default",
-    "--precision auto|fp32|bf16|int8": "number type of products; int8 is fastest on CPUs",
+    "--precision auto|fp32|bf16|int8": "number type of matrix products; int8 is fastest on CPUs",
     "--engine NAME": "program that searches (default: auto)",
     "--device NAME": "cpu, cuda, cuda:1, … (default: auto)",
     "--beam N": "width of the search; 1 is greedy (default: 4)",

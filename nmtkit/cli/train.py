@@ -58,7 +58,7 @@ COMMON = {
     "--max-epoch N": "passes over the training set",
     "--patience N": "stop after N validations without a better score",
     "--finetune-from RUN|FILE": "start from the weights of this model",
-    "--precision auto|fp32|bf16|fp16": "number type of products (default: auto)",
+    "--precision auto|fp32|bf16|fp16": "number type of matrix products (default: auto)",
     "--seed N": "of weights, order and dropout (default: 1)",
     "--dry-run": "estimate memory and time of the run",
 }

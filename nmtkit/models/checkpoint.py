@@ -95,8 +95,8 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     whole = dequantized(read(base_path, mmap), base_path)
     if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
         raise ValueError(
-            f"{path} holds adapters of a different model than {base_path}; replace that file by the file of "
-            "--finetune-from"
+            f"{base_path} is not the base of the adapters in {path}; replace {base_path.name} by the file that "
+            "--finetune-from named"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

@@ -10,7 +10,7 @@ Point = tuple[float, float]
 
 WIDTH, HEIGHT = 340, 218  # size of the drawing; a unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38  # margins around the axes
-MOST_DECADES = 6  # largest number of decades with a tick each
+MOST_DECADES = 6  # an axis over more decades does not have a tick at every decade
 COLOURS = 10  # number of colours in the style sheet, .s1 to .s10
 
 Ticks = list[tuple[float, str]]  # position from 0 to 1 along the axis, label

@@ -155,10 +155,10 @@ def read_texts(
     published: PublishedSelection | None = None,
     needs_references: bool = True,
 ) -> ScoredTexts:
-    """Returns the texts of a score: references, translations of each system, and sources if there are any.
+    """Returns the texts to score: references, translations of each system, and sources if there are any.
 
     References come from files, from a subset of a dataset, or from a published test set. Translations come from
-    `system_paths`, or from `stream` without such paths; they may be JSON Lines of `nmtkit generate --format jsonl`. A
+    `system_paths` and from `stream`; they may be JSON Lines of `nmtkit generate --format jsonl`. A
     file of references or sources may be a corpus, such as a .tsv: its target side has the references, and its source
     side the sources. `target_lang` is the target language of the corpus, and `columns` are its source and
     target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with the

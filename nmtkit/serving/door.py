@@ -1,4 +1,4 @@
-"""The door of the service, for the routes of all interfaces: keys, quotas, limits, fields, and answers to errors."""
+"""Checks that all routes of the service share (keys, quotas, limits, fields), and answers to errors."""
 
 import asyncio
 import logging

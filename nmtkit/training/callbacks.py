@@ -155,7 +155,7 @@ class CallbackList:
                     log.warning("callback %s: %s", name, mistake)
 
     def __bool__(self) -> bool:
-        """Returns whether the run has callbacks, on this rank or on another."""
+        """Returns whether the run has callbacks. They may be active only on other ranks."""
         return bool(self.callbacks)
 
     @contextlib.contextmanager

@@ -101,7 +101,7 @@ class TextOptions(Config):
         "decode and encode entities",
     )
     truecase_caps: bool = option(
-        False, "read a line in capitals in sentence case, and convert its translation to capitals"
+        False, "convert a line in capitals to sentence case, and convert its translation to capitals"
     )
     protect_spans: bool = option(
         False,
@@ -143,10 +143,10 @@ class DeviceOptions(Config):
     )
     engine: str = option(
         "auto",
-        "auto: slots on a GPU; on a CPU numba, and torch where numba does not support the model or the options, or is "
-        "not compiled yet; torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a search that is compiled "
-        "for this CPU by the package numba; ctranslate2: the package CTranslate2 on the CPU; a converted model is "
-        "written next to the checkpoint; or a plug-in's engine",
+        "auto: slots on a GPU, numba on a CPU (torch if numba does not support the model or the options, or is not "
+        "compiled yet); torch: PyTorch; slots: PyTorch with CUDA graphs on a GPU; numba: a search that the package "
+        "numba compiles for this CPU; ctranslate2: the package CTranslate2 on a CPU (writes a converted model next to "
+        "the checkpoint); or the name of a plug-in's engine",
         metavar="NAME",
     )
     device: str = option(

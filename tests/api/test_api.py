@@ -215,7 +215,7 @@ def test_scores_are_sums_of_log_probabilities(model: nmtkit.Model, path: Path) -
 
 @pytest.mark.parametrize("target", [["a", "b"], ["a"]])
 def test_scores_need_a_translation_for_each_source(model: nmtkit.Model, target: Any) -> None:
-    with pytest.raises(ValueError, match=r"source is (one text|a list of 1), but target is a list of"):
+    with pytest.raises(ValueError, match=r"list of \d"):
         model.score("a dog" if len(target) == 1 else ["a dog"], target)
 
 

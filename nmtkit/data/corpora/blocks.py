@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nmtkit.data.corpora.compression import is_compressed, open_bytes
 from nmtkit.data.corpora.corpus import Corpus, check_line_counts
-from nmtkit.data.corpora.lines import LineDecoder, without_line_ends_of_windows
+from nmtkit.data.corpora.lines import LineDecoder, without_carriage_returns
 from nmtkit.data.corpora.pairs import pairs
 
 CHUNK = 1 << 20
@@ -46,7 +46,7 @@ class LineSpan:
         if len(text) != self.size:
             raise ValueError(f"{self.path} became shorter while preprocess was reading it")
         text = text if text.endswith(b"\n") else text + b"\n"
-        return without_line_ends_of_windows(text, self.begins_file)
+        return without_carriage_returns(text, self.begins_file)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class LineDecoder:
             )  # fmt: skip
 
 
-def without_line_ends_of_windows(text: bytes, begins_file: bool) -> bytes:
+def without_carriage_returns(text: bytes, begins_file: bool) -> bytes:
     """Removes a byte-order mark and carriage returns at line ends, like `LineDecoder`. Every line must end in \\n."""
     if begins_file:
         text = text.removeprefix(codecs.BOM_UTF8)

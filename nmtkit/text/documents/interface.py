@@ -16,7 +16,7 @@ FileEdit = tuple[int, int, str]  # start and end of a part of a file, and its ne
 
 @dataclass(frozen=True)
 class TagRules:
-    """Names of elements, in small letters, that differ from the rules of a format with tags."""
+    """Names of elements, in small letters, that a format with tags treats differently from its default rules."""
 
     untranslated: frozenset[str] = frozenset()  # their content is copied; they may stand inside a sentence
     splitting: frozenset[str] = frozenset()  # no sentence continues at their tags
@@ -40,7 +40,7 @@ class Document(ABC):
 
     protects: ClassVar[bool] = False  # whether files of the format usually contain placeholders such as %s
     web: ClassVar[bool] = False  # whether names of encodings have the same meaning as in browsers
-    unencodable: ClassVar[str] = "strict"  # Python's name of the way to write characters that the encoding lacks
+    unencodable: ClassVar[str] = "strict"  # error handler of `str.encode` for characters that the encoding lacks
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         self.text, self.encoding, self.options = text, encoding, options

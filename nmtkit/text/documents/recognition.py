@@ -37,7 +37,7 @@ STRUCTURED = {
     ".adoc": "AsciiDoc", ".tex": "LaTeX", ".csv": "CSV", ".tsv": "TSV", ".ass": "ASS", ".ssa": "SSA", ".sbv": "SBV",
     ".sub": "SUB", ".py": "Python", ".js": "JavaScript", ".css": "CSS",
 }  # fmt: skip
-# extensions of templates of web pages, whose code the reader of web pages knows
+# extensions of templates of web pages; the reader of web pages protects the code in them
 TEMPLATES = names(".php .phtml .erb .ejs .hbs .mustache .jinja .jinja2 .j2 .twig .liquid .jsp .vue")
 
 # Formats that nmtkit can read, by their first characters.

@@ -24,7 +24,7 @@ class AdafactorConfig(Config):
     update_clip: float = option(
         1.0, "Maximum root mean square of an update before the learning rate is applied.", min=1
     )
-    weight_decay: float = option(0.0, "Share of a weight that each update subtracts, times the learning rate.", min=0)
+    weight_decay: float = option(0.0, "Each update subtracts this share of a weight, times the learning rate.", min=0)
 
 
 @OPTIMIZERS.register("adafactor", AdafactorConfig())

@@ -26,7 +26,7 @@ class AdamConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(AdamConfig):
-    weight_decay: float = option(0.01, "Share of a weight that each update subtracts, times the learning rate.", min=0)
+    weight_decay: float = option(0.01, "Each update subtracts this share of a weight, times the learning rate.", min=0)
 
 
 @OPTIMIZERS.register("adam", AdamConfig(), works_on_shards=True)
@@ -69,6 +69,7 @@ def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
     optimizer = torch.optim.SGD(
         groups, lr=0.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True
     )
-    for parameter in [p for group in optimizer.param_groups for p in group["params"]] if momentum else []:
-        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    if momentum:
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer

@@ -15,7 +15,7 @@ class LionConfig(Config):
     lion_betas: tuple[float, ...] = option(
         (0.9, 0.99), "Share of the momentum in a step, and decay rate of the momentum.", min=0, below=1
     )
-    weight_decay: float = option(0.0, "Share of a weight that each update subtracts, times the learning rate.", min=0)
+    weight_decay: float = option(0.0, "Each update subtracts this share of a weight, times the learning rate.", min=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

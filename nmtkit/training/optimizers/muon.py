@@ -16,7 +16,7 @@ from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(AdamWConfig):
-    weight_decay: float = option(0.1, "Share of a weight that each update subtracts, times the learning rate.", min=0)
+    weight_decay: float = option(0.1, "Each update subtracts this share of a weight, times the learning rate.", min=0)
     muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
     muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
     muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(

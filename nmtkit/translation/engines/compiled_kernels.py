@@ -1,7 +1,7 @@
 """Kernels of rows in the compiled engine: embeddings, norms, activations, softmax, gates, as code for LLVM.
 
-Arguments are addresses and sizes in numbers, unless a docstring says more. A row of a matrix follows the previous row
-after `stride` numbers.
+Arguments are addresses, and sizes as counts of numbers, unless a docstring says otherwise. A row of a matrix follows
+the previous row after `stride` numbers.
 """
 
 import functools
@@ -38,7 +38,7 @@ def embedded(code: Vectors, tokens: Any, positions: Any, width: Any, scale: Any,
 def turned(code: Vectors, x: Any, heads: Any, half: Any, turns: Any) -> None:
     """Turns the pairs of each head at x (`relative_positions.Rotary`).
 
-    A head has two times `half` numbers. `turns` is the address of the cosines of its angles, which the sines follow.
+    A head has two times `half` numbers. `turns` is the address of the cosines of the angles; the sines follow them.
     """
     builder = code.builder
     with code.loop(heads, 1) as head:
@@ -91,7 +91,6 @@ def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: A
 
     def sum_over(values_of: Any) -> Any:
         total = code.variable(zero)
-        builder.store(zero, total)
 
         def part(index: Any, mask: Any) -> None:
             values = values_of(code.read(x, index, mask))
@@ -187,7 +186,7 @@ def recurrent(code: Vectors, gates: Any, width: Any, before: Any, after: Any, y:
 
 @kernel(NUMBER, NUMBER, REAL, NUMBER, NUMBER)
 def averaged(code: Vectors, x: Any, width: Any, share: Any, before: Any, after: Any) -> None:
-    """Writes the average `after` of rows: `share` times the average of the earlier rows, and the rest for the row x."""
+    """Writes the new average of rows to `after`: `share` x the average `before`, plus (1 - `share`) x the row x."""
     shares = code.broadcast(share)
 
     def part(index: Any, mask: Any) -> None:
@@ -319,6 +318,6 @@ def logarithms(code: Vectors, x: Any, size: Any) -> None:
 
 @kernel(NUMBER, result=NUMBER)
 def taken(code: Vectors, counter: Any) -> Any:
-    """Returns the integer at an address, which is increased by 1. Each thread gets another number."""
+    """Returns the integer at an address and increases it by 1. Each thread gets a different number."""
     pointer = code.at(counter, code.size(0), SIZE)
     return code.builder.atomic_rmw("add", pointer, code.size(1), "monotonic")

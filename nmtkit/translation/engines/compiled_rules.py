@@ -27,15 +27,16 @@ class Ragged(NamedTuple):
 class AvoidedTexts(NamedTuple):
     """The avoided texts of all sentences, in bytes.
 
-    Text i has the lists of target pieces from 2 x texts.starts[i] on: the pieces that contain the text and an empty
-    list, then for each length of a beginning of the text the pieces that begin with the rest, and the pieces that begin
-    with a space and the rest. Lists are sorted.
+    The lists of target pieces of text i begin at list 2 x texts.starts[i]. There are two lists for each number k of
+    bytes that are already written. For k = 0: the pieces that contain the text, and an empty list. For k > 0: the
+    pieces that begin with the text from byte k on, and the pieces that begin with a space and this rest. Lists are
+    sorted.
     """
 
     texts: Ragged
     pieces: Ragged
     spelled: Ragged  # the bytes of each target piece, for one or more vocabularies
-    vocabularies: Array  # for each text the list of `spelled` with the bytes of piece 0
+    vocabularies: Array  # for each text, the index in `spelled` of piece 0 of its vocabulary
 
 
 class Settings(NamedTuple):
@@ -78,7 +79,7 @@ def forbid_repeats(logits: Array, places: Array, tokens: Array, length: int, siz
 def forbid_text(
     logits: Array, text: int, avoided: AvoidedTexts, places: Array, tokens: Array, length: int, columns: Array
 ) -> None:
-    """Forbids the tokens after which the text of a hypothesis contains an avoided text: `AvoidedText.forbidden`."""
+    """Forbids each token that would complete an avoided text in a hypothesis, like `AvoidedText.forbidden`."""
     first = avoided.texts.starts[text]
     size = avoided.texts.starts[text + 1] - first
     end, known = np.empty(size, np.uint8), 0  # the last bytes of the hypothesis, the last byte first
@@ -170,7 +171,7 @@ def draw(logits: Array, size: int, maxima: Array, settings: Settings, uniform: f
         sift(order, weights, root, size)
     most, count, mass = min(settings.top_k, size) if settings.top_k else size, 0, 0.0
     while count < most and (settings.top_k or mass < settings.top_p * total):
-        best = order[0]  # the best tokens follow each other from the end of the array on
+        best = order[0]  # the best tokens are collected from the end of the array backwards
         mass += weights[best]
         count += 1
         order[0], order[size - count] = order[size - count], best
@@ -192,7 +193,7 @@ def draw(logits: Array, size: int, maxima: Array, settings: Settings, uniform: f
 
 @inner
 def forbid(logits: Array, length: int, language_tokens: int, settings: Settings) -> None:
-    """Forbids bos, <unk> and an early end, or lowers the logit of <unk>."""
+    """Forbids bos and an early end. Subtracts `unknown_penalty`, which may be infinite, from the logit of <unk>."""
     logits[BOS] = -INFINITY
     logits[UNK] -= settings.unknown_penalty
     if length - language_tokens < settings.min_length:

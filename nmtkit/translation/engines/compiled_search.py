@@ -1,9 +1,9 @@
 """Greedy search, beam search and sampling of compiled Transformers for many sentences, as functions compiled by Numba.
 
 All open hypotheses of all sentences are rows of one product. When the search of a sentence is over, the next sentence
-takes its place. The search finds the same hypotheses as PyTorch's search, with the same rules, and a sentence has the
-same hypotheses alone and beside any other sentences, because each row is computed alike in any product. So several
-threads can take sentences from the same list.
+takes its place. The search finds the same hypotheses as PyTorch's search, with the same rules. The result of a row does
+not depend on the other rows, so a sentence gets the same hypotheses in any batch, and several threads can take
+sentences from the same list.
 """
 
 from typing import Any, NamedTuple
@@ -56,10 +56,10 @@ class SourceSentences(NamedTuple):
     columns: Ragged  # sorted target pieces of the shortlists; without shortlists, all lists are empty
     avoided: Ragged  # indices of the avoided texts
     texts: AvoidedTexts
-    uniform: Ragged  # random numbers of the samples, for each position one for each sample
+    uniform: Ragged  # random numbers for sampling: positions x samples
 
 
-# the sentence of a slot, and the number of tokens of its open hypotheses and of their best continuations
+# a slot: its sentence, the number of tokens of its open hypotheses, and the number of their best continuations
 SLOT = record("sentence length count")
 
 
@@ -67,7 +67,7 @@ class SearchState(NamedTuple):
     """The models, and the memory of a search, for each slot and for each open hypothesis."""
 
     models: Array  # records MODEL
-    spaces: Array  # records SPACE, one for each model, as all records below
+    spaces: Array  # records SPACE, one for each model, like `caches` and `outputs`
     caches: Array  # records CACHE
     outputs: Array  # records OUTPUT; unused without shortlists
     tables: Array  # models x slots x columns of `linear`: the packed output projections of shortlists
@@ -93,7 +93,7 @@ class SearchState(NamedTuple):
 class Results(NamedTuple):
     """The best finished hypotheses of each sentence, best first. Free places have the score -inf.
 
-    Hypothesis `order[sentence, rank]` of a sentence has the tokens and the attention weights of a rank.
+    The tokens, length, gains and attention weights of rank r of a sentence have the index order[sentence, r].
     """
 
     scores: Array  # sentences x nbest, float64
@@ -239,8 +239,8 @@ def continue_rows(
 ) -> None:  # fmt: skip
     """Adds the continuations of `number` hypotheses to the best continuations of their sentences.
 
-    These are the most probable continuations, or a drawn one. The hypotheses are the rows from `first` on, with a row
-    of `columns` logits for each.
+    With sampling, these are drawn continuations, else the most probable continuations. The hypotheses are the rows from
+    `first` on, with a row of `columns` logits for each.
     """
     for row in range(number):
         hypothesis = state.rows[first + row].hypothesis
@@ -283,8 +283,8 @@ def continue_rows(
 def normalize_logits(x: int, model_size: int, models: int, columns: int, maxima: int) -> float:
     """Returns the logarithm of the sum of exponentials of a row of logits, and writes the maxima of its blocks.
 
-    Logits of the next model follow after `model_size` bytes. Of several models, the mean probabilities replace the
-    logits of the first model, as logarithms.
+    Logits of the next model follow after `model_size` bytes. With several models, the logarithms of their
+    mean probabilities replace the logits of the first model.
     """
     normalizer, share = 0.0, np.float32(1) / np.float32(models)
     for index in range(models):
@@ -344,7 +344,7 @@ def add_continuations(
 
 @inner
 def finish_step(state: SearchState, sentences: SourceSentences, results: Results, settings: Settings) -> None:
-    """Finishes continuations that end, and makes the best others the open hypotheses of each sentence.
+    """Finishes continuations that end. The best continuations that do not end become the open hypotheses.
 
     Frees the slots of sentences in which no open hypothesis can become one of the best finished hypotheses.
     """
@@ -396,7 +396,7 @@ def finish(
     state: SearchState, sentences: SourceSentences, results: Results, slot: int, score: float, log_probability: float,
     hypothesis: int,
 ) -> None:  # fmt: skip
-    """Adds a hypothesis to the results of its sentence, in the memory of the worst of them."""
+    """Adds a hypothesis to the results of its sentence, in place of the worst result."""
     sentence, length = state.slots[slot].sentence, state.slots[slot].length
     scores, order = results.scores[sentence], results.order[sentence]
     rank = len(scores) - 1

@@ -52,7 +52,7 @@ class Vectors:
         return ir.Constant(SIZE, value)
 
     def at(self, address: Any, index: Any, kind: Any) -> Any:
-        """Returns a pointer to number `index` of the numbers of type `kind` at an address."""
+        """Returns a pointer to element `index` of an array of type `kind` that begins at an address."""
         return self.builder.gep(self.builder.inttoptr(address, kind.as_pointer()), [index])
 
     def load(self, address: Any, index: Any, kind: Any = FLOAT, lanes: int = LANES) -> Any:
@@ -102,7 +102,7 @@ class Vectors:
             self.store_part(vector, address, index, mask)
 
     def offset(self, address: Any, numbers: Any, size: int = 4) -> Any:
-        """Returns the address of the number `numbers` of the numbers of `size` bytes at an address."""
+        """Returns the address that is `numbers` x `size` bytes after an address."""
         return self.builder.add(address, self.builder.mul(numbers, self.size(size)))
 
     def broadcast(self, number: Any) -> Any:
@@ -189,7 +189,7 @@ class Vectors:
         return self.folded(vector, self.builder.fadd)
 
     def maximum(self, vector: Any) -> Any:
-        return self.folded(vector, lambda x, y: self.builder.select(self.builder.fcmp_ordered(">", y, x), y, x))
+        return self.folded(vector, self.larger)
 
     def folded(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         width = LANES // 2

@@ -58,7 +58,9 @@ class RequiredTextSelector(Selector):
         """Returns the best continuations of each bank in turn."""
         sentences, rows = search.log_probability.shape
         useful = self.useful_tokens()  # B R useful
-        padded = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).view(sentences, rows, -1)  # for NONE
+        padded = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).view(
+            sentences, rows, -1
+        )  # the last column: NONE
         index = useful.where(useful != NONE, scores.shape[1]).to(scores.device)
         useful_values = padded.gather(2, index).cpu().double()
         others = padded.scatter_(2, index, -math.inf).flatten(0, 1)[:, None, :-1]
@@ -113,7 +115,7 @@ class RequiredTextSelector(Selector):
 
 
 def round_robin(scores: Tensor, banks: Tensor, number: int) -> Tensor:
-    """Returns `number` indices into `scores` [B, C]: the best of each bank in turn, starting with the fullest bank."""
+    """Returns `number` indices into `scores` [B, C]: the best of each bank in turn, the most advanced bank first."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     bank = banks.gather(1, order)
     same_bank = bank[:, :, None] == bank[:, None, :]  # B C C

@@ -16,7 +16,7 @@ from nmtkit.translation.search.constraints import IMPOSSIBLE, RequiredText, Spel
 
 # Maximum number of readings of a hypothesis. If there are more (with about 7 texts), the most advanced readings stay.
 READINGS = 64
-LETTER, DIGIT, SIGN = "a", "0", "."  # stand for letters of scripts with spaces, digits, and all other characters
+LETTER, DIGIT, SIGN = "a", "0", "."  # a letter of a script with spaces; a digit; any other character
 
 # a bit for each complete text; the index of the text that has begun; the characters of this text, "" if there is none
 Reading = tuple[int, int, str]
@@ -45,8 +45,8 @@ class SpelledAlternative:
         self.cost = self.spaced_costs[0] if self.begins_word else min(self.spaced_costs[0], self.costs[0])
         texts = [self.pieces.texts[token] for token in spelling.tokens]
         position = _spaces(self.data) - _spaces(b"".join(texts))
-        self.usual: dict[int, int] = {}  # position -> the usual token that begins there
-        self.ends = []  # positions of the ends of the usual tokens
+        self.usual: dict[int, int] = {}  # position -> the token of `spelling.tokens` that begins there
+        self.ends = []  # positions of the ends of these tokens
         for token, text in zip(spelling.tokens, texts, strict=True):
             self.usual[position] = token
             position += len(text)
@@ -67,7 +67,7 @@ class SpelledAlternative:
         return self.costs[position + len(pending)] if self.data.startswith(pending, position) else IMPOSSIBLE
 
     def _tokens_at(self, position: int) -> list[int]:
-        """Returns useful tokens at a position in the text. At position -1, the tokens begin with a space."""
+        """Returns the tokens that can continue the text at a position. At -1, the tokens begin with a space."""
         data, costs, start = (self.spaced, self.spaced_costs, 0) if position < 0 else (self.data, self.costs, position)
         tokens = []
         for end in range(start + 1, min(len(data), start + self.pieces.longest) + 1):
@@ -144,8 +144,8 @@ class TextAutomaton:
     """Tracks the required texts that a hypothesis contains. States are numbered from 0 in the order of their use.
 
     Different texts may overlap, but a text that is required twice must occur twice. If `ordered`, the texts must occur
-    in their order without overlap. Whole words, the terms of a glossary, must not overlap either. Texts that must not
-    overlap are a group.
+    in their order without overlap. Terms of a glossary (whole words) must not overlap either. Texts that must not
+    overlap form a group.
 
     A reading assigns characters of the hypothesis to the texts of a group. There can be several readings: if "cab" and
     "bed" are required in a group, the b in "cabed" can end the first text or begin the second text. A state has the
@@ -171,7 +171,7 @@ class TextAutomaton:
         self.number_of(self.after(first, b" "))  # a line begins like a word after a space
 
     def next(self, state: int, token: int) -> int:
-        """Returns the state after one more token. The end of a line, eos, is a space."""
+        """Returns the state after one more token. The token eos counts as a space."""
         known = self.transitions[state]
         if token not in known:
             known[token] = self.number_of(self.after(self.states[state], self.pieces.texts[token]))
@@ -205,7 +205,7 @@ class TextAutomaton:
         return AutomatonState(readings, last, decoder.getstate()[0])
 
     def kept(self, readings: set[Reading]) -> frozenset[Reading]:
-        """Removes each reading that another reading surpasses: at the same point of the same text, with more texts."""
+        """Removes a reading if another reading is at the same point of the same text with more complete texts."""
         if len(readings) == 1:
             return frozenset(readings)
         best = [
@@ -220,16 +220,16 @@ class TextAutomaton:
     # --- facts about a state ------------------------------------------------------------------------------------------
 
     def _facts(self, number: int) -> tuple[int, int]:
-        """Returns the smallest number of further tokens with which all texts are complete, and the number of the bank.
+        """Returns the smallest number of further tokens that complete all texts, and the bank.
 
-        The bank is the number of usual tokens of the texts that the hypothesis has.
+        The bank is the number of usual tokens of required texts that the hypothesis already has.
         """
         state = self.states[number]
         needed = gain = bank = 0
         for group, readings in zip(self.groups, state.readings, strict=True):
             missing = min(self.missing(reading, group) for reading in readings)
             needed += missing
-            # only one of the texts that have begun can go on, because the texts can be different
+            # only one begun text can continue, because different groups may have begun different texts
             gain = max(gain, missing - min(self.needed(reading, group, state) for reading in readings))
             total = sum(self.texts[index].length for index in group)
             bank += max(0, total - min(self.usual(reading, group) for reading in readings))
@@ -303,7 +303,7 @@ class TextAutomaton:
                 yield from self.begun_with(held, start, char)
 
     def begun_with(self, held: int, index: int, characters: str) -> Iterator[Reading]:
-        """Yields the reading in which a text has begun with `characters`, if an alternative begins so."""
+        """Yields the reading in which a text has begun with `characters`, if an alternative begins with them."""
         text = self.texts[index]
         if characters in text.texts and not text.whole_words:
             yield held | 1 << index, 0, ""

@@ -261,5 +261,5 @@ def test_a_translation_memory_is_read_in_little_memory(tmp_path: Path) -> None:
 def test_a_zip_without_texts_names_no_language_that_is_not_given(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
         archive.writestr("README", "a")
-    with pytest.raises(ValueError, match=r"no two files \*\.CODE and \*\.CODE"):
+    with pytest.raises(ValueError, match=r"\*\.CODE"):
         list(pairs(locate(str(tmp_path / "c.zip"), None, None), 10))
