@@ -13,7 +13,7 @@ from typing import Any
 
 from nmtkit.jobs.folder_lock import described, holder_of
 from nmtkit.training.config import flat_settings
-from nmtkit.training.report import latest_records, read_lines
+from nmtkit.training.report import elapsed, latest_records, read_lines
 from nmtkit.training.run_log import numbers_of
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
@@ -51,7 +51,7 @@ class RunSummary:
     on_gpu: bool = False
     parameters: int | None = None  # number of parameters of the model
     runs: int = 1  # number of runs that this summary averages
-    records: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    records: list[dict[str, Any]] = field(default_factory=list, repr=False)  # as returned by `latest_records`
 
 
 def folders_of(paths: Iterable[Path]) -> list[Path]:
@@ -72,9 +72,8 @@ def summarize(folder: Path) -> RunSummary:
         raise ValueError(f"{folder} holds no run: it has no log.jsonl")
     records = read_lines(log)
     starts = [record for record in records if record["kind"] in ("start", "resume")]
-    trained, valid = (
-        [record for record in latest_records(records) if record["kind"] == kind] for kind in ("train", "valid")
-    )
+    current = latest_records(records)
+    trained, valid = ([record for record in current if record["kind"] == kind] for kind in ("train", "valid"))
     state, reason = state_of(folder, records)
     speeds = [record["tokens_per_second"] for record in trained if record.get("tokens_per_second")]
     latest = starts[-1] if starts else {}
@@ -82,7 +81,7 @@ def summarize(folder: Path) -> RunSummary:
         name=str(folder),
         state=state,
         reason=reason,
-        update=max((record.get("update", 0) for record in records), default=0),
+        update=max((record.get("update", 0) for record in current), default=0),
         updates=trained[-1].get("updates") if trained else None,
         settings=flat_settings(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
@@ -94,7 +93,7 @@ def summarize(folder: Path) -> RunSummary:
         device_seconds=_device_seconds(records, latest),
         on_gpu=not _on_cpu(latest),
         parameters=latest.get("parameters"),
-        records=records,
+        records=current,
     )
 
 
@@ -131,19 +130,6 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
     return {name: ValidationScore(value=numbers[name], update=record["update"]) for name in order}
 
 
-def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
-    """Returns the training time of a run in seconds, without pauses between a stop and a resume.
-
-    `clock` is the field of the log records to read: "time" for seconds of the clock, "cpu_seconds" for CPU time.
-    """
-    total, first, last = 0.0, None, None
-    for record in records:
-        if record["kind"] in ("start", "resume"):
-            total, first = total + _between(first, last), record.get(clock)
-        last = record.get(clock, last)
-    return total + _between(first, last)
-
-
 def _on_cpu(facts: Mapping[str, Any]) -> bool:
     return str(facts.get("device", "cpu")).startswith("cpu")
 
@@ -160,10 +146,6 @@ def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, An
         return processes * elapsed(records, "cpu_seconds")
     threads = facts.get("config", {}).get("run", {}).get("threads")  # an old log
     return processes * threads * elapsed(records, "time") if threads else None
-
-
-def _between(first: float | None, last: float | None) -> float:
-    return max(0.0, last - first) if first is not None and last is not None else 0.0
 
 
 # --- comparisons -----------------------------------------------------------------------------------------------------

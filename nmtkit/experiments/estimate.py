@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from nmtkit.config.files import checkpoint_of
 from nmtkit.config.plugins import is_own
 from nmtkit.data.dataset.binarized import Dataset, Split
 from nmtkit.data.packed import Layout, Packed
@@ -21,7 +22,7 @@ from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.models.architectures.contract import check_forward
 from nmtkit.models.layers.experts import Experts
 from nmtkit.training import precision as precisions
-from nmtkit.training.config import JobConfig
+from nmtkit.training.config import Component, JobConfig, architecture_of
 from nmtkit.training.criterions import CRITERIONS
 from nmtkit.training.loader import Position
 from nmtkit.training.memory import fit_max_tokens
@@ -29,6 +30,7 @@ from nmtkit.training.optimizers import state_bytes
 from nmtkit.training.parallel import trainable_parameters
 from nmtkit.training.parameters import choose_trained, embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
+from nmtkit.training.run_config import RunConfig
 from nmtkit.training.setup import build_loader, build_trainer
 
 # Share of the speed of large products that training reaches. NVIDIA published 82,059 tokens/s for Transformer big on an
@@ -43,12 +45,11 @@ WARM_UP = 2  # updates before the clock starts
 # --- FLOP and memory, counted with a fake model -----------------------------------------------------------------------
 
 
-def fake_model(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
-    """Returns the model of a job with fake parameters, which have shapes but use no memory."""
-    architecture = job.components["architecture"]
+def fake_model(architecture: Component, vocabulary: Vocabulary, run: RunConfig) -> Architecture:
+    """Returns a model with fake parameters, which have shapes but use no memory."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = building.build(architecture.name, architecture.config, vocabulary)
-        choose_trained(model, job.run)
+        choose_trained(model, run)
     for module in model.modules():
         if isinstance(module, Experts):
             _route_in_turn(module)
@@ -134,8 +135,8 @@ class Estimate:
 
     parameters: dict[str, int]  # number of parameters of each part of the model
     tokens: int  # tokens of each side of an update
-    flops: float  # FLOP of an update, forward and backward, over all processes
-    state_bytes: int  # weights, gradients and optimizer state of one process
+    flops: float  # FLOP of an update, forward and backward, over all processes, with the forward pass of --teacher
+    state_bytes: int  # weights, gradients and optimizer state of one process, and the weights of --teacher
     activation_bytes: float  # activations of one micro-batch
     updates: int | None
     by_epochs: bool  # whether `updates` is estimated from --max-epoch
@@ -168,7 +169,12 @@ def estimate(
     sentence_tokens: int = SENTENCE_TOKENS,
 ) -> Estimate:
     """Returns the cost of a planned run. The function allocates no memory for the parameters of the model."""
-    model = fake_model(plan.job, vocabulary)
+    model = fake_model(plan.job.components["architecture"], vocabulary, plan.job.run)
+    criterion = plan.job.components["criterion"]
+    teachers = [
+        fake_model(architecture_of(checkpoint_of(path)), vocabulary, RunConfig())
+        for path in getattr(criterion.config, "teacher", ())
+    ]
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
     trained = trainable_parameters(model)
@@ -178,12 +184,15 @@ def estimate(
     gradient_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
-    passes = getattr(CRITERIONS[plan.job.components["criterion"].name].factory, "passes", 1.0)
+    passes = getattr(CRITERIONS[criterion.name].factory, "passes", 1.0)
+    # the backward pass has two products for each forward product; teachers have no backward pass
+    flops_of_token = 3 * passes * flops + sum(cost_of_token(it, sentence_tokens, plan.precision)[0] for it in teachers)
+    teacher_bytes = 4 * sum(sum(parameters_by_part(teacher).values()) for teacher in teachers)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
-        flops=3 * passes * flops * plan.batch_tokens,  # the backward pass has two products for each forward product
-        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares,
+        flops=flops_of_token * plan.batch_tokens,
+        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares + teacher_bytes,
         activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,

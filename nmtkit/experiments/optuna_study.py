@@ -14,7 +14,6 @@ from nmtkit.experiments import comparison
 from nmtkit.experiments.sweep import Range, Sweep, SweepRun
 from nmtkit.jobs.folder_lock import holder_of
 from nmtkit.training.metrics import objective
-from nmtkit.training.report import latest_records
 
 log = logging.getLogger("nmtkit")
 
@@ -174,7 +173,6 @@ class OptunaStudy:
         folder = self.sweep.folder / run.name
         if not (folder / "log.jsonl").is_file():
             return []
-        records = comparison.summarize(folder).records
-        valid = latest_records([record for record in records if record["kind"] == "valid"])
+        valid = [record for record in comparison.summarize(folder).records if record["kind"] == "valid"]
         scored = [record for record in valid if record.get(self.objective.name) is not None]
         return [(record["update"], self.objective.value(record)) for record in scored]

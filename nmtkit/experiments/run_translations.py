@@ -16,7 +16,7 @@ from nmtkit.experiments.comparison import RunSummary
 from nmtkit.scoring import metrics
 from nmtkit.scoring.report import plain
 from nmtkit.scoring.texts import read_lines, read_texts
-from nmtkit.training.report import latest_records, translations_file
+from nmtkit.training.report import translations_file
 
 AVERAGED, TRANSLATIONS, RECORD = "averaged.pt", "translations.txt", "translations.json"
 METRICS = ("bleu", "chrf")
@@ -75,7 +75,7 @@ def read(run: RunSummary) -> RunTranslations | None:
         made_by = ", ".join(f"{name} {setting_text(value)}" for name, value in settings.items())
         subset = record["settings"]["gen_subset"]
         return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"])
-    validations = [record for record in latest_records(run.records) if record["kind"] == "valid"]
+    validations = [record for record in run.records if record["kind"] == "valid"]
     path = translations_file(folder, validations[-1]["update"]) if validations else folder
     if not path.is_file():
         return None

@@ -209,7 +209,8 @@ class JobConfig:
         return to_toml(self.tables(folder))
 
 
-def _architecture_of(path: Path) -> Component:
+def architecture_of(path: Path) -> Component:
+    """Returns the architecture of a checkpoint. Raises OSError or ValueError."""
     contents = checkpoint_file.read(path, mmap=True)
     name = contents["architecture"]
     return Component(name=name, config=derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}"))
@@ -309,7 +310,7 @@ class ConfigFile:
         start = Path(finetune_from) if finetune_from else in_file and Path(located_in(self.folder, str(in_file)))
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
             check_readable(start, "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:")
-            components["architecture"] = _architecture_of(checkpoint_of(start))
+            components["architecture"] = architecture_of(checkpoint_of(start))
         titles = {
             f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
             for table, component in components.items()

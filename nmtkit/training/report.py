@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nmtkit.config import flag_name, setting_text, to_dict
+from nmtkit.config import flag_name, setting_text, to_dict, to_toml
 from nmtkit.config.files import write_atomically
 from nmtkit.jobs.progress import duration
 from nmtkit.pages.charts import Point, line_chart
@@ -55,27 +55,52 @@ UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "cpu
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log in order. Skips incomplete lines, such as the last line of a killed run."""
-    records = []
+    """Returns the records of the run in a log, in order. Skips incomplete lines, such as the last line of a killed run.
+
+    The records of an earlier run, whose checkpoints were deleted, are left out.
+    """
+    records: list[dict[str, Any]] = []
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # splitlines would also split at U+2028
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict) and "kind" in record:
+            if record["kind"] == "start":
+                records.clear()
             records.append(record)
     return records
 
 
-def read_records(log: Path) -> list[dict[str, Any]]:
-    """Returns the last record of each kind and update in a log file."""
-    return latest_records(read_lines(log))
-
-
 def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the last record of each kind and update, because a resumed run may log an update again."""
-    latest = {(record["kind"], record.get("update", 0)): record for record in records}
+    """Returns the last record of each kind and update, without updates that were lost.
+
+    A resumed run may log an update again. It may also end before, if its later checkpoints were deleted.
+    """
+    latest: dict[tuple[str, int], dict[str, Any]] = {}
+    for record in records:
+        update = record.get("update", 0)
+        if record["kind"] == "resume":
+            latest = {key: kept for key, kept in latest.items() if key[1] <= update}
+        latest[record["kind"], update] = record
     return list(latest.values())
+
+
+def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
+    """Returns the training time of a run in seconds, without pauses between a stop and a resume.
+
+    `clock` is the field of the log records to read: "time" for seconds of the clock, "cpu_seconds" for CPU time.
+    """
+    total, first, last = 0.0, None, None
+    for record in records:
+        if record["kind"] in ("start", "resume"):
+            total, first = total + _between(first, last), record.get(clock)
+        last = record.get(clock, last)
+    return total + _between(first, last)
+
+
+def _between(first: float | None, last: float | None) -> float:
+    return max(0.0, last - first) if first is not None and last is not None else 0.0
 
 
 class ValidatedTranslations(Protocol):
@@ -92,8 +117,8 @@ class ValidatedTranslations(Protocol):
 class RunPage:
     """The page report.html of a run. A page that cannot be written is a warning."""
 
-    def __init__(self, folder: Path, config: str, progress: "RunProgress") -> None:
-        self.folder, self.config, self.progress = folder, config, progress
+    def __init__(self, folder: Path, progress: "RunProgress") -> None:
+        self.folder, self.progress = folder, progress
         self.rated: tuple[Sequence[RatedTranslation], Sequence[RatedTranslation]] = ((), ())
         self.written = -math.inf
 
@@ -105,7 +130,7 @@ class RunPage:
                 self.rated = validator.rated()
                 if validator.translates:
                     write_translations(self.folder, self.progress.updates, validator.hypotheses)
-            write(self.folder, self.config, *self.rated)
+            write(self.folder, *self.rated)
         except OSError as error:
             log.warning("report not written: %s", error)
 
@@ -115,13 +140,11 @@ class RunPage:
             self.write()
 
 
-def write(
-    folder: Path, config: str, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()
-) -> None:
+def write(folder: Path, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()) -> None:
     """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError."""
     lines = read_lines(folder / "log.jsonl")
     records = latest_records(lines)
-    page = html(records, config, state_of(lines) | sections(records, best, worst), folder.resolve().name)
+    page = html(records, state_of(lines) | sections(records, best, worst), folder.resolve().name)
     write_atomically(folder / "report.html", page)
 
 
@@ -146,14 +169,14 @@ def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, s
     return CURVES | {field: tuple((field, kind) for kind in kinds) for field, kinds in more.items()}
 
 
-def html(records: Sequence[dict[str, Any]], config: str, validations: Mapping[str, Any], name: str) -> str:
+def html(records: Sequence[dict[str, Any]], values: Mapping[str, Any], name: str) -> str:
     charts = []
     for title, lines in curves_of(records).items():
         drawn: dict[str, list[Point]] = {kind: [] for kind in KINDS}
         drawn |= {kind: points(records, kind, field) for field, kind in lines}
         if max(map(len, drawn.values())) > 1:
             charts.append(Html(line_chart(title, drawn, title in LOGARITHMIC, unit=UNITS.get(title, ""))))
-    return render("report.html", title=name, body=charts, config=config, **validations)
+    return render("report.html", title=name, body=charts, **values)
 
 
 def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
@@ -167,10 +190,11 @@ def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Poi
 # --- state and facts --------------------------------------------------------------------------------------------------
 
 
-def state_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def state_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns state, scores, facts and settings for the template. `lines` are all records of a log, oldest first."""
+    records = latest_records(lines)
     start: Mapping[str, Any] = next((record for record in reversed(lines) if record["kind"] in ("start", "resume")), {})
-    trained: Mapping[str, Any] = next((record for record in reversed(lines) if record["kind"] == "train"), {})
+    trained: Mapping[str, Any] = next((record for record in reversed(records) if record["kind"] == "train"), {})
     last: Mapping[str, Any] = next(
         (record for record in reversed(lines) if record["kind"] in ("start", "resume", "end")), {}
     )
@@ -180,12 +204,13 @@ def state_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "state": "running" if running else last.get("state", ""),
         "reason": _unbroken(last.get("reason", "")),
-        "progress": _progress(trained, running, max((record.get("update", 0) for record in lines), default=0)),
+        "progress": _progress(trained, running, max((record.get("update", 0) for record in records), default=0)),
         "refresh": REFRESH if running else None,
         "written": times[-1] if times else None,
-        "scores": _scores([record for record in lines if record["kind"] == "valid"]),
-        "facts": _facts(start, times),
+        "scores": _scores([record for record in records if record["kind"] == "valid"]),
+        "facts": _facts(start, elapsed(lines, "time")),
         "settings": changed_settings(tables),
+        "config": to_toml(tables),
     }
 
 
@@ -205,7 +230,7 @@ def _scores(valid: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(title, f"{', '.join(shown_scores(record))}, after update {record['update']:,}") for title, record in rows]
 
 
-def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, str]]:
+def _facts(start: Mapping[str, Any], seconds: float) -> list[tuple[str, str]]:
     """Returns facts about the run as pairs of a name and a text. Facts that are not known are left out."""
     languages = [" to ".join(start["languages"])] if start.get("languages") else []
     languages += ["-".join(pair) for pair in start.get("directions", ())]
@@ -220,7 +245,7 @@ def _facts(start: Mapping[str, Any], times: Sequence[float]) -> list[tuple[str, 
         "parameters": f"{start['parameters']:,}" if "parameters" in start else "",
         "device": ", ".join(on),
         "versions": ", ".join(versions),
-        "time": duration(times[-1] - times[0]) if len(times) > 1 else "",
+        "time": duration(seconds) if seconds else "",
     }
     return [(name, text) for name, text in named.items() if text]
 

@@ -73,14 +73,22 @@ def check_resumable(contents: Checkpoint, requirements: Mapping[str, Any], path:
         )
 
 
-def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any], trainer: Trainer, folder: Path) -> None:
+def warn_of_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], trainer: Trainer, folder: Path, ended: bool
+) -> None:
     """Warns about settings, sources of plug-ins and a learning rate that a resumed run changes.
 
-    `before` and `now` are the facts of the run in the checkpoint and in this process.
+    `before` and `now` are the facts of the run in the checkpoint and in this process. If the run has `ended`, the
+    changed settings have no effect.
     """
     update = trainer.done
     if changed := changed_settings(before["settings"], now["settings"]):
-        log.warning("%s continues with different settings:\n%s", folder, table(changed))
+        effect = (
+            "is trained to its end, so these settings change nothing" if ended else "continues with different settings"
+        )
+        log.warning("%s %s:\n%s", folder, effect, table(changed))
+    if ended:
+        return
     old, new = (facts.get("plugin_sources", {}) for facts in (before, now))
     for plugin in (name for name in new if name in old and old[name] != new[name]):
         log.warning("the source of plug-in %s has changed since update %d was saved", plugin, update)

@@ -100,9 +100,14 @@ class Run:
         # whether the run resumes from a checkpoint that was saved at an interval
         self.resumes_scheduled = bool(resumed and resumed["scheduled"])
         self.asked = Requests(out_of_time=resumed is not None and self.progress.is_out_of_time(self.job.run))
+        self.ended = stop_reason(self.job.run, self.progress, self.asked)  # if no updates are left
+        if resumed and distributed.is_rank_zero():
+            warn_of_changes(resumed["run"], self.facts, self.trainer, self.job.run.save_dir, bool(self.ended))
+        if resumed and self.ended:  # log, page and checkpoints keep the settings that have trained the model
+            self.facts = resumed["run"]
         self.callback_reason: str | None = None  # stop reason that a callback gives
         self.log = RunLog(self.job.run.save_dir, self.display)
-        self.page = report.RunPage(self.job.run.save_dir, self.job.toml(self.job.run.save_dir), self.progress)
+        self.page = report.RunPage(self.job.run.save_dir, self.progress)
         self.meter = Meter(self.trainer.device, self.job.run.save_dir)
         self.health = TrainingHealth(self.job, self.dataset["train"], not resumed and distributed.is_rank_zero())
 
@@ -140,7 +145,8 @@ class Run:
         if distributed.is_rank_zero():
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints.lock()
-            write_config(self.job, self.facts)
+            if not self.ended:
+                write_config(self.job, self.facts)
             self._announce()
         due = self._due_at_start()
         if due.stop:
@@ -169,7 +175,7 @@ class Run:
         """Returns the work before the first update: a validation that is still due, or the stop of a finished run."""
         if self.progress.validation_due or (self.job.run.validate_first and not self.progress.updates):
             return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)
-        return Due(stop=stop_reason(self.job.run, self.progress, self.asked))
+        return Due(stop=self.ended)
 
     def _update(self, update: Update) -> Due:
         """Makes an update. Returns the work that is due afterwards, the same on every rank."""
@@ -345,8 +351,6 @@ class Run:
         self.progress.load_state(state, updates, same_objective=before == self.objective)
         self.callbacks.run.update, self.callbacks.run.epoch = updates, self.progress.position.epoch + 1
         self.callbacks.load_state(state["callbacks"])
-        if distributed.is_rank_zero():
-            warn_of_changes(contents["run"], self.facts, self.trainer, config.save_dir)
 
     # --- the log ----------------------------------------------------------------------------------------------------
 
@@ -379,9 +383,8 @@ class Run:
             f"curves{' and translations' if self.validator else ''}: {folder / 'report.html'}",
         ):
             log.info("%s", line)
-        facts = {name: value for name, value in self.facts.items() if name != "settings"}
-        facts |= {"parameters": parameters, "pairs": pairs}
-        self.log.write("resume" if done else "start", update=done, config=self.job.tables(), **facts)
+        facts = self.facts | {"parameters": parameters, "pairs": pairs}
+        self.log.write("resume" if done else "start", update=done, config=facts.pop("settings"), **facts)
 
     def _log_end(self, state: str, reason: str) -> None:
         if self.checkpoints.locked:  # only rank 0, and only if no other run uses the folder

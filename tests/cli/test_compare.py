@@ -140,6 +140,15 @@ def test_a_latex_table_escapes_signs_and_aligns_numbers(tmp_path: Path) -> None:
     assert [float(row["best bleu deviation"]) for row in means] == pytest.approx([4.5**0.5] * 2)
 
 
+def test_curves_have_each_update_once(tmp_path: Path) -> None:
+    again = {"kind": "train", "update": 20, "loss": 4.5, "time": 160}
+    folder = write_run(tmp_path / "run", {"kind": "resume", "update": 15, "time": 156, "config": {}}, again)
+    assert compare(folder, "--curves", tmp_path / "curves.csv").exit_code == 0
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    losses = [(row["update"], row["value"]) for row in rows if (row["kind"], row["name"]) == ("train", "loss")]
+    assert losses == [("5", "8.0"), ("10", "7.0"), ("15", "6.0"), ("20", "4.5")]
+
+
 @pytest.mark.slow
 def test_curves_are_written_as_numbers_and_as_a_figure(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, END) for name in ("one", "two")]

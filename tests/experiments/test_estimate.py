@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
 from nmtkit.experiments import estimate
 from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.models.building import vocabulary_of
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 
@@ -47,6 +50,23 @@ def test_flop_of_a_mixture_are_those_of_the_active_experts() -> None:
     gate = 2 * d * config.experts  # scores and their noise
     mixture = gate + config.active_experts * 2 * d * config.d_ff
     assert expected.flops == transformer_flop(25_000, 64, d, mixture, 2, 37_000)
+
+
+def test_a_running_teacher_costs_its_forward_pass_and_memory(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    path = save_tiny_transformer(tmp_path / "teacher.pt", tokenizer, **TWO_LAYERS, d_model=16, d_ff=24)
+    alone = plan("transformer_base", **TWO_LAYERS)
+    names = {"architecture": "transformer_base", "criterion": "kd_cross_entropy"}
+    settings = {"batch_tokens": 25_000, "device": "cpu", "precision": "fp32", "teacher": (path,), **TWO_LAYERS}
+    taught = resolve(JobConfig.read(names=names, settings=settings), 1)
+    pieces = vocabulary_of(tokenizer)
+    student, both = (estimate.estimate(each, pieces, sentence_tokens=64) for each in (alone, taught))
+    forward = transformer_flop(25_000, 64, 16, 2 * 16 * 24, 2, pieces.target) / 3
+    assert both.flops - student.flops == forward
+    teacher = checkpoint_file.read(path)["model"]
+    counted = {tensor.data_ptr(): tensor.numel() for tensor in teacher.values()}
+    assert both.state_bytes - student.state_bytes == 4 * sum(counted.values())
+    assert both.parameters == student.parameters
 
 
 VARIANTS: list[dict[str, Any]] = [

@@ -79,12 +79,13 @@ def test_the_log_is_json_even_where_a_number_is_not_finite(tmp_path: Path) -> No
 
 def page(tmp_path: Path, records: list[dict[str, object]]) -> str:
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    report.write(tmp_path, "[run]\nseed = 1\n", worst=[("a <b>", "x & y", "z", 12.3)])
+    report.write(tmp_path, worst=[("a <b>", "x & y", "z", 12.3)])
     return (tmp_path / "report.html").read_text()
 
 
 def test_the_page_needs_no_network_and_escapes_text(tmp_path: Path) -> None:
     records: list[dict[str, object]] = [
+        {"kind": "start", "update": 0, "config": {"run": {"seed": 1}}},
         {"kind": "train", "update": 10, "loss": 5.0, "ppl": 100.0, "lr": 0.1},
         {"kind": "train", "update": 20, "loss": 4.0, "ppl": 50.0, "lr": 0.2},
         {"kind": "valid", "update": 20, "loss": 4.5, "ppl": 60.0, "bleu": 12.5, "best": True},
@@ -126,7 +127,18 @@ def test_of_an_update_that_was_made_twice_the_later_record_counts(tmp_path: Path
     lines = [{"kind": "train", "update": 1, "loss": 9.0}, {"kind": "train", "update": 1, "loss": 8.0}]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
     (tmp_path / "log.jsonl").write_text(text)
-    assert [record["loss"] for record in report.read_records(tmp_path / "log.jsonl")] == [8.0]
+    assert [record["loss"] for record in report.latest_records(report.read_lines(tmp_path / "log.jsonl"))] == [8.0]
+
+
+def test_updates_whose_checkpoints_were_deleted_belong_to_no_run(tmp_path: Path) -> None:
+    """Someone deletes the checkpoints of a run and starts again, or deletes the last ones and goes on from an older."""
+    steps = [("start", 0), ("train", 40), ("valid", 40), ("start", 0), ("train", 10), ("valid", 10), ("train", 20)]
+    lines = [{"kind": kind, "update": update} for kind, update in [*steps, ("resume", 10), ("end", 10)]]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = report.read_lines(tmp_path / "log.jsonl")
+    assert [(it["kind"], it["update"]) for it in records] == [*steps[3:], ("resume", 10), ("end", 10)]
+    kept = [(it["kind"], it["update"]) for it in report.latest_records(records)]
+    assert kept == [*steps[3:-1], ("resume", 10), ("end", 10)]
 
 
 START: dict[str, object] = {
@@ -167,8 +179,9 @@ def test_the_page_of_a_run_that_has_ended_has_the_reason_and_stays(state: str, t
     text = page(tmp_path, [START, TRAIN, end])
     assert f'class="state {state}"' in text and "because &lt;so&gt;" in text
     assert "refresh" not in text.split("<style>")[0] and " left" not in text.split("<main>")[1].split("<h2>")[0]
-    resumed = page(tmp_path, [START, TRAIN, end, START | {"kind": "resume", "update": 30, "time": 1200}])
+    resumed = page(tmp_path, [START, TRAIN, end, START | {"kind": "resume", "update": 30, "time": 91000}])
     assert 'class="state running"' in resumed and "refresh" in resumed.split("<style>")[0]
+    assert "1 min 40 s" in resumed  # without the day between the end and the resume
 
 
 def test_components_other_than_the_defaults_are_settings_that_differ() -> None:
@@ -192,7 +205,7 @@ def test_a_run_writes_its_page_between_validations(tmp_path: Path, monkeypatch: 
     now = 100.0
     monkeypatch.setattr(report.time, "monotonic", lambda: now)
     (tmp_path / "log.jsonl").write_text(json.dumps(START) + "\n")
-    run_page = report.RunPage(tmp_path, "", RunProgress())
+    run_page = report.RunPage(tmp_path, RunProgress())
     written = []
     for seconds in (0, 10, 29, 30, 50, 61):
         now = 100.0 + seconds

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nmtkit.config import plugins
 from nmtkit.data import checkpoint_file
+from nmtkit.experiments.comparison import summarize
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.run import Run
 from nmtkit.training.run_log import Lines
@@ -113,6 +114,21 @@ def test_training_state_saved_by_position_is_refused(
     checkpoint_file.save(folder / "update_00000003.pt", contents)
     with pytest.raises(ValueError, match=r"older version .*--finetune-from .*00003.pt"):
         train(mirror_data, folder, max_update=6)
+
+
+def test_settings_that_trained_nothing_are_not_those_of_the_run(
+    mirror_data: Path, tmp_path: Path, stopped: dict[tuple[Any, ...], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(stopped[None, ()], tmp_path / "run")
+    before, config = summarize(folder), (folder / "config.toml").read_text()
+    train(mirror_data, folder, max_update=3, clip_norm=7.0)
+    assert "clip_norm" in caplog.text
+    after = summarize(folder)
+    assert (after.settings, after.state) == (before.settings, "finished")
+    assert after.settings["clip_norm"] == 0 and (folder / "config.toml").read_text() == config
+    assert "clip_norm = 0.0" in (folder / "report.html").read_text()
+    train(mirror_data, folder, max_update=4, clip_norm=7.0)
+    assert summarize(folder).settings["clip_norm"] == 7.0
 
 
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------
