@@ -68,7 +68,7 @@ class ExportConfig(Config):
     )
     private: bool = option(False, "with --push: make the repository private")
     license: str | None = option(
-        None, "with --push: licence, such as mit or cc-by-4.0; default: the licence of the base", metavar="ID"
+        None, "with --push: licence, such as mit or cc-by-4.0; default: the licence of the base model", metavar="ID"
     )
     scores: Path | None = option(
         None, "with --push: scores for the model card, written by score --format json", metavar="FILE", access="read"

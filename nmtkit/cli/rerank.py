@@ -31,7 +31,7 @@ class RerankConfig(Config):
     """Settings of `nmtkit rerank`."""
 
     backward: Path | None = option(
-        None, "checkpoint of a model that translates back, into the source", metavar="RUN|FILE", checkpoint=True
+        None, "checkpoint of a model that translates from target to source", metavar="RUN|FILE", checkpoint=True
     )
     lm: Path | None = option(
         None, "checkpoint of a language model of the target language", metavar="RUN|FILE", checkpoint=True

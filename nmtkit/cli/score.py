@@ -93,7 +93,7 @@ class ScoreConfig(Config):
     )
     origlang: str | None = option(
         None,
-        "score only the lines of --test-set whose original language is CODE, or is a different language for non-CODE",
+        "score only the lines of --test-set whose original language is CODE; non-CODE means all other languages",
         metavar="CODE",
     )
     subset: str | None = option(

@@ -125,7 +125,7 @@ def pair_keys(hashes: Hashes) -> Hashes:
 
 
 def salt(name: str) -> np.uint64:
-    """Returns a number to add to the source hashes of pairs with a tag or direction, so that other pairs differ."""
+    """Returns a number to add to source hashes, so that equal pairs with different tags or directions differ."""
     return np.uint64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
 
 

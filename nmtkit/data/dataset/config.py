@@ -25,7 +25,7 @@ PREPROCESS_RULES = (
         "--extend-tokenizer",
         needs=("--tokenizer-from",),
         excludes=("--shard",),
-        reason="all shards need the same tokenizer; extend it in a run without --shard, and give that dataset here",
+        reason="all shards need one tokenizer; extend it without --shard, and give that dataset as --tokenizer-from",
     ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),

@@ -191,7 +191,7 @@ class DatasetReport:
     pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
 
     def cleaning(self) -> ReasonCounts:
-        """Returns the sum of the statistics of all corpora."""
+        """Returns the counts by reason, summed over all corpora."""
         total = ReasonCounts()
         for corpus in self.corpora:
             total.add(corpus.cleaning)
