@@ -140,7 +140,7 @@ def write_outputs(
             scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late")
         progress.begin("Writing", "pairs", len(scored.keys))
         report = Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
-    provenance_path(writer.paths).unlink(missing_ok=True)  # describes older files with the same names
+    provenance_path(writer.paths).unlink(missing_ok=True)  # the provenance of older files with the same names
     if sources:
         facts = {"source": "nmtkit clean", "filters": list(filters), "read": report.read, "pairs": report.kept}
         write_provenance(writer.paths, {**facts, "languages": list(languages), "corpora": sources})

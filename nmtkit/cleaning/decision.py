@@ -23,7 +23,7 @@ from nmtkit.jobs import progress
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that the run has ranks similar pairs
+QUALITY = (PROBABILITY, MODEL, "alignment")  # similar pairs are ranked by the first of these scores that the run has
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 

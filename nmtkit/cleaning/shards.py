@@ -204,7 +204,7 @@ class ShardedCleaning:
 
 
 def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
-    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder gives all files inside it."""
+    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder stands for all files inside it."""
     files = {}
     for number, corpus in enumerate(corpora, 1):
         paths = [file for path in corpus.paths() for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]

@@ -63,7 +63,7 @@ class SimilarTexts:
 def bands(similarity: float) -> int:
     """Returns the number of bands of hash values. Two texts are compared if all hash values of a band are equal.
 
-    The result is the smallest number of bands with which the index finds the share RECALL. Fewer bands mean fewer
+    The result is the smallest number of bands with which the index reaches RECALL. Fewer bands mean fewer
     comparisons.
     """
     counts = (count for count in (8, 16, 32, 64) if 1 - (1 - similarity ** (HASHES // count)) ** count >= RECALL)

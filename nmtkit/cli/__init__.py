@@ -1,4 +1,4 @@
-"""The `nmtkit` command. It imports a subcommand only to run it, so that help and completion do not import torch."""
+"""The `nmtkit` command. It imports a subcommand only when it runs, so that help and completion do not import torch."""
 
 import contextlib
 import gc

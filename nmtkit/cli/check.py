@@ -83,7 +83,7 @@ def command(
 
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     level = log.level
-    if not context.meta.get("verbose"):  # messages about the engines of the tiny models hide the results
+    if not context.meta.get("verbose"):  # messages about the engines of the tiny models would hide the results
         log.setLevel(logging.WARNING)
     failed = total = 0
     for contract, name in components(names):

@@ -164,7 +164,7 @@ command.params += [flag for flag in flags(SHARDS) if flag.name in SHARD_FIELDS]
 
 
 def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[str, Any]) -> None:
-    """Makes the shards of a job whose lines a server translates. Prints the next commands."""
+    """Translates the lines of a file with a server, in shards. Prints the next commands."""
     with imports():
         from nmtkit.cli.shards import run_shards, this_command
         from nmtkit.translation.server_teacher import ServerWorker, TranslationServer, open_job, write_shards

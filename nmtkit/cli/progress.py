@@ -14,7 +14,7 @@ from nmtkit.jobs.progress import WorkStage, duration, quantity, rate
 
 log = logging.getLogger("nmtkit")
 
-REDRAW = 0.2  # seconds between two pictures of the bar
+REDRAW = 0.2  # seconds between two redraws of the bar
 FIRST_LINE = 5.0  # seconds to the first line of text; later intervals: 1/20 of the elapsed time, at most LONGEST
 LONGEST = 60.0
 QUIET_OUTPUT = 1.0  # seconds without output after which the bar returns, if stdout is the same terminal
@@ -27,7 +27,7 @@ NARROWEST = 8
 class CommandProgress:
     """The progress of a command. A thread draws the current stage, so that counting costs only an addition.
 
-    The thread ends before a fork and begins again after it, because a forked process would keep its locks.
+    The thread ends before a fork and starts again after the fork, because a forked process would keep held locks.
     """
 
     def __init__(self, console: Console) -> None:
@@ -126,7 +126,7 @@ class CommandProgress:
 def fields(stage: WorkStage) -> list[str]:
     """Returns the texts of a progress bar: title, count, rate and time left.
 
-    Work without counts has the title and the elapsed time.
+    For work without counts, returns the title and the elapsed time.
     """
     if not stage.unit:
         return [stage.title, duration(stage.seconds)]

@@ -68,7 +68,7 @@ SCORE_RULES = (
     FlagRule(
         "--by-length",
         excludes=("--sentence-level", "several --sys"),
-        reason="a band of lengths has corpus scores of one system; compare --sys shows two systems by length",
+        reason="--by-length shows corpus scores of one system; compare --sys shows two systems by length",
     ),
     FlagRule("--width", needs=("--format text",)),
 )

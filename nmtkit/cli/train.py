@@ -53,7 +53,7 @@ COMMON = {
     "--dropout X": "dropout (default: 0.1)",
     "--label-smoothing X": "label smoothing (default: 0.1)",
     "--batch-tokens N": "tokens of an update, over all processes",
-    "--max-tokens N": "tokens that fit into memory together",
+    "--max-tokens N": "tokens of a micro-batch, which must fit into memory",
     "--max-update N": "updates of the run (default: 100000)",
     "--max-epoch N": "passes over the training set",
     "--patience N": "stop after N validations without a better score",
@@ -65,7 +65,7 @@ COMMON = {
 
 
 def name_flags() -> list[click.Option]:
-    """Returns the flags that choose components. Their help lists no names, which need the import of all components."""
+    """Returns the flags that choose components. Their help lists no names, because this would import components."""
     return [
         click.Option([flag], metavar=metavar, help=f"{text}.", shell_complete=partial(_complete, table))
         for table, (flag, metavar, text) in NAMES.items()

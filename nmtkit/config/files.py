@@ -21,7 +21,7 @@ REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder
 REASONS |= {errno.ENOTDIR: "a part of the path is a file, not a folder", errno.EACCES: "permission denied"}
 RUN_CHECKPOINTS = ("best.pt", "last.pt")  # checkpoints in the folder of a run, the preferred one first
 HUB_PREFIX = "hf:"  # begins the name of a model on the Hugging Face Hub: hf:ORG/NAME, hf:ORG/NAME@REVISION
-HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens such names; imported only for a name, because it imports torch
+HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens these models; imported at first use, because it imports torch
 MODEL_FOLDER = "models"  # folder of the cache; each model of the Hub has a folder ORG--NAME/COMMIT-VERSION in it
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -1,4 +1,4 @@
-"""A tiny dataset and short trainings on it."""
+"""A tiny dataset, and short training runs on it."""
 
 import atexit
 import logging

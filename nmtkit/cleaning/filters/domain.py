@@ -37,7 +37,7 @@ class Domain(Filter):
         self._tables: list[list[BigramTable]] = []  # [sides, corpus and domain]
 
     def fit(self, sample: TextBlock) -> None:
-        """Raises ValueError if the sample or the corpora of the domain have fewer than 1,000 pairs."""
+        """Trains the bigram models. Raises ValueError if the sample or --domain has fewer than 1,000 pairs."""
         if not self.context.domain:
             return
         parts = list(self.context.pairs(self.context.domain))

@@ -24,7 +24,7 @@ _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
     ("javascript:", "javascript:"), ("function", r"function\s*\(\w*\)\s*\{"), ("©", "©"),
     ("(c)", r"\(c\)\s*(?:19|20)\d\d"), ("all rights reserved", r"all rights reserved\b"),
 )]  # fmt: skip
-_SEPARATORS = "|»›·•"  # between the items of a menu
+_SEPARATORS = "|»›·•"  # characters between the items of a menu
 _MENU = re.compile(r"[^|»›·•]{2,30}(?: [|»›·•] [^|»›·•]{2,30}){3,}")
 
 
@@ -156,7 +156,7 @@ class Copy(Filter):
     fewer than half of the words of the shorter side, are on both sides. Names and codes can be the same in both
     languages.
 
-    Two equal sides can have the share 1 for other reasons. With at least 4 words, their share is 1 if more than a third
+    Two equal sides have the share 1 in further cases. With at least 4 words, their share is 1 if more than a third
     of the words that have letter case are in lower case, or if no word has letter case. With fewer words, their share
     is 1 if a side has more than 20 characters and a character that is not ASCII.
     """

@@ -140,7 +140,7 @@ def contained(keys: Hashes, sorted_keys: Hashes) -> Mask:
 
 
 def partition(hashes: Path, folder: Path) -> list[Path]:
-    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs get the same file."""
+    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs share a file."""
     count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
     paths = [folder / f"hashes.{part}" for part in range(parts)]

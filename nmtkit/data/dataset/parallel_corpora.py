@@ -1,6 +1,6 @@
 """The corpora of a dataset, in one or more languages: from the flags of `preprocess`, or from the file of --corpora.
 
-Each entry [[corpus]] of this TOML file describes a corpus.
+The file of --corpora is TOML. Each entry [[corpus]] describes a corpus.
 """
 
 import hashlib
@@ -157,7 +157,7 @@ class DatasetCorpora:
 def open_corpora(config: PreprocessConfig, scratch: Path) -> DatasetCorpora:
     """Finds the files of all corpora. Raises ValueError or OSError if a file is missing or a setting has no effect.
 
-    The formats of a file of --corpora, such as .tmx, are extracted to files of lines in `scratch`.
+    With --corpora, corpora in formats such as .tmx are extracted to files of lines in `scratch`.
     """
     if config.corpora is not None:
         return _corpora_of_file(config, scratch)
