@@ -216,8 +216,8 @@ def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "on a CPU, validation and generate use a copy of the model, whose features differ by up to {:.2g}; the "
-            "model must use the weights of a layer only by calling the layer"
+            "on a CPU, validation and generate use a copy of the model, whose features differ by up to {:.2g}; "
+            "read the weights of a layer only by calling the layer"
         )
         _require_close(got, expected, message, 1e-4)
         _require_close(prepared.output_projection(got), model.output_projection(expected), message, 1e-4)
