@@ -1,4 +1,5 @@
-"""The commands of nmtkit as Python functions. `import nmtkit` provides these functions, but loads torch at first use.
+"""The commands of nmtkit as Python functions. `import nmtkit` provides these functions, and loads torch when
+one of them is first used.
 
 Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and are checked like flags. An
 unknown name, a wrong type and a number out of range raise ValueError. For an unknown name, the message suggests the

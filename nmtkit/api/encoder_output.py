@@ -29,10 +29,10 @@ def source_ids(
 def states_of(
     model: Architecture, sentences: Sequence[Sequence[int]], all_layers: bool, max_tokens: int, device: torch.device
 ) -> list[list[Tensor]]:
-    """Returns the encoder states of each sentence, in fp32 on the CPU: a tensor S D for each layer, or the last only.
+    """Returns the encoder states of each sentence: tensors [S, D] in fp32 on the CPU.
 
-    S are the source pieces of the sentence with eos, and D is the width of the model. A batch has at most `max_tokens`
-    tokens.
+    With `all_layers`, the list has all tensors of `encoder_states`, otherwise only the last. S is the number of source
+    pieces of the sentence, eos included, and D is the width of the model. A batch has at most `max_tokens` tokens.
     """
     order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
     ends = batch_ends([len(sentences[index]) for index in order], max_tokens, 1)

@@ -28,7 +28,8 @@ def train(
 
     Repeating the call resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end the run, as on the command line.
     The run uses a GPU if there is one; to use several, start the script with torchrun. Settings of torch for the whole
-    process, such as the number of threads, stay changed after the run. Raises OSError or ValueError.
+    process, such as the number of threads, stay changed after the run. Raises ValueError for wrong settings or data,
+    and OSError for a file that cannot be read or written.
     """
     merged = {"config": settings} if isinstance(settings, str | Path) else dict(settings)
     job = _job({name.replace("-", "_"): value for name, value in merged.items()}, data)

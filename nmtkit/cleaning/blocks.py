@@ -19,7 +19,7 @@ from nmtkit.data.corpora.dropping import Hashes
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """A pickled block of pairs of a corpus. The block begins at byte `position` of a file."""
+    """A pickled block of pairs of a corpus. The block begins at byte `position` of the file `path`."""
 
     corpus: int  # index of the corpus, from 0
     path: Path
@@ -38,7 +38,7 @@ class Scored:
 
     blocks: list[StoredBlock]
     scores: ScoreMatrix
-    keys: Hashes  # [pairs, 2]
+    keys: Hashes  # [pairs, 2], hashes of the normalized source and target of each pair
     mended: dict[str, int]  # kind of change -> number of mended lines
 
 

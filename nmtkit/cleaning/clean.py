@@ -63,7 +63,7 @@ def clean(
 
 
 def corpora_of(config: CleanConfig, names: Sequence[str], columns: bool = True) -> list[Corpus]:
-    """Returns the corpora `names` in the languages of `config`, with its `columns` or with columns that are found."""
+    """Returns the corpora `names` in the languages of `config`. Without `columns`, ignores --columns of `config`."""
     chosen = as_columns(config.columns) if columns else None
     return [locate(name, config.source_lang, config.target_lang, chosen) for name in names]
 
@@ -140,7 +140,7 @@ def write_outputs(
             scored.scores = late_scorer.add(scored.blocks, scored.scores, scratch / "late")
         progress.begin("Writing", "pairs", len(scored.keys))
         report = Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
-    provenance_path(writer.paths).unlink(missing_ok=True)  # of older files with the same names
+    provenance_path(writer.paths).unlink(missing_ok=True)  # the provenance of older files with the same names
     if sources:
         facts = {"source": "nmtkit clean", "filters": list(filters), "read": report.read, "pairs": report.kept}
         write_provenance(writer.paths, {**facts, "languages": list(languages), "corpora": sources})
@@ -155,7 +155,7 @@ class Sample:
         self._generator = np.random.default_rng(seed)
         self._numbers = np.empty(0)  # random number of each sampled pair; pairs with the smallest numbers are sampled
         self._threshold = 1.0
-        self.count = 0  # pairs of the text
+        self.count = 0  # number of pairs given to `add`
         self._sources: list[str] = []
         self._targets: list[str] = []
 

@@ -37,8 +37,8 @@ CLEAN_RULES = (
         excludes=("--forward", "--backward", "--self-train", "--self-train-updates", "--quality"),
         reason="the file has the scores",
     ),
-    FlagRule("--self-train", excludes=("--forward", "--backward"), reason="each of these flags gives the two models"),
-    FlagRule("--quality", excludes=("--self-train", "--forward", "--backward"), reason="pairs have one model score"),
+    FlagRule("--self-train", excludes=("--forward", "--backward"), reason="--self-train makes both models"),
+    FlagRule("--quality", excludes=("--self-train", "--forward", "--backward"), reason="a pair has one model score"),
     FlagRule("--min-domain", needs=("--domain", "--from-scores")),
     FlagRule("--forward", needs=("--backward",)),
     FlagRule("--backward", needs=("--forward",)),
@@ -48,7 +48,7 @@ CLEAN_RULES = (
     FlagRule(
         "--output-dir",
         excludes=("--dropped", "--scores", "--report"),
-        reason="nmtkit merge has this flag, and writes the file from all shards",
+        reason="give the second flag to nmtkit merge, which writes the file from all shards",
     ),
     FlagRule("--output-dir", excludes=("--from-scores",), reason="reading scores is fast and needs no shards"),
     FlagRule(

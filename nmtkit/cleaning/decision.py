@@ -23,7 +23,7 @@ from nmtkit.jobs import progress
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that the run has ranks similar pairs
+QUALITY = (PROBABILITY, MODEL, "alignment")  # similar pairs are ranked by the first of these scores that the run has
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 
@@ -113,8 +113,8 @@ class Decision:
         """Drops kept pairs that equal another kept pair on the sides that `config.duplicates` names.
 
         The comparison ignores case, spaces and punctuation. The first of several equal pairs stays. If only one side
-        is compared, the best pair stays. Pairs that equal each other on both sides are not ranked by their scores,
-        because such pairs differ only in case and punctuation, and models prefer some of these forms by chance.
+        is compared, the best pair stays. If both sides are compared, equal pairs are not ranked by their scores,
+        because such pairs differ only in case, spaces and punctuation, and models prefer some of these forms by chance.
         """
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
@@ -156,7 +156,7 @@ class Decision:
         self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: RowNumbers) -> npt.NDArray[np.float32] | None:
-        """Returns the score of each pair of `rows` that decides which of several similar pairs stays: the highest.
+        """Returns the scores of the pairs `rows` that rank similar pairs. The pair with the highest score stays.
 
         The score is the first of `QUALITY` that the run has. Returns None if the run has none of these scores. The
         scores are rounded to hundredths, so that the first of several pairs with nearly equal scores stays.
@@ -189,7 +189,7 @@ class Decision:
         assert row == len(self._first) == kept + sum(report.dropped for report in self.reports)
         if not kept:
             reasons = ", ".join(f"{report.name}: {report.dropped:,}" for report in self.reports if report.dropped)
-            raise ValueError(f"no pair is left of {row:,}; dropped: {reasons}; are languages or columns exchanged?")
+            raise ValueError(f"none of {row:,} pairs is left; dropped: {reasons}; are languages or columns exchanged?")
         names = [corpus.name for corpus in self._corpora]
         read_of = {name: (read, left) for name, (read, left) in zip(names, counts.tolist(), strict=True)}
         return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)

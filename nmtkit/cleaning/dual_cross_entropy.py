@@ -48,7 +48,7 @@ class DualCrossEntropy:
     def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
         """`languages` are the source and the target language. Only models of several languages use `languages`.
 
-        Raises ValueError for a language model, and if a model of several languages lacks one of the languages.
+        Raises ValueError for a language model, a model of the opposite direction, or a model without these languages.
         """
         self._paths = forward, backward
         self._codes = codes_of("--forward", forward, languages), codes_of("--backward", backward, languages[::-1])
@@ -103,11 +103,11 @@ def cross_entropies(
 
 def loaded(path: Path) -> Translator:
     """Loads a model for the device that `nmtkit generate` chooses by default."""
-    return Translator.load(path, rank_device("auto", workers=1), engine="torch")  # scores, without a search
+    return Translator.load(path, rank_device("auto", workers=1), engine="torch")  # scoring needs no search
 
 
 class SelfTrained(DualCrossEntropy):
-    """Scores of pairs by two small translation models, one for each direction, without given checkpoints.
+    """Scores pairs with two small translation models, one for each direction, which this class trains.
 
     The method `fit` trains both models on pairs of the corpus, and writes the models to a subfolder of `folder`. The
     name of the subfolder is a hash of these pairs and the settings. So a second call with the same pairs and settings

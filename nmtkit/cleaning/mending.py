@@ -70,7 +70,7 @@ def mended_pairs(part: Pairs) -> Pairs:
 
 
 def _unescaped(line: str) -> str:
-    """Replaces the entities of a line by characters. Repeats this once, for double escapes. Tags stay escaped."""
+    """Replaces the entities of a line by characters, also entities that are escaped twice. `&lt;` and `&gt;` stay."""
     for _ in range(2):
         line = _ENTITY.sub(_character, line)
     return line

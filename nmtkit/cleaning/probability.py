@@ -104,7 +104,7 @@ def dropped_rows(limits: Sequence[Limits], scores: ScoreMatrix) -> Mask:
 
 
 class LateScorer:
-    """Adds the late scores `late` to the scores of the filters. `limits` has the limits of each filter.
+    """Adds late scores to the scores of the filters. `limits` belong to the filters, and `late` to the late scores.
 
     `score_block` returns the scores of all filters for a block. The probability of a pair depends on the score of the
     models, which `scorer` computes, and on the scores of the filters with `in_probability`. If no filter has
@@ -151,7 +151,7 @@ class LateScorer:
             if len(inside):
                 sides = [[side[row] for row in (inside - start).tolist()] for side in (block.sources, block.targets)]
                 result[inside, width:] = self._late(scores[inside], *sides)
-            if not runs_models:  # the models count their lines
+            if not runs_models:  # otherwise, the models advance the progress
                 progress.advance(len(inside))
         return result
 

@@ -10,7 +10,7 @@ from nmtkit.jobs.distributed import rank_device
 from nmtkit.scoring.segments import check_segment_metric
 from nmtkit.scoring.sentence_metrics import segment_metric
 
-PAIRS = 1024  # pairs between two counts of progress
+PAIRS = 1024  # number of pairs between two updates of the progress
 
 
 class EstimatedQuality:

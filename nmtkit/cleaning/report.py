@@ -11,7 +11,7 @@ from nmtkit.pages.charts import histogram
 from nmtkit.pages.document import Html, render, visible
 
 CUT = 200  # maximum number of characters of an example
-SHOWN = 3  # dropped pairs of each filter
+SHOWN = 3  # number of dropped pairs that the page shows for each filter
 OVERLAPS = 12  # maximum number of pairs of filters
 
 
@@ -43,7 +43,7 @@ def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
 
 
 def _overlaps(report: CleanReport) -> list[tuple[str, int]]:
-    """Returns the pairs of filters with the most pairs of sentences that both filters would drop."""
+    """Returns "FILTER and FILTER" and the number of sentence pairs that both filters would drop, highest first."""
     names = [item.name for item in report.filters[: len(report.overlaps)]]
     rows = [
         (f"{first} and {second}", int(report.overlaps[i, j]))

@@ -1,12 +1,12 @@
 """Cleans corpora in shards: `clean --output-dir`, and `merge` of the folder.
 
-    input.pairs         the blocks of all pairs, as the corpora have them
+    input.pairs         the blocks of all pairs, before mending
     job.pickle          the settings, the fitted filters and the models (`StoredJob`)
     shard-000007.pairs  the mended blocks of a shard, each with its scores and keys
 
 The filters are fitted once, before the shards, on the same sample as without shards. Shards consist of the same blocks
 too, so that the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
-near-duplicates, and the report. The pickled files can run code: a folder of another person must not be merged.
+near-duplicates, and the report. Pickled files can run code, so do not merge a folder that you do not trust.
 """
 
 import os
@@ -152,7 +152,7 @@ class ShardCleaner:
 
 
 class ShardedCleaning:
-    """Mends and scores the corpora `names` in shards. The constructor reads the plan in the folder, or makes it.
+    """Mends and scores the corpora `names` in shards. The constructor reads or makes the plan in the folder.
 
     `configs` has the config of each filter. `command` is the command line that makes all shards.
     """
@@ -204,7 +204,7 @@ class ShardedCleaning:
 
 
 def files_of(title: str, corpora: Sequence[Corpus]) -> dict[str, Path]:
-    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder gives all files inside it."""
+    """Returns the files of corpora, by names such as "corpus 2, file 1". A folder stands for all files inside it."""
     files = {}
     for number, corpus in enumerate(corpora, 1):
         paths = [file for path in corpus.paths() for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]

@@ -16,8 +16,8 @@ from nmtkit.data.corpora.dropping import RowNumbers
 
 NGRAM = 5  # characters
 HASHES, SEED = 128, 1
-RECALL = 0.85  # minimum share of the texts with exactly the searched similarity that the index finds
-CHUNK = 512  # texts that the index gets at once
+RECALL = 0.85  # minimum probability that the index finds two texts whose similarity is exactly the limit
+CHUNK = 512  # number of texts that are added to the index at once
 
 
 class SimilarTexts:
@@ -42,7 +42,8 @@ class SimilarTexts:
     def find(self, order: RowNumbers) -> RowNumbers:
         """Returns the indexes of the texts that are similar to a text that stays, in ascending order.
 
-        `order` has the indexes of all texts, the best text first. A text stays if no better text that stays is similar.
+        `order` has the indexes of all texts, the best text first. A text stays if it is not similar to a better text
+        that stays.
         """
         self._file.close()
         if not len(order):
@@ -62,7 +63,7 @@ class SimilarTexts:
 def bands(similarity: float) -> int:
     """Returns the number of bands of hash values. Two texts are compared if all hash values of a band are equal.
 
-    The result is the smallest number of bands with which the index finds the share RECALL. Fewer bands mean fewer
+    The result is the smallest number of bands with which the index reaches RECALL. Fewer bands mean fewer
     comparisons.
     """
     counts = (count for count in (8, 16, 32, 64) if 1 - (1 - similarity ** (HASHES // count)) ** count >= RECALL)

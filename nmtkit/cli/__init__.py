@@ -1,4 +1,4 @@
-"""The `nmtkit` command. It imports a subcommand only to run it, so that help and completion do not import torch."""
+"""The `nmtkit` command. It imports a subcommand only when it runs, so that help and completion do not import torch."""
 
 import contextlib
 import gc
@@ -34,7 +34,7 @@ GROUPS = {
         "rerank": "Choose from n-best lists with a backward model and an LM.",
         "shortlist": "Learn which target pieces a search has to consider.",
         "merge": "Join the shards that --output-dir has written.",
-        "precompile": "Compile the CPU search beforehand, as for an image.",
+        "precompile": "Compile the CPU search in advance, for container images.",
     },
     "Evaluate": {
         "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
@@ -172,10 +172,10 @@ def main() -> None:
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
 
     \b
-    COMMAND -h shows the flags that people set, COMMAND --help all flags.
+    COMMAND -h shows the most used flags, COMMAND --help shows all flags.
     Completion in bash: eval "$(_NMTKIT_COMPLETE=bash_source nmtkit)"
     """
-    # The sizes of batches vary, which fragments memory blocks of fixed size. The CUDA allocator reads this variable
-    # once.
+    # Batches of different sizes fragment the GPU memory unless its segments can grow. The CUDA allocator reads the
+    # variable once.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

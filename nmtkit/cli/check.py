@@ -74,8 +74,8 @@ def command(
 
     The checks use a tiny vocabulary and the preset of each component. If you give a single NAME, the settings of this
     component are flags; small sizes make the checks fast. Architectures are checked for shapes, causality, equal
-    results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In pytest,
-    nmtkit.contracts runs the same checks.
+    results of step-by-step decoding and a full pass, gradients, resume and more. The exit code is 1 if a check failed.
+    In pytest, nmtkit.contracts runs the same checks.
     """
     load_plugins(plugins)
     from nmtkit.contracts import components
@@ -83,7 +83,7 @@ def command(
 
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     level = log.level
-    if not context.meta.get("verbose"):  # messages about the engines of the tiny models hide the results
+    if not context.meta.get("verbose"):  # messages about the engines of the tiny models would hide the results
         log.setLevel(logging.WARNING)
     failed = total = 0
     for contract, name in components(names):

@@ -46,7 +46,7 @@ COMMON = {
     "--preset curated|crawl": "strictness of the filters (default: curated)",
     "--[no-]self-train": "also score pairs with models that are trained on them",
     "--scores FILE": "write all scores, for --from-scores",
-    "--from-scores FILE": "apply other limits to written scores",
+    "--from-scores FILE": "apply other limits to saved scores",
     "--workers N": "processes; one per core is the default",
     "--output-dir DIR": "work in shards, for many machines",
 }

@@ -27,8 +27,8 @@ stderr = Console(stderr=True, highlight=False)  # for messages, because stdout i
 class Command(click.Command):
     """A click command with `--quiet`, `--verbose` and `--debug`. After a mistake of the user, the exit code is 2.
 
-    The help page groups options by their attribute `section`. `common` maps the flags that people set, with their
-    placeholders, to short texts; if it is given, `-h` shows a short page with these flags.
+    The help page groups options by their attribute `section`. `common` maps the most used flags, with their
+    placeholders, to short texts. If `common` is given, `-h` shows a short page with these flags.
     """
 
     def __init__(self, *arguments: Any, common: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -39,7 +39,7 @@ class Command(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
-        end = len(self.params)  # the index before --help
+        end = len(self.params)  # index of --help
         short = [click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, help="Show the most used flags.",
                               callback=_show_short_page)] if self.common else []  # fmt: skip
         for option in short:
@@ -91,7 +91,7 @@ def check_encoding(ctx: click.Context) -> None:
 def progress_shown(ctx: click.Context) -> Iterator[None]:
     """Shows the progress of the command, and at its end a line with the time. Nothing is shown with --quiet.
 
-    Of several processes of torchrun, only the first shows its progress.
+    With torchrun, only the first process shows its progress.
     """
     if ctx.meta.get("quiet") or os.environ.get("RANK", "0") != "0":
         yield
@@ -115,7 +115,7 @@ def end_progress(ctx: click.Context) -> None:
 
 
 def echo(text: str, nl: bool = True) -> None:
-    """Writes data to stdout. In a terminal, the progress of the command makes room."""
+    """Writes data to stdout. In a terminal, the progress bar is removed first."""
     progress.hide()
     click.echo(text, nl=nl)
 
@@ -130,12 +130,12 @@ def tell(text: str, style: str | None = None) -> None:
 
 
 def is_quiet() -> bool:
-    context = click.get_current_context(silent=True)  # a function of Python has no command
+    context = click.get_current_context(silent=True)  # None if no command runs
     return context is not None and bool(context.meta.get("quiet"))
 
 
 def print_line(text: str, style: str | None = None) -> None:
-    """Writes a line to stderr as it is. Otherwise, rich would read brackets as styles and break long lines."""
+    """Writes a line to stderr unchanged: rich does not interpret brackets as styles and does not break the line."""
     stderr.print(text, style=style, markup=False, soft_wrap=True)
 
 

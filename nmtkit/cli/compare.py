@@ -36,7 +36,7 @@ COMPARE_RULES = (
     FlagRule(
         "--sys",
         excludes=("--mean-over-seeds", "--base", "--plot", "--format", "--curves"),
-        reason="these flags are for runs",
+        reason="the second flag works only with runs",
     ),
     FlagRule("--base", excludes=("--mean-over-seeds",), reason="--base always shows means over seeds"),
     FlagRule("--plot", needs=("--base",)),
@@ -74,7 +74,7 @@ class CompareConfig(RowsConfig):
     mean_over_seeds: bool = option(False, "show one row for runs that differ only in the seed")
     base: str | None = option(
         None,
-        "compare the translations of all rows with this row: the name of a folder without its seed",
+        "compare the translations of all rows with the translations of ROW, the name of a run folder without its seed",
         metavar="ROW",
     )
     curves: Path | None = option(
@@ -105,7 +105,7 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
     RUN is the folder of a run, which may still be training, or a folder of runs, such as the folder of a sweep. The
     table has the settings that differ, best scores, speed, time and state.
 
-    With --base, the table has scores of translations over seeds, and their differences to the row --base, with
+    With --base, the table has the mean scores of each row over its seeds, and the differences to the row --base, with
     confidence intervals and p-values over sentences and seeds.
 
     With --sys A --sys B, the page shows both translations of each sentence side by side, with the differences marked,
@@ -195,7 +195,7 @@ def compare_systems(
     path = report or PAGE
     check_outputs({"--report": path}, [*systems, *references, config.src])
     if not (references or config.data or config.test_set):
-        raise ValueError("compare marks words by a reference: give --ref FILE, --data FOLDER or --test-set NAME")
+        raise ValueError("compare marks words of the reference; give --ref FILE, --data FOLDER or --test-set NAME")
     texts, settings = score.read(references, systems, config)
     if texts.directions:
         score.check_one_direction(texts, config)

@@ -20,7 +20,7 @@ from nmtkit.translation.server_config import ServerConfig
 
 log = logging.getLogger("nmtkit")
 
-SHARDS = ShardOptions(shard_lines=500)  # a server translates some lines in a second
+SHARDS = ShardOptions(shard_lines=500)  # a server translates only a few lines per second
 SHARD_FIELDS = ("output_dir", "shard_lines", "shard")
 SERVER_FLAGS = [flag_of(field) for field in dataclasses.fields(ServerConfig) if field.name != "from_server"]
 SERVER_RULES = (
@@ -29,7 +29,7 @@ SERVER_RULES = (
     FlagRule(
         "--from-server",
         excludes=("--path", "--output", "--top-k", "--subset", "--pairs-per-file", "--max-tokens", "--device"),
-        reason="these flags are for the probabilities of a checkpoint",
+        reason="the second flag is for the probabilities of a checkpoint",
     ),
 )
 
@@ -70,7 +70,7 @@ COMMON = {
     "--top-k N": "pieces to store for each target token (default: 8)",
     "--device NAME": "cpu, cuda, cuda:1, … (default: cpu)",
     "--from-server URL": "translate a text file with this server instead",
-    "--server-model NAME": "name of its model",
+    "--server-model NAME": "name of the model on the server",
     "-s, --source-lang LANG": "language of DATA, with --from-server",
     "-t, --target-lang LANG": "language of the translations",
     "--output-dir DIR": "folder of the shards, with --from-server",
@@ -164,7 +164,7 @@ command.params += [flag for flag in flags(SHARDS) if flag.name in SHARD_FIELDS]
 
 
 def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[str, Any]) -> None:
-    """Makes the shards of a job whose lines a server translates. Prints the next commands."""
+    """Translates the lines of a file with a server, in shards. Prints the next commands."""
     with imports():
         from nmtkit.cli.shards import run_shards, this_command
         from nmtkit.translation.server_teacher import ServerWorker, TranslationServer, open_job, write_shards
@@ -183,4 +183,4 @@ def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[st
     counts = plan.counts()
     for name in ("empty lines", "lines without a translation"):
         if counts[name]:
-            log.warning("%s of %s: %s; they give no pair", f"{counts[name]:,}", f"{counts['lines']:,} lines", name)
+            log.warning("%s of %s give no pair: %s", f"{counts[name]:,}", f"{counts['lines']:,} lines", name)

@@ -44,7 +44,7 @@ class ExportConfig(Config):
         "marian: folder for Marian and pymarian\n"
         "bergamot: folder with 8-bit weights for Bergamot and slimt, of a student with SSRUs\n"
         "argos: file for Argos Translate and LibreTranslate\n"
-        "safetensors: folder of standard files\n"
+        "safetensors: folder with model.safetensors, nmtkit.json and SentencePiece models\n"
         "checkpoint: smaller checkpoint, without training state (SOURCE can also be a safetensors folder)",
     )
     quantization: Literal["float32", "int8"] = option(
@@ -68,7 +68,7 @@ class ExportConfig(Config):
     )
     private: bool = option(False, "with --push: make the repository private")
     license: str | None = option(
-        None, "with --push: licence, such as mit or cc-by-4.0; default: the licence of the base", metavar="ID"
+        None, "with --push: licence, such as mit or cc-by-4.0; default: the licence of the base model", metavar="ID"
     )
     scores: Path | None = option(
         None, "with --push: scores for the model card, written by score --format json", metavar="FILE", access="read"
@@ -147,7 +147,7 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
 
 
 def tell_result(written: Path, format: str) -> None:
-    """Prints the size of the exported files, and for a checkpoint the command that uses the model."""
+    """Prints the size of the exported files and, for a checkpoint, a command that uses the model."""
     files = [path for path in (written, *written.rglob("*")) if path.is_file()]
     tell(f"{written}: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
     if format == "checkpoint":
@@ -175,7 +175,7 @@ def contents_of(source: Path) -> "Checkpoint":
 
 
 def write(source: Path, *, destination: Path, config: ExportConfig) -> None:
-    """Writes the checkpoint `source` to `destination` in a format."""
+    """Writes the checkpoint `source` to `destination` in the format of `config`."""
     from nmtkit.models import checkpoint
     from nmtkit.models.formats import argos, bergamot, ctranslate2, huggingface_export, marian_export, safetensors
 

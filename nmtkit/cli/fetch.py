@@ -57,7 +57,7 @@ def command(names: tuple[str, ...], **settings: Any) -> None:
     corpora = [parse_name(name) for name in names]
     lists = [corpus.source for corpus in corpora if not corpus.corpus]
     if lists and len(corpora) > 1:
-        raise ValueError(f"{lists[0]}: lists corpora, so it is the only name; leave out the other names")
+        raise ValueError(f"{lists[0]}: lists corpora and must be the only name; leave out the other names")
     prefixes = [corpus.prefix(config) for corpus in corpora]
     for corpus, prefix in zip(corpora, prefixes, strict=True):
         if prefixes.count(prefix) > 1:

@@ -84,7 +84,7 @@ def check_paths(context: click.Context) -> None:
 
 def completed_path(incomplete: str, checkpoint: bool) -> list[CompletionItem]:
     """Returns the completions of a path: with `checkpoint`, checkpoints and folders of runs, otherwise all files."""
-    files = [CompletionItem(incomplete, type="file")]  # the shell completes the names of files, if no item is given
+    files = [CompletionItem(incomplete, type="file")]  # the shell completes file names if there are no other items
     if not checkpoint:
         return files
     folder, _, beginning = incomplete.rpartition("/")
@@ -101,7 +101,7 @@ def completed_name(names: Iterable[str], incomplete: str) -> list[CompletionItem
 
 
 def complete_with(options: Iterable[click.Parameter], field: str, names: Callable[[], Iterable[str]]) -> None:
-    """Makes the shell complete the values of the option of a field with `names`, which are found only then."""
+    """Makes the shell complete the option of a field with the result of `names`, which is called only then."""
     for option in options:
         if option.name == field and isinstance(option.type, FieldType):
             option.type.names = names
@@ -157,7 +157,7 @@ def metavar(hint: Any) -> str:
 class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see a generic class from click 8.3 on
     """A click type that converts the text of a flag to the annotated type of the config field.
 
-    `access` says if a path is read, or is a file to write; `check_paths` checks it before the command begins.
+    `access` is "read" or "write" for a path that `check_paths` checks before the command begins.
     """
 
     name = "value"

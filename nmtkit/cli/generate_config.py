@@ -98,7 +98,7 @@ class GenerateConfig(Config):
 
     @property
     def both_columns(self) -> ColumnNames | None:
-        """The columns of both sides. Only the source is translated, so a missing target column is the source column."""
+        """The columns of both sides. Only the source is read, so the source column replaces a missing target column."""
         return as_columns(self.columns * 2 if len(self.columns) == 1 else self.columns)
 
     @property
@@ -149,7 +149,7 @@ def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
 
 
 def is_typed(config: GenerateConfig, has_input: bool) -> bool:
-    """Returns whether lines are typed at a prompt: standard input is a terminal, and nothing else has the text."""
+    """Returns whether lines are typed at a prompt: standard input is a terminal, and no input or output is given."""
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
     return at_terminal and not (has_input or config.line_files or config.output)
 
@@ -174,7 +174,7 @@ def check_combination(
 
 
 def check_reports(config: GenerateConfig, files: Sequence[Path], others: Sequence[Path | None]) -> None:
-    """Raises ValueError if an output would overwrite an input. `others` are files that the command reads.
+    """Raises ValueError if an output would overwrite an input: one of `files` (--input) or of `others`.
 
     --output may replace a file of --input, because the file is written when the translation is complete.
     """

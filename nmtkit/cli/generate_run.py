@@ -69,7 +69,7 @@ def languages_of_input(
 
 
 def source_files(config: GenerateConfig, search: SearchOptions, checkpoint: Path) -> list[Path]:
-    """Returns the files with the source lines of --test-set. The checkpoint may choose the languages."""
+    """Returns the files with the source lines of --test-set. The checkpoint gives the default of --language-pair."""
     from nmtkit.data.fetch import sacrebleu_sets
 
     pair = config.language_pair
@@ -392,7 +392,7 @@ class Generation:
         return self.decoder is not None
 
     def workers(self, translator: "Translator", pipeline: "Pipeline") -> "BatchDecoder | None":
-        """Returns a decoder with the --workers processes, if the job has them."""
+        """Returns a decoder with the --workers processes, or None if the job has no such processes."""
         from nmtkit.translation.parallel import worker_processes
 
         job, count = self.job, self.config.workers

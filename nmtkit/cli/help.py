@@ -1,4 +1,4 @@
-"""Help pages of commands: `--help` describes all flags by section, `-h` the flags that people set, on one screen."""
+"""Help pages of commands: `--help` describes all flags by section, `-h` the most used flags on one screen."""
 
 import inspect
 import os

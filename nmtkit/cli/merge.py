@@ -1,4 +1,4 @@
-"""`nmtkit merge`: joins the shards that `generate --output-dir` or `clean --output-dir` has written."""
+"""`nmtkit merge`: joins the shards that `generate`, `clean` or `distill` has written to its --output-dir."""
 
 import dataclasses
 import sys
@@ -26,8 +26,8 @@ class MergeConfig(Config):
 
     output: str | None = option(
         None,
-        "file to write; it appears when all lines are written; for shards of clean, this flag is required, and writes "
-        "the kept pairs, as clean --output does; default: standard output",
+        "file to write, which appears when all lines are written (default: standard output); for shards of clean, "
+        "required: the corpus of the kept pairs, as in clean --output",
         metavar="FILE|CORPUS",
     )
     dropped: str | None = option(

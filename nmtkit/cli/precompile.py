@@ -15,9 +15,9 @@ def command() -> None:
     nmtkit precompile
     XDG_CACHE_HOME=/opt/cache nmtkit precompile
 
-    The first translations on a machine do the same in the background, so this command is for images of containers and
-    for benchmarks. The code is kept in the folder nmtkit of $XDG_CACHE_HOME, or of ~/.cache. It works only on the same
-    kind of processor. Needs nmtkit[numba].
+    The first translations on a machine do the same in the background, so this command is for container images and for
+    benchmarks. The code is kept in the folder nmtkit of $XDG_CACHE_HOME, or of ~/.cache. The code works only on the
+    same kind of processor. Needs nmtkit[numba].
     """
     from nmtkit.config.files import user_cache
     from nmtkit.jobs import machine_code

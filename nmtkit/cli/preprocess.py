@@ -32,7 +32,7 @@ COMMON = {
     "--[no-]separate-vocab": "one vocabulary for each side",
     "--tokenizer-from FILE|FOLDER": "use the tokenizer of a model or dataset",
     "--[no-]drop-duplicates": "drop pairs that occurred before",
-    "--[no-]drop-overlap": "drop training pairs of the valid and test sets",
+    "--[no-]drop-overlap": "drop training pairs that are in a valid or test set",
     "--corpora FILE.toml": "many languages, instead of -s, -t and prefixes",
     "--report FILE.html": "page about the dataset",
     "--workers N": "processes; one per core is the default",
@@ -41,7 +41,7 @@ COMMON = {
 
 @click.command(cls=Command, common=COMMON)
 def command(**settings: Any) -> None:
-    """Makes a dataset folder from parallel text: line i of PREFIX.en is the translation of line i of PREFIX.de.
+    """Make a dataset folder from parallel text: line i of PREFIX.en is the translation of line i of PREFIX.de.
 
     \b
     nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val \\
@@ -90,7 +90,7 @@ def show(report: "DatasetReport", seconds: float) -> None:
 
 
 def show_pair(report: "DatasetReport", sides: tuple[str, str]) -> None:
-    """Prints a pair of the training text, so that exchanged languages or columns are seen. The demo has its own."""
+    """Prints a training pair, so that the user sees exchanged languages or columns. The demo shows pairs itself."""
     from nmtkit.pages.document import visible
 
     corpus = next((corpus for corpus in report.corpora if corpus.samples), None)

@@ -1,4 +1,4 @@
-"""Shows the progress of every command on stderr: a bar in a terminal, otherwise a line of text now and then."""
+"""Shows the progress of every command on stderr: a bar in a terminal, otherwise a line of text at intervals."""
 
 import logging
 import math
@@ -14,20 +14,20 @@ from nmtkit.jobs.progress import WorkStage, duration, quantity, rate
 
 log = logging.getLogger("nmtkit")
 
-REDRAW = 0.2  # seconds between two pictures of the bar
-FIRST_LINE = 5.0  # seconds to the first line of text; later, a line after a twentieth of the time, at most LONGEST
+REDRAW = 0.2  # seconds between two redraws of the bar
+FIRST_LINE = 5.0  # seconds to the first line of text; later intervals: 1/20 of the elapsed time, at most LONGEST
 LONGEST = 60.0
 QUIET_OUTPUT = 1.0  # seconds without output after which the bar returns, if stdout is the same terminal
 STARTING = "Starting"  # the stage before the first call of `begin`; only a terminal shows this stage
-SUMMARY = 2.0  # a shorter command has no last line with its time
+SUMMARY = 2.0  # seconds; a shorter command gets no summary line
 BAR = 30  # columns of the widest bar
 NARROWEST = 8
 
 
 class CommandProgress:
-    """The progress of a command. A thread draws the current stage, so that counting costs an addition.
+    """The progress of a command. A thread draws the current stage, so that counting costs only an addition.
 
-    The thread ends before a fork and begins again after it, because a forked process would keep its locks.
+    The thread ends before a fork and starts again after the fork, because a forked process would keep held locks.
     """
 
     def __init__(self, console: Console) -> None:
@@ -42,7 +42,7 @@ class CommandProgress:
         self._lock = threading.Lock()  # for everything that is drawn
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._next = 0.0 if self.as_bar else FIRST_LINE  # no line of text before this time after the beginning
+        self._next = 0.0 if self.as_bar else FIRST_LINE  # earliest time of the next line of text, in seconds
         self._output = -math.inf  # time of the last output on a terminal
 
     def begin(self, stage: WorkStage) -> None:
@@ -126,7 +126,7 @@ class CommandProgress:
 def fields(stage: WorkStage) -> list[str]:
     """Returns the texts of a progress bar: title, count, rate and time left.
 
-    Work without counts has the title and the elapsed time.
+    For work without counts, returns the title and the elapsed time.
     """
     if not stage.unit:
         return [stage.title, duration(stage.seconds)]

@@ -31,13 +31,13 @@ class RerankConfig(Config):
     """Settings of `nmtkit rerank`."""
 
     backward: Path | None = option(
-        None, "checkpoint of a model that translates back, into the source", metavar="RUN|FILE", checkpoint=True
+        None, "checkpoint of a model that translates from target to source", metavar="RUN|FILE", checkpoint=True
     )
     lm: Path | None = option(
         None, "checkpoint of a language model of the target language", metavar="RUN|FILE", checkpoint=True
     )
-    weight_backward: float = option(1.0, "weight of log p(x | y) of --backward", min=0, max=100)
-    weight_lm: float = option(0.3, "weight of log p(y) of --lm", min=0, max=100)
+    weight_backward: float = option(1.0, "weight of log p(source | translation), from --backward", min=0, max=100)
+    weight_lm: float = option(0.3, "weight of log p(translation), from --lm", min=0, max=100)
     feature: tuple[str, ...] = option(
         (),
         "numeric fields of the hypotheses in FILE, such as the estimate of a quality model, with a weight for each "
@@ -51,7 +51,7 @@ class RerankConfig(Config):
         "hf:ORG/NAME[@REVISION]",
         metavar="METRIC[=MODEL],…",
     )
-    lenpen: float = option(0.6, "length penalty of the sum, as in generate", min=-10, max=10)
+    lenpen: float = option(0.6, "length penalty of the weighted sum, as in generate", min=-10, max=10)
     tune: Path | None = option(
         None,
         "reference translations, for which a random search chooses all weights and the length penalty",

@@ -68,7 +68,7 @@ SCORE_RULES = (
     FlagRule(
         "--by-length",
         excludes=("--sentence-level", "several --sys"),
-        reason="a band of lengths has corpus scores of one system; compare --sys shows two systems by length",
+        reason="--by-length shows corpus scores of one system; compare --sys shows two systems by length",
     ),
     FlagRule("--width", needs=("--format text",)),
 )
@@ -93,7 +93,7 @@ class ScoreConfig(Config):
     )
     origlang: str | None = option(
         None,
-        "score only the lines of --test-set whose original language is CODE, or is a different language for non-CODE",
+        "score only the lines of --test-set whose original language is CODE; non-CODE means all other languages",
         metavar="CODE",
     )
     subset: str | None = option(

@@ -1,4 +1,4 @@
-"""`nmtkit shortlist`: adds to a checkpoint the target pieces that each source piece may become."""
+"""`nmtkit shortlist`: adds a lexical shortlist to a checkpoint: the likely target pieces of each source piece."""
 
 import dataclasses
 import shlex
@@ -152,7 +152,7 @@ def frequent_pieces(train: "Split | None", tokenizer: "Tokenizer", number: int) 
 
 
 def show_coverage(lists: "Shortlist", measured: "Split") -> None:
-    """Prints the share of the pieces of references that the lists have."""
+    """Prints the share of the reference pieces that the lists contain."""
     import numpy as np
 
     rows = np.arange(len(measured))

@@ -83,7 +83,7 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     every = sweep.runs() if study is None else []
     names = list(dict.fromkeys(comparison.row_name(run.name) for run in every))
     if sweep.base and every and sweep.base not in names:
-        raise ValueError(f"{file}: base of [sweep] is {sweep.base!r}, which is no row; {suggestion(sweep.base, names)}")
+        raise ValueError(f"{file}: base {sweep.base!r} of [sweep] is not a row; {suggestion(sweep.base, names)}")
     runs = chosen(every, config.only) if study is None else []
     if config.costs:
         progress.begin("Estimating the costs")

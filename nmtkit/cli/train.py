@@ -1,4 +1,4 @@
-"""`nmtkit train`: the flags of the run and of the chosen components, then the run."""
+"""`nmtkit train`: parses the flags of the run and of the chosen components, and trains."""
 
 import logging
 import os
@@ -53,19 +53,19 @@ COMMON = {
     "--dropout X": "dropout (default: 0.1)",
     "--label-smoothing X": "label smoothing (default: 0.1)",
     "--batch-tokens N": "tokens of an update, over all processes",
-    "--max-tokens N": "tokens that fit into memory together",
+    "--max-tokens N": "tokens of a micro-batch, which must fit into memory",
     "--max-update N": "updates of the run (default: 100000)",
     "--max-epoch N": "passes over the training set",
     "--patience N": "stop after N validations without a better score",
     "--finetune-from RUN|FILE": "start from the weights of this model",
     "--precision auto|fp32|bf16|fp16": "number type of matrix products (default: auto)",
-    "--seed N": "of weights, order and dropout (default: 1)",
+    "--seed N": "seed of weights, order and dropout (default: 1)",
     "--dry-run": "estimate memory and time of the run",
 }
 
 
 def name_flags() -> list[click.Option]:
-    """Returns the flags that choose components by name, without the names: they need the import of the components."""
+    """Returns the flags that choose components. Their help lists no names, because this would import components."""
     return [
         click.Option([flag], metavar=metavar, help=f"{text}.", shell_complete=partial(_complete, table))
         for table, (flag, metavar, text) in NAMES.items()

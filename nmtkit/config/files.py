@@ -21,8 +21,8 @@ REASONS = {errno.ENOENT: "no such file or folder", errno.EISDIR: "it is a folder
 REASONS |= {errno.ENOTDIR: "a part of the path is a file, not a folder", errno.EACCES: "permission denied"}
 RUN_CHECKPOINTS = ("best.pt", "last.pt")  # checkpoints in the folder of a run, the preferred one first
 HUB_PREFIX = "hf:"  # begins the name of a model on the Hugging Face Hub: hf:ORG/NAME, hf:ORG/NAME@REVISION
-HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens such names; imported only for a name, because it imports torch
-MODEL_FOLDER = "models"  # of the cache, with the folder ORG--NAME/COMMIT-VERSION of each model of the Hub
+HUB_MODELS = "nmtkit.models.formats.hub_models"  # opens these models; imported at first use, because it imports torch
+MODEL_FOLDER = "models"  # folder of the cache; each model of the Hub has a folder ORG--NAME/COMMIT-VERSION in it
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger("nmtkit")
@@ -102,12 +102,12 @@ def is_hub_name(text: str) -> bool:
 
 
 def located_in(folder: Path, text: str) -> str:
-    """Returns a path in a file, with the folder of the file as a prefix if the path is relative. Names stay."""
+    """Returns a path that a file in `folder` names, with `folder` as prefix if relative. Hub names and "none" stay."""
     return text if text in ("", "none") or is_hub_name(text) else str(folder / text)
 
 
 def portable_name(path: Path) -> str:
-    """Returns the text of a path for configs and checkpoints. A model of the Hub gets its name and its commit."""
+    """Returns the text of a path for configs and checkpoints. A cached model of the Hub is hf:ORG/NAME@COMMIT."""
     try:
         parts = Path(os.path.realpath(path)).relative_to(os.path.realpath(user_cache() / MODEL_FOLDER)).parts
     except ValueError:
@@ -180,7 +180,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError if no file can be written to `path`: its folder is missing, or it is a folder or a device."""
+    """Raises OSError if no file can be written to `path`: its folder is missing, or `path` is a folder or device."""
     if not path.parent.is_dir():
         raise OSError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
     if path.exists() and not path.is_file():

@@ -1,4 +1,4 @@
-"""Names the new place of a module that was moved, to a plug-in or a script that imports the old path."""
+"""If a plug-in or a script imports a module of nmtkit that was moved, the error names the new path."""
 
 import importlib.machinery
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-# Old path -> new path, both without "nmtkit.". A path stands for the modules below it, unless these have a row too.
+# Old path -> new path, both without "nmtkit.". A row also holds for modules below the path that have no row.
 MOVED = {
     "api.dual_cross_entropy": "cleaning.dual_cross_entropy",
     "architectures": "models.architectures",
@@ -91,7 +91,7 @@ MOVED = {
 
 
 class MovedModules:
-    """The last finder of Python's import system: answers for old paths with an error that names the new path."""
+    """The last finder of Python's import system: raises an error with the new path if an old path is imported."""
 
     @classmethod
     def find_spec(
@@ -105,7 +105,7 @@ class MovedModules:
 
     @staticmethod
     def create_module(spec: importlib.machinery.ModuleSpec) -> None:
-        """Python then makes an empty module for an old folder, so that the error can name the file in the folder."""
+        """Lets Python make an empty module for an old folder, so that the error can name the file in the folder."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
@@ -132,7 +132,7 @@ def moved_to(name: str) -> str | None:
 
 
 def explanation(name: str) -> str:
-    return f"{name} was moved to {moved_to(name)}; plug-ins import their names from nmtkit.extend, where the names stay"
+    return f"{name} was moved to {moved_to(name)}; plug-ins should import from nmtkit.extend, whose names do not move"
 
 
 def install() -> None:

@@ -216,7 +216,7 @@ def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "on a CPU, validation and generate use a copy of the model that has different features (by up to {:.2g}): "
+            "on a CPU, validation and generate use a copy of the model, whose features differ by up to {:.2g}; "
             "read the weights of a layer only by calling the layer"
         )
         _require_close(got, expected, message, 1e-4)

@@ -42,7 +42,7 @@ def a_loss_and_its_counts_are_returned(subject: Subject[Criterion]) -> None:
         loss = loss_of(subject, model_of(subject), pairs_of(subject, 0, 1, 2), training)
         values = {"sum": loss.sum, **loss.counts}
         infinite = [name for name, value in values.items() if not value.isfinite()]
-        require(not infinite, f"{', '.join(infinite)} of the loss is not finite on a fresh model")
+        require(not infinite, f"the loss of a new model is not finite: {', '.join(infinite)}")
         attached = [name for name, value in loss.counts.items() if value.requires_grad]
         require(not attached, f"the counts {', '.join(attached)} carry gradients; return value.detach()")
 

@@ -1,4 +1,4 @@
-"""Checks of an engine: the hypotheses of a tiny Transformer are the hypotheses of PyTorch's search, for each option."""
+"""Checks of an engine: with each option, the engine finds the hypotheses of PyTorch's search for a tiny Transformer."""
 
 import atexit
 import functools
@@ -38,7 +38,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"quality": True},
 )  # fmt: skip
 LENGTHS = (4, 1, 7, 2, 5, 3, 12)  # source pieces of the segments
-TOLERANCE = 0.05  # of scores; the distributions of CTranslate2 leave out <unk>
+TOLERANCE = 0.05  # largest difference of scores; the distributions of CTranslate2 leave out <unk>
 
 
 @functools.cache
@@ -77,7 +77,10 @@ def _segments(decoder: Decoder) -> SegmentBatch:
 def _decoded(decoder: Decoder, batches: Sequence[SegmentBatch], options: SearchOptions) -> BatchHypotheses:
     results = list(decoder.decoder(options)(batches))
     numbers = sorted(number for number, _ in results)
-    require(numbers == list(range(len(batches))), f"decode yields the batches {numbers} of {len(batches)}, each once")
+    require(
+        numbers == list(range(len(batches))),
+        f"decode yielded the batches {numbers}; it must yield each of the {len(batches)} batches once",
+    )
     return [hypotheses for _, batch in sorted(results, key=lambda result: result[0]) for hypotheses in batch]
 
 
@@ -118,13 +121,13 @@ def character_pieces(size: int) -> PieceTexts:
 
 
 def avoided_tokens(size: int, *phrases: Sequence[int]) -> tuple[AvoidedText, ...]:
-    """Returns avoided texts that only the tokens of each phrase spell."""
+    """Returns an avoided text for each phrase. Only the tokens of the phrase spell the text."""
     pieces = character_pieces(size)
     return tuple(AvoidedText(b"".join(pieces.texts[token] for token in phrase), pieces) for phrase in phrases)
 
 
 def required_tokens(size: int, *alternatives: Sequence[int]) -> RequiredText:
-    """Returns a required text that only the tokens of each of the `alternatives` spell."""
+    """Returns a required text with `alternatives`. Only the tokens of an alternative spell its text."""
     pieces = character_pieces(size)
     texts = [b"".join(pieces.texts[token] for token in phrase).decode() for phrase in alternatives]
     return RequiredText(tuple(map(SpelledPhrase, texts, map(tuple, alternatives))), pieces)

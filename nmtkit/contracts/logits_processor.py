@@ -32,8 +32,8 @@ class SmallSearch:
     processor: LogitsProcessor
     tokenizer: Tokenizer
     sentences: tuple[int, ...] = EVERY  # indices in LENGTHS
-    tokens: list[Tensor] = field(default_factory=list)  # N for each step
-    results: list[Tensor] = field(default_factory=list)  # N V for each step
+    tokens: list[Tensor] = field(default_factory=list)  # [N] for each step
+    results: list[Tensor] = field(default_factory=list)  # [N, V] for each step
 
     def __post_init__(self) -> None:
         self.source = Packed.from_lists([self.pieces(sentence) for sentence in self.sentences])
@@ -50,7 +50,7 @@ class SmallSearch:
         return list(self.tokenizer.encode_source([text]).ids.tolist())
 
     def log_probs(self, step: int) -> Tensor:
-        """Returns the log probabilities of a model at a step: N V."""
+        """Returns the log probabilities of a model at a step: [N, V]."""
         rows = [
             np.random.default_rng([sentence, beam, step]).normal(0, 2, self.tokenizer.target_size)
             for sentence in self.sentences
@@ -75,7 +75,7 @@ class SmallSearch:
         return tokens
 
     def step(self, tokens: Tensor | None = None, log_probs: Tensor | None = None) -> Tensor:
-        """Makes a step of the search, and returns a copy of the changed log probabilities: N V."""
+        """Makes a step of the search, and returns a copy of the changed log probabilities: [N, V]."""
         tokens = self.next_tokens() if tokens is None else tokens
         log_probs = self.log_probs(len(self.results)) if log_probs is None else log_probs
         before = tokens.clone()

@@ -1,4 +1,4 @@
-"""A tiny dataset and short trainings on it."""
+"""A tiny dataset, and short training runs on it."""
 
 import atexit
 import logging
@@ -140,12 +140,12 @@ def resume_is_exact(subject: Subject[Any]) -> None:
 
 
 def check_resume(subject: Subject[Any], folder: Path) -> None:
-    """Makes the check of `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
+    """Runs the check of `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
     kind = next(kind for kind, registry in REGISTRIES.items() if registry is subject.registry)
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)
     settings |= subject.settings
-    monolingual = getattr(subject.registry[subject.name].factory, "monolingual", False)  # of a transform
+    monolingual = getattr(subject.registry[subject.name].factory, "monolingual", False)  # only transforms declare it
     data = dataset(subject.tokenizer, target_lang="xx" if monolingual else "yy").folder
     train(data, names, settings, folder / "whole", 4)
     train(data, names, settings, folder / "parts", 2)

@@ -1,4 +1,4 @@
-"""Checkpoint files: written completely or not at all, and read without running code. This module knows no model.
+"""Checkpoint files: written completely or not at all, and read without running code. Does not import models.
 
 A checkpoint is one `.pt` file that holds a dict of plain tensors and plain types:
 
@@ -12,7 +12,7 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     scales        parameter name -> scales of the rows, if `model` has weights in 8 bits (models/layers/int8.py)
     update        number of updates made, an int
     scores        scores of the validation after this update, if any: name ("loss", "bleu", …) -> value
-    signatures    signatures of these scores, of the metrics that have one: name -> text
+    signatures    signatures of these scores, for metrics that have a signature: name -> text
     maximized     names of the scores for which higher is better
     scheduled     whether the checkpoint was saved at an interval of the run. False if it was saved only because of the
                   end of the run, the clock or a signal
@@ -48,7 +48,7 @@ Checkpoint = dict[str, Any]
 
 
 def save(path: Path, contents: Checkpoint) -> None:
-    """Writes `path`, completely or not at all. Raises OSError, for example for a full disk or a folder."""
+    """Writes `path`, completely or not at all. Raises OSError, such as for a full disk, or if `path` is a folder."""
     contents = {name: value for name, value in contents.items() if name not in ("nmtkit", "checksum")}
     with atomic_write(path) as file:
         torch.save({"nmtkit": FORMAT, "checksum": checksum(contents), **contents}, file)

@@ -14,8 +14,8 @@ from nmtkit.config import Config, option
 class DomainConfig(Config):
     min_domain: float = option(
         0.0,
-        "with --domain, drop pairs if log(p(word in the domain) / p(word in the corpus)) is below X; the mean over the "
-        "words of the source is added to the mean over the words of the target",
+        "with --domain, drop pairs whose score is below X: the mean of log(p(word in the domain) / p(word in the "
+        "corpus)) over the source words, plus the same mean over the target words",
     )
 
 
@@ -37,7 +37,7 @@ class Domain(Filter):
         self._tables: list[list[BigramTable]] = []  # [sides, corpus and domain]
 
     def fit(self, sample: TextBlock) -> None:
-        """Raises ValueError if the sample or the corpora of the domain have fewer than 1,000 pairs."""
+        """Trains the bigram models. Raises ValueError if the sample or --domain has fewer than 1,000 pairs."""
         if not self.context.domain:
             return
         parts = list(self.context.pairs(self.context.domain))

@@ -1,4 +1,4 @@
-"""Numbers of a line as digits, in the notations of many languages: groups, units such as 万 and lakh, eras."""
+"""Reads the numbers of a line in the notations of many languages: groups, units such as 万 and lakh, eras."""
 
 import re
 import unicodedata
@@ -56,7 +56,8 @@ def ascii_digits(text: str) -> str:
 def readings(line: str) -> list[list[NumberReading]]:
     """Returns the possible readings of each number of a line. The first reading has the digits as they are written.
 
-    A composite number, such as 1万5千 or 12 345, also has a reading as one number. A year of an era is also a year.
+    A composite number, such as 1万5千 or 12 345, also has a reading as one number. A year of an era, such as
+    令和5, also has a reading as a Gregorian year, 2023.
     """
     line = ascii_digits(unicodedata.normalize("NFC", line))
     composites = [(match.span(), value) for match, value in _composites(line)]
@@ -69,7 +70,7 @@ def readings(line: str) -> list[list[NumberReading]]:
 
 
 def other_numbers(line: str) -> set[str]:
-    """Returns the numbers that a line may have in words of Chinese characters, such as 三千."""
+    """Returns the possible numbers of a line that are written in Chinese characters, such as 三千."""
     numbers = (_value(match[0]) for match in _CHINESE.finditer(unicodedata.normalize("NFC", line)))
     return {significant(str(number)) for number in numbers}
 

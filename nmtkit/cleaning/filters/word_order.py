@@ -1,4 +1,4 @@
-"""The filter `word_order`, which drops lines whose words have an order that is unusual in the corpus."""
+"""The filter `word_order`, which drops pairs with a side whose words have an unusual order for the corpus."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from nmtkit.text.encoded import Encoded
 class WordOrderConfig(Config):
     min_word_order: float = option(
         -2.0,
-        "drop pairs with a side whose sum of log(p(word | previous word) / p(word)) over its n pairs of words, divided "
+        "drop pairs with a side whose sum of log(p(word | previous word) / p(word)) over its n bigrams, divided "
         "by √n, is below X; the probabilities come from the corpus",
     )
 
@@ -29,9 +29,9 @@ class WordOrder(Filter):
     scale of short lines, because the standard deviation of a sum of n independent numbers grows with √n.
 
     The side with the lower score counts. Each half of the sample makes a table of bigrams for each side. The table that
-    gives the lower score counts, because a table gives too high scores to the lines that made the table. Bigrams with a
-    rare word are left out. A line with fewer than 4 other bigrams has the mean score of the sample. All pairs have the
-    score 0 if the sample is small.
+    gives the lower score counts, because a table overrates the lines from which it was made. Bigrams with a rare word
+    are left out. A line with fewer than 4 remaining bigrams has the mean score of the sample. All pairs have the score
+    0 if the sample is small.
     """
 
     unit = "log ratio / √bigrams"

@@ -1,6 +1,6 @@
 """Words of lines as integers, and a language model of bigrams, for the filters that learn from the words of the sample.
 
-A sample has few inflected forms of a word, so the first 6 characters represent a word ("stem").
+Most inflected forms of a word are rare in a sample, so the first 6 characters of a word ("stem") represent the word.
 """
 
 import re
@@ -87,7 +87,7 @@ def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[Encod
 
 
 class BigramTable:
-    """Probabilities of a word after another word, from the counts of `bigrams` [2, bigrams], two word ids below `size`.
+    """Probabilities of a word given the previous word, from counts of `bigrams` [2, bigrams], word ids below `size`.
 
     Seen bigrams give a part of their counts to unseen bigrams (absolute discounting, Ney et al. 1994).
     """
@@ -131,7 +131,7 @@ def known_words(side: Encoded) -> Counts:
 def bigrams_of(side: Encoded, boundary: int) -> tuple[Counts, Counts]:
     """Returns the bigrams [2, bigrams] of all lines and the index of the line of each bigram [bigrams].
 
-    The id `boundary` stands before and after each line. Bigrams with a word of the id 0 (a rare word) are left out.
+    The id `boundary` stands before and after each line. Bigrams with the id 0 (a rare word) are left out.
     """
     padded = np.insert(side.ids, np.concatenate((side.starts, side.starts + side.lengths)), boundary)
     row = np.repeat(np.arange(len(side.lengths)), side.lengths + 2)

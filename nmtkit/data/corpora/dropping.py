@@ -125,7 +125,7 @@ def pair_keys(hashes: Hashes) -> Hashes:
 
 
 def salt(name: str) -> np.uint64:
-    """Returns a number to add to the source hashes of pairs with a tag or direction, so that other pairs differ."""
+    """Returns a number to add to source hashes, so that equal pairs with different tags or directions differ."""
     return np.uint64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
 
 
@@ -140,7 +140,7 @@ def contained(keys: Hashes, sorted_keys: Hashes) -> Mask:
 
 
 def partition(hashes: Path, folder: Path) -> list[Path]:
-    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs get the same file."""
+    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs share a file."""
     count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
     paths = [folder / f"hashes.{part}" for part in range(parts)]

@@ -46,7 +46,7 @@ def write_provenance(paths: Sequence[Path], facts: Mapping[str, Any]) -> None:
 
 
 def read_provenance(paths: Sequence[Path]) -> dict[str, Any] | None:
-    """Returns the facts about a corpus, or None without facts.
+    """Returns the facts about a corpus, or None if there is no readable file of facts.
 
     Logs a warning and returns None if the facts do not belong to these files, because a size differs.
     """
@@ -73,7 +73,7 @@ def provenance_of_all(corpora: Iterable[Sequence[Path]]) -> dict[str, dict[str, 
 
 
 def origins(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the corpora from which the pairs come, such as "OPUS Books v1", from facts of any depth."""
+    """Returns the names of the original corpora, such as "OPUS Books v1". Facts may contain facts of other corpora."""
     if "corpora" in facts:
         return [origin for each in facts["corpora"].values() for origin in origins(each)]
     keys = ("source", "corpus", "repository", "version", "config", "split")

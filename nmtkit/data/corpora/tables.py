@@ -127,7 +127,7 @@ def read_jsonl(corpus: Corpus) -> Iterator[Row]:
 
 
 def _row_of(record: dict[str, Any], corpus: Corpus, where: str) -> Row:
-    """Returns the pair of a record. Raises ValueError, beginning with `where`, if a side is missing."""
+    """Returns the pair of a record. Raises ValueError, with the place `where`, if a side is missing or not a text."""
     nested = record.get(NESTED)
     texts, others = record, {}
     if isinstance(nested, dict) and corpus.columns is None:

@@ -23,12 +23,14 @@ def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
     """Returns the files that `CorpusWriter` writes: one file if `name` ends in a known suffix, otherwise two files.
 
     Two files get the language codes as suffixes: clean gives clean.en and clean.de, and clean.gz gives clean.en.gz.
-    Raises ValueError for a format that is only read.
+    Raises ValueError for a format that cannot be written, and for equal languages unless the format is .tsv.
     """
     path = Path(name)
     format = format_of(path)
     if format in ("po", "xliff"):
-        raise ValueError(f"{name}: PO and XLIFF are only read; write .tsv, .tmx, .jsonl, .parquet or .zip, or a prefix")
+        raise ValueError(f"{name}: PO and XLIFF cannot be written; give .tsv, .tmx, .jsonl, .parquet, .zip or a prefix")
+    if languages[0] == languages[1] and format != "tsv":  # the target would overwrite the source
+        raise ValueError(f"{name}: only a .tsv can hold two sides in the same language, {languages[0]}")
     if format is not None:
         return [path]
     ending = path.suffix if path.suffix in COMPRESSIONS else ""

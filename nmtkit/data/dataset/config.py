@@ -25,7 +25,7 @@ PREPROCESS_RULES = (
         "--extend-tokenizer",
         needs=("--tokenizer-from",),
         excludes=("--shard",),
-        reason="all shards need the same tokenizer; extend it in a run without --shard, and give that dataset here",
+        reason="all shards need one tokenizer; extend it without --shard, and give that dataset as --tokenizer-from",
     ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
@@ -221,7 +221,7 @@ class PreprocessConfig(Config):
         if self.min_len > self.max_len:
             raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
         if self.strict and self.drop_duplicates:
-            raise ValueError("--strict allows no pair to be dropped; leave out --drop-duplicates")
+            raise ValueError("--strict does not allow pairs to be dropped; leave out --drop-duplicates")
         self.shard_of()
         if self.corpora is not None:
             return

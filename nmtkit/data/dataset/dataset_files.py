@@ -137,7 +137,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     for name in ("source_lang", "target_lang", "tokenizer"):
         _entry(manifest, name, str, "")
     settings = _entry(manifest, "settings", dict, "")
-    # a dataset without this entry is older than nmtkit 0.2, which added language tokens to valid and test sets
+    # datasets of early versions lack this entry, and lack the language tokens in their valid and test sets
     if "languages" not in manifest:
         if any(settings.get(f"{side}_language_token") is not None for side in SIDES):
             raise ValueError("its valid and test sets lack the language tokens")

@@ -147,4 +147,4 @@ def over_long_pair(sizes: Sequence[int], line: int, corpus: ParallelCorpus, conf
 
 
 def _strict_error(corpus: ParallelCorpus, line: int, reason: str) -> str:
-    return f"{corpus.position(line)}: {reason}; --strict allows no pair to be dropped"
+    return f"{corpus.position(line)}: {reason}; --strict does not allow pairs to be dropped"

@@ -51,7 +51,7 @@ class BlockEncoder:
         self._hashes = RowHash(tokenizer.source_size, 0), RowHash(tokenizer.target_size, 1)
 
     def of(self, language: int) -> BatchEncoder:
-        """Returns the encoder of a language. `language` is the index in the corpus."""
+        """Returns the encoder of a language. `language` is its index in the languages of the corpus."""
         return self._encoders[language % len(self._encoders)]
 
     def encode(self, texts: Sequence[bytes], corpus: ParallelCorpus, first_line: int) -> list[Encoded]:

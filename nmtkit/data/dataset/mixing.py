@@ -28,7 +28,7 @@ class CorpusRows:
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns the number of extra rows in an epoch: the fraction of `weight` times `rows`, rounded.
+        """Returns the number of extra rows in an epoch: the fractional part of `weight`, times `rows`, rounded.
 
         With the weight 2.3, an epoch has all rows twice, and this number of rows, 30 %, a third time.
         """

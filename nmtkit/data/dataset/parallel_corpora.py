@@ -1,6 +1,6 @@
 """The corpora of a dataset, in one or more languages: from the flags of `preprocess`, or from the file of --corpora.
 
-Each entry [[corpus]] of this TOML file describes a corpus.
+The file of --corpora is TOML. Each entry [[corpus]] describes a corpus.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class ParallelCorpus:
     """A corpus in one or more languages: line i of each file is the translation of line i of the other files.
 
     `names` has the names of the files in messages. `paths` has the files of lines, or, if `container` is given, the
-    single file that holds both sides. A tag precedes every source line.
+    single file that holds both sides. The tag, if given, precedes every source line.
     """
 
     languages: tuple[str, ...]
@@ -91,7 +91,7 @@ class ParallelCorpus:
     def line_lists(self, longest: int) -> Iterator[tuple[int, list[str]]]:
         """Yields all lines in order, as tuples of the index of the language and some lines.
 
-        A line of more than CHUNK bytes and more than `longest` bytes may be yielded as "". Raises ValueError with the
+        A line of more than a megabyte and more than `longest` bytes may be yielded as "". Raises ValueError with the
         counts if the files have different numbers of lines.
         """
         if self.container is not None:
@@ -114,7 +114,7 @@ class ParallelCorpus:
         return [next(iter(lists_of_lines(path, longest)), [])[:count] for path in self.paths]
 
     def exchanged_languages(self, longest: int) -> list[str]:
-        """Returns a warning for each pair of files that are exchanged, from a sample of their lines."""
+        """Returns a warning for each pair of files whose languages seem exchanged. Reads only the first lines."""
         if len(set(self.languages)) < 2:
             return []
         lines = self.first_lines(LANGUAGE_SAMPLE, longest)
@@ -157,7 +157,7 @@ class DatasetCorpora:
 def open_corpora(config: PreprocessConfig, scratch: Path) -> DatasetCorpora:
     """Finds the files of all corpora. Raises ValueError or OSError if a file is missing or a setting has no effect.
 
-    The formats of a file of --corpora, such as .tmx, are extracted to files of lines in `scratch`.
+    With --corpora, corpora in formats such as .tmx are extracted to files of lines in `scratch`.
     """
     if config.corpora is not None:
         return _corpora_of_file(config, scratch)
@@ -235,7 +235,7 @@ class CorpusEntry(Config):
         names = [str(Direction(self.languages[source], self.languages[target])) for source, target in possible]
         for name in self.directions:
             if name not in names:
-                raise ValueError(f"directions names {name!r}; {suggestion(name, names)}")
+                raise ValueError(f"directions names {name!r}, which is not possible; {suggestion(name, names)}")
             if self.directions.count(name) > 1:
                 raise ValueError(f"directions has {name!r} twice")
         return [possible[names.index(name)] for name in self.directions] if self.directions else possible

@@ -298,7 +298,7 @@ class DatasetWriter:
     def warnings(self, languages: bool) -> list[str]:
         """Returns warnings about likely errors in the training data. Corpora of many languages are judged one by one.
 
-        With `languages`, also warns of corpora whose sides are exchanged in comparison with other text. A corpus with
+        With `languages`, also warns of corpora whose languages seem exchanged, compared with other text. A corpus with
         more than two languages has no statistics.
         """
         one_direction = self.config.corpora is None

@@ -108,8 +108,8 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
 def sampled(lines: Iterable[int]) -> list[int]:
     """Chooses at most `SAMPLED` of the given line numbers, spread over all of them, and returns them in order.
 
-    The lines with the smallest hashes are chosen (multiplicative hashing, Knuth 1973, section 6.4). So a choice among
-    the choices of blocks gives the same lines as a choice among all lines at once.
+    The lines with the smallest hashes are chosen (multiplicative hashing, Knuth 1973, section 6.4). So sampling
+    the samples of the blocks gives the same lines as sampling all lines at once.
     """
     return sorted(heapq.nsmallest(SAMPLED, lines, key=lambda line: line * 2654435761 % 2**32))
 
@@ -191,7 +191,7 @@ class DatasetReport:
     pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
 
     def cleaning(self) -> ReasonCounts:
-        """Returns the sum of the statistics of all corpora."""
+        """Returns the counts by reason, summed over all corpora."""
         total = ReasonCounts()
         for corpus in self.corpora:
             total.add(corpus.cleaning)

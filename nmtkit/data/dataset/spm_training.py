@@ -37,8 +37,8 @@ TRAINING_THREADS = 8
 TRAINER_RESERVED = str.maketrans({"\t": " ", "▅": " ", "\0": " "})
 
 BYTES = 256  # number of byte pieces in a vocabulary with byte fallback
-# The vocabulary of the new text is SURPLUS times as large as the number of new pieces, because the old table already
-# has some pieces of this vocabulary.
+# The vocabulary of the new text is SURPLUS times as large as the number of new pieces, because the old tokenizer
+# already has some pieces of this vocabulary.
 SURPLUS = 3
 
 log = logging.getLogger("nmtkit")

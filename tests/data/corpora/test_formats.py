@@ -235,6 +235,15 @@ def test_errors_say_what_to_do(files: dict[str, str], name: str, message: str, t
         read(tmp_path / name)
 
 
+def test_two_sides_in_one_language_are_both_written_or_refused(tmp_path: Path) -> None:
+    for name in ("c", "c.gz", "c.jsonl", "c.parquet", "c.zip", "c.tmx"):
+        with pytest.raises(ValueError, match=r"\.tsv"):
+            CorpusWriter(str(tmp_path / name), ("en", "en"))
+    with CorpusWriter(str(tmp_path / "c.tsv"), ("en", "en")) as writer:
+        writer.write(Pairs(["he go"], ["he goes"], [{}]))
+    assert (tmp_path / "c.tsv").read_text().splitlines()[1] == "he go\the goes"
+
+
 def test_unequal_sides_of_a_zip_name_both_counts(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
         archive.writestr("c.en", "x\n" * 3000)
