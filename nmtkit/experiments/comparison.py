@@ -134,7 +134,7 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
 def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
     """Returns the training time of a run in seconds, without pauses between a stop and a resume.
 
-    `clock` is the field of the log records to read: "time" for seconds of the clock, "cpu_seconds" for CPU time.
+    `clock` is the field of the log records to read: "time" for wall-clock time, "cpu_seconds" for CPU time.
     """
     total, first, last = 0.0, None, None
     for record in records:
@@ -185,7 +185,7 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Returns the runs in groups. In a group, all settings but the seed, the dataset and the plug-in code are equal."""
+    """Groups runs with the same dataset, plug-in code and settings. The seed and the settings in `OWN` may differ."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}

@@ -29,7 +29,7 @@ class RowCost:
 
 
 def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
-    """Returns the cost of each row of `runs`. Raises OSError, or ValueError for a run without an end."""
+    """Returns the cost of each row of `runs`. Raises OSError, or ValueError if the number of updates is unknown."""
     by_row: dict[str, list[SweepRun]] = {}
     for run in runs:
         by_row.setdefault(row_name(run.name), []).append(run)
@@ -48,7 +48,7 @@ def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
 
 
 def formatted(costs: Sequence[RowCost], format: str) -> str:
-    """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON, the last row being the sum."""
+    """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON. Text, LaTeX and Markdown end with the sum."""
     plain: list[dict[str, Any]] = [
         {"row": cost.row, "runs": cost.runs, "parameters": cost.parameters, "updates": cost.updates,
          "flop": cost.flop, "gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours}

@@ -21,7 +21,7 @@ from nmtkit.jobs.workers import Workers
 
 log = logging.getLogger("nmtkit")
 
-ATTEMPTS = 4  # the job fails if this many actors die at the same shard
+ATTEMPTS = 4  # the job fails if this many actors die while working on the same shard
 SECONDS_TO_PLACE = 120.0  # time limit for the start of an actor
 
 ShardResults = Iterator[tuple[Shard, dict[str, Any]]]  # finished shards with their records

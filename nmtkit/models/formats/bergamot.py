@@ -1,13 +1,14 @@
 """Exports a student for the engines of browsers: Bergamot (Firefox Translations) and slimt.
 
 A folder holds the model in 8 bits, the SentencePiece model, the lexical shortlist and config.yml. The file of the model
-is Marian's binary format: version, number of tensors, headers (length of the name, type, number of dimensions, bytes of
-data), names, shapes, an offset to the next multiple of 256 bytes, and the data. All numbers are little-endian; data
+has Marian's binary format: version, number of tensors, headers (length of the name, type, number of dimensions, bytes
+of data), names, shapes, an offset to the next multiple of 256 bytes, and the data. All numbers are little-endian; data
 is padded to multiples of 256 bytes.
 
-Matrices have 8 bits: round(w s) with one scale s = 127 / max |w| for each matrix, transposed as in torch, with s behind
-the values. The engines also need a scale for the input of each product, as a tensor with the name of the matrix and
-QuantMultA. These scales come from the activations of a few sentences. The embeddings are also the output projection.
+Matrices have 8 bits: round(w s) with one scale s = 127 / max |w| for each matrix, transposed as in torch, with s after
+the values. The engines also need a scale for the input of each product. The name of its tensor is the name of the
+matrix and _QuantMultA. These scales come from the activations of a few sentences. The embeddings are also the output
+projection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ ALLOWED |= {"positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 
 MODEL, VOCABULARY, SHORTLIST = "model.intgemm.alphas.bin", "vocab.spm", "lex.s2t.bin"
 VERSION, ALIGNMENT = 1, 256
-FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # Marian's numbers of types
+FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # Marian's codes of data types
 INPUT_SCALE = "_QuantMultA"
 OUTPUT = "none"  # name of the output projection, whose matrix is the embeddings
 

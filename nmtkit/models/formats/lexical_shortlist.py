@@ -36,7 +36,7 @@ class LexicalEntries:
     targets: NumpyArray
     probabilities: NumpyArray | None  # None for a binary file
     frequent: NumpyArray | None  # target pieces that are allowed in all sentences; None for a text file
-    unknown: int = 0  # number of omitted entries: a vocabulary lacks one of their two pieces
+    unknown: int = 0  # number of entries that were left out because a vocabulary lacks a piece
 
     def best(self, number: int) -> "LexicalEntries":
         """Keeps the `number` most probable target pieces of each source piece."""
