@@ -1,6 +1,6 @@
 """Summaries of runs for comparison: settings that differ, best scores, speed, time and state.
 
-Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no code is run.
+Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no plug-in is loaded.
 """
 
 import math

@@ -41,7 +41,7 @@ class RowComparison:
     def verdict(self, row: SweepRow, metric: int) -> str:
         """Returns "higher" or "lower" for a difference larger than its spread, else a reason, such as "one seed".
 
-        A star marks differences that remain if the p-values are corrected for the number of rows (Holm 1979).
+        A star marks differences that stay significant if p-values are corrected for the number of rows (Holm 1979).
         """
         difference = row.scores[metric].difference
         if difference is None:
@@ -75,8 +75,8 @@ def compare_rows(
 ) -> RowComparison:
     """Compares rows of runs with the row `base` (None: the first row). Only finished runs with translations count.
 
-    Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or in different
-    ways.
+    Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or used
+    different settings.
     """
     left_out: dict[str, str] = {}
     found: dict[str, RunTranslations] = {}
@@ -143,7 +143,7 @@ def _check_alike(found: Mapping[str, RunTranslations]) -> None:
         if translations.made_by != first.made_by:
             raise ValueError(
                 f"{name} translates with {first.made_by}, but {other} with {translations.made_by}; "
-                "repeat the sweep command, which translates with one setting"
+                "repeat the sweep command, which translates all runs with the same settings"
             )
         if translations.references != first.references:
             raise ValueError(f"{name} and {other} translate different texts: their references differ")

@@ -143,7 +143,7 @@ class Estimate:
     world_size: int
 
     def seconds(self, product_flops: float) -> float | None:
-        """Returns the seconds of the run, if known, on one device with `product_flops` FLOP/s in large products."""
+        """Returns the seconds of the run on one device with `product_flops` FLOP/s. None: unknown number of updates."""
         return None if self.updates is None else self.updates * self.flops / (product_flops * TYPICAL_SHARE)
 
 
@@ -317,7 +317,7 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
         shared = f"; {duration(whole / ranks)} on {ranks} devices, without communication" if ranks > 1 else ""
         lines += [
             f"{'time to finish':<26}{duration(whole):>10} on one device: {whole / 3600:,.1f} device hours{shared}",
-            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP: time x speed of products",
+            f"{'as in Vaswani et al. 2017':<26}{whole * ceiling:>10.2e} FLOP: time x speed of products",
         ]
     return lines
 

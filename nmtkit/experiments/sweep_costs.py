@@ -65,8 +65,8 @@ def formatted(costs: Sequence[RowCost], format: str) -> str:
     lines.append(["all rows", f"{runs:,}", "", "", "", _hours(total), _hours(total / GPUS)])
     speed = f"a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in bf16"
     note = (
-        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models and small shares of an update "
-        "reach less; validations are not counted."
+        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models, and few "
+        "tokens per GPU, reach a lower speed; validations are not counted."
     )
     unrounded = [[*plain[0]], *([*row.values()] for row in plain)]
     return tables.formatted(format, header, lines, plain=plain, unrounded=lambda: unrounded, notes=[note])

@@ -25,7 +25,7 @@ from nmtkit.jobs.scheduler import RemoteWorker, execute_tasks
 
 # the signals that ask a process to stop; schedulers of clusters send SIGUSR1, which Windows does not have
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-LENGTH = struct.Struct("!Q")  # precedes each message: the number of its bytes
+LENGTH = struct.Struct("!Q")  # number of bytes of a message, sent before the message
 CHUNK = 1 << 18  # maximum bytes of one call of `send` or `recv`
 
 

@@ -45,7 +45,7 @@ class Channel(Protocol):
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """A worker as the scheduler sees it."""
+    """The scheduler's record of a worker: its channel and its unfinished tasks."""
 
     name: str  # for messages, such as "worker process 2"
     channel: Any  # a Channel; Any, because a transport also uses methods that only its channels have

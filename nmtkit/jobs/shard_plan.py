@@ -161,7 +161,8 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
         if (size, digest) != (record["bytes"], record["sha256"]):
             raise ValueError(
                 f"{plan.output(shard)} is damaged: it has {size:,} bytes, and {shard.name}.done says "
-                f"{record['bytes']:,}, with another checksum; remove both files and repeat the command: {plan.command}"
+                f"{record['bytes']:,}, with a different checksum; remove both files and repeat the command: "
+                f"{plan.command}"
             )
         lines += shard.lines
         progress.advance(shard.lines)

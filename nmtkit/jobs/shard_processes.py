@@ -70,7 +70,7 @@ def while_parent_lives(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class LocalProcesses:
-    """`count` processes of this machine. A single process is this process itself."""
+    """`count` processes of this machine. If `count` is 1, this process does the work itself."""
 
     def __init__(self, count: int) -> None:
         self.count = count

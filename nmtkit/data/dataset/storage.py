@@ -57,7 +57,7 @@ class EncodedBlock:
     links: Encoded | None = None  # links between the pieces of each kept pair, see encoding.py
 
     def row_hashes(self, corpus: ParallelCorpus) -> Hashes:
-        """Returns the hashes [rows, 2] of the kept pairs. Pairs with another tag or direction have other hashes."""
+        """Returns the hashes [rows, 2] of the kept pairs. Equal pairs with different tags or directions differ."""
         line, number = np.nonzero(self.keep.T)
         hashes: Hashes = np.stack(self.hashes)[number, line]
         salts = [salt(f"{corpus.tag} {pair.forward} {pair.backward}") for pair in corpus.pairs]

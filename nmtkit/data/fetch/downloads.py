@@ -101,7 +101,7 @@ class HttpClient:
 
         def read() -> Any:
             with self._open(url) as response:
-                text = response.read(LARGEST_JSON + 1)
+                text = _received(response.read, LARGEST_JSON + 1)
             if len(text) > LARGEST_JSON:
                 raise DownloadError(f"{url}: the answer has more than {LARGEST_JSON >> 20} MB")
             try:
@@ -160,7 +160,8 @@ class HttpClient:
             request = urllib.request.Request(quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers=sent)
             return self.opener.open(request, timeout=self.config.request_timeout)
         except urllib.error.HTTPError as error:
-            with error:
+            answer = ""
+            with error, suppress(OSError, http.client.HTTPException):  # the status says enough without the body
                 answer = _shown(error.read(300))
             reason = f"status {error.code} ({printable(str(error.reason))[:60] or 'no reason'})"
             if error.code == 416 and headers:
@@ -195,7 +196,7 @@ class HttpClient:
                 unit, size = ("KB", 1e3) if total is not None and total < 10 * MEGABYTE else ("MB", MEGABYTE)
                 progress.begin(f"Downloading {title}", unit, None if total is None else total / size)
                 progress.advance(partial.size / size)
-                while chunk := _received(response):
+                while chunk := _received(response.read1, CHUNK):
                     partial.write(chunk)
                     progress.advance(len(chunk) / size)
                     self._check_size(url, partial.size, partial)
@@ -315,9 +316,9 @@ def printable(text: str) -> str:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _received(response: Any) -> bytes:
+def _received(read: Callable[[int], bytes], size: int) -> bytes:
     try:
-        return bytes(response.read1(CHUNK))
+        return bytes(read(size))
     except (OSError, http.client.HTTPException) as error:
         raise _TemporaryError(_words(error)) from None
 

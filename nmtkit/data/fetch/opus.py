@@ -27,7 +27,7 @@ from nmtkit.text.languages import best_match, includes
 API = "https://opus.nlpl.eu/opusapi/"
 API_VARIABLE = "NMTKIT_OPUS_API"  # environment variable with the address of a different server
 LARGEST_RATIO = 250  # largest ratio of unpacked to compressed size; text has ratios around 4
-SMALL = 1 << 26  # bytes of text that may have any ratio
+SMALL = 1 << 26  # texts of up to this many bytes may have any ratio
 LICENSE_CHARACTERS = 2000
 
 log = logging.getLogger("nmtkit")
@@ -118,7 +118,7 @@ def opus_file(row: Any, languages: tuple[str, str], address: str) -> OpusFile:
             kilobytes=int(row["size"] or 0), pairs=int(row["alignment_pairs"] or 0),
         )  # fmt: skip
     except (LookupError, TypeError, ValueError):
-        raise DownloadError(f"{address}: the answer describes a corpus without the known fields") from None
+        raise DownloadError(f"{address}: the answer describes a corpus without the expected fields") from None
 
 
 def matching(wanted: str, codes: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, SubwordModel, normalize
 from nmtkit.text.encoded import Encoded, ranges, starts_of
 
-COLUMNS = 8  # numbers in a key
+COLUMNS = 8  # largest count of 8-byte numbers in the key of a word
 # maximum bytes of a word; longer words, such as lines in scripts without spaces, seldom repeat
 LONGEST = 8 * COLUMNS - 1
 ABSENT = 0
@@ -138,7 +138,7 @@ class BatchEncoder:
         return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
-        """Returns the number of words that the normaliser makes of each word, which is almost always 1."""
+        """Returns the number of normalised words of each word, which is almost always 1."""
         counts = np.ones(sum(map(len, groups)), np.int64)
         if self._rewrites:
             lines = list(map(" ".join, groups))

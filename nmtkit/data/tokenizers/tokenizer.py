@@ -174,7 +174,9 @@ class SubwordModel:
             return text.translate(self.replacements)  # a table lookup for each byte; other text needs a pattern
         text = normalized(text)
         replaced = self._replaced.sub(lambda char: char[0].translate(self.replacements), text)
-        return escaped(text if replaced == text else normalized(replaced))  # removing a character joins its neighbours
+        return escaped(
+            text if replaced == text else normalized(replaced)
+        )  # neighbours of a removed character may combine
 
     def prepared_line(self, line: str) -> str:
         """Returns `prepared` for one line. Line feeds become spaces, because lines of a dataset have no line feeds."""
@@ -215,7 +217,7 @@ class SubwordModel:
 
 
 def _any_of(chars: str) -> re.Pattern[str]:
-    """Returns a pattern for each of `chars`. Without characters, the pattern matches nothing."""
+    """Returns a pattern that matches any of `chars`. Without characters, the pattern matches nothing."""
     return re.compile(f"[{re.escape(chars)}]" if chars else r"(?!)")
 
 

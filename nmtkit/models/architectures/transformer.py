@@ -42,7 +42,7 @@ from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, St
 # concatenated), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
-PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # random sentences of `--residual admin`, and tokens of each
+PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # number of random sentences for `--residual admin`, and their tokens
 
 
 def stack(

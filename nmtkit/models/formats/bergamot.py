@@ -60,13 +60,13 @@ def save(source: Path, destination: Path, pairs: Sequence[tuple[str, str]]) -> N
     if not (tokenizer.one_model and shared and transformer.config.tie_output):
         raise ValueError(
             f"{source} needs one vocabulary and one matrix for both embeddings and the output projection, because "
-            "Bergamot has only one; preprocess with a joint vocabulary, and train with --share-embeddings --tie-output"
+            "Bergamot has one; preprocess with a joint vocabulary, and train with --share-embeddings --tie-output"
         )
     config, size = transformer.config, tokenizer.target_size
     if config.d_model % 64 or config.d_ff % 64 or size % 8:
         raise ValueError(
             f"{source} has d_model {config.d_model}, d_ff {config.d_ff} and {size:,} pieces; the 8-bit products of "
-            "Bergamot need widths that are multiples of 64, and a vocabulary that is a multiple of 8"
+            "Bergamot need widths that are multiples of 64, and a vocabulary size that is a multiple of 8"
         )
     weights = to_marian(transformer)
     scales = input_scales(transformer, tokenizer, pairs)

@@ -83,7 +83,7 @@ def check_average_attention(config: TransformerConfig, source: Path) -> None:
     if config.average_ffn and config.d_ff == config.d_model:
         raise ValueError(
             f"{source} has average attention with d_ff {config.d_ff} and d_model {config.d_model}; Marian leaves out "
-            "the second product if both are equal; train with another --d-ff, or give --format safetensors"
+            "the second product if both are equal; train with a different --d-ff, or give --format safetensors"
         )
 
 

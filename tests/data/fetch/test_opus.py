@@ -280,7 +280,7 @@ def test_a_broken_download_is_one_line_and_leaves_nothing(
     [
         ([body(b"<html>We are moving</html>")], "We are moving"),
         ([body(b"[]")], "not the API"),
-        ([body(b'{"corpora": [{"corpus": "Books"}]}')], "known fields"),
+        ([body(b'{"corpora": [{"corpus": "Books"}]}')], "expected fields"),
         ([status(404)], "404"),
         ([status(503)], "503"),
     ],
