@@ -102,6 +102,8 @@ class HttpClient:
         def read() -> Any:
             with self._open(url) as response:
                 text = _received(response.read, LARGEST_JSON + 1)
+                if response.length and len(text) <= LARGEST_JSON:
+                    raise _TemporaryError("the connection ended in the middle of the answer")
             if len(text) > LARGEST_JSON:
                 raise DownloadError(f"{url}: the answer has more than {LARGEST_JSON >> 20} MB")
             try:

@@ -417,7 +417,8 @@ class Tokenizer:
 
     def check_tag(self, tag: str) -> None:
         """Raises ValueError if the source vocabulary does not have `tag` as one symbol."""
-        if len(self.source.processor.encode(tag)) != 1:
+        ids = self.source.processor.encode(tag)
+        if len(ids) != 1 or ids[0] == UNK:  # a word model encodes any unknown word as one <unk>
             raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
 
 

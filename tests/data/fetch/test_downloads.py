@@ -129,7 +129,7 @@ def test_an_error_without_its_text_keeps_the_received_part(server: FileServer, t
     assert ranges(server) == [None, "bytes=1000-", "bytes=1000-"]
 
 
-@pytest.mark.parametrize("fault", [stall(1), cut_in_a_chunk])
+@pytest.mark.parametrize("fault", [stall(1), cut(2), cut_in_a_chunk])
 def test_json_is_read_again_after_a_broken_connection(server: FileServer, fault: Fault) -> None:
     server.files["/api"], server.faults["/api"] = b"[1]", [fault]
     client = HttpClient(HttpConfig(request_timeout=0.3), Waits())
