@@ -166,7 +166,8 @@ def _from_text(data: bytes, path: Path, tokenizer: Tokenizer) -> LexicalEntries:
         if not line.strip():
             continue
         try:
-            target, source, probability = line.decode().split()
+            # bytes are split at ASCII white space only, because a piece can be another space, such as U+00A0
+            target, source, probability = (part.decode() for part in line.split())
             value = float(probability)
         except ValueError:
             raise ValueError(
