@@ -237,7 +237,7 @@ def size(kilobytes: int) -> str:
     """Returns a size in KiB, the unit of OPUS, as text in B, KB, MB or GB."""
     count = float(kilobytes * 1024)
     for unit in ("B", "KB", "MB"):
-        if count < 1000:
+        if count < 999.5:  # the format writes 999.5 as 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} GB"
