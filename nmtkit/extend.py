@@ -1,7 +1,7 @@
 """Everything that a plug-in imports: registries, base classes, the types of their arguments, and contract checks.
 
-The modules behind these names can move; the names stay. Each name is imported at its first use, so a plug-in with a
-learning-rate scheduler does not load the models.
+The modules that define these names may change; the names do not. Each name is imported at its first use, so a plug-in
+with a learning-rate scheduler does not load the models.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Repositories of the Hugging Face Hub: the only module that calls the client `huggingface_hub` (nmtkit[hub]).
 
-Files go to the cache that all programs of this user share (`HF_HUB_CACHE`), and the settings of the client hold:
+Files go to the cache that all programs of this user share (`HF_HUB_CACHE`), and the settings of the client apply:
 `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`. The client compares only the size of a download, so this module compares
 the hash of each file with the Hub's list.
 """
@@ -26,7 +26,7 @@ Kind = Literal["model", "dataset"]
 
 REPOSITORY = re.compile(r"(?=.{1,96}$)(\w[\w.-]*/)?\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-TIMEOUT_SECONDS = 30.0  # without an answer of the Hub to a question about a repository
+TIMEOUT_SECONDS = 30.0  # longest wait for an answer of the Hub to a question about a repository
 HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
 UNAVAILABLE = (408, 429)  # HTTP codes, besides 5xx, after which the same request may succeed later
 
@@ -51,7 +51,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Download:
-    """A folder with files of one commit of a repository. Other programs share the files, so nobody may change them."""
+    """A folder with files of one commit of a repository. Other programs share the files, so never change them."""
 
     folder: Path
     commit: str
@@ -60,7 +60,8 @@ class Download:
 def listing(repository: str, *, kind: Kind, revision: str | None = None) -> Listing:
     """Returns the files of a repository at a branch, a tag or a commit; None is the main branch.
 
-    Raises HubUnreachableError, ValueError for a name, a revision or rights, and ImportError without nmtkit[hub].
+    Raises HubUnreachableError, ValueError for a wrong name or revision or missing rights, and ImportError without
+    nmtkit[hub].
     """
     client = _client()
     with _explaining(repository, kind, revision):
@@ -77,9 +78,9 @@ def listing(repository: str, *, kind: Kind, revision: str | None = None) -> List
 def download(repository: str, *, kind: Kind, revision: str | None = None, patterns: Sequence[str] = ("*",)) -> Download:
     """Returns a folder with the files of a repository whose names match one of `patterns` (`*` also matches `/`).
 
-    Cached files are not downloaded again. Each file has the hash that the Hub lists, or is removed. If the Hub cannot
-    be reached, a complete cached copy is used with a notice. Raises the errors of `listing`, ValueError if no file
-    matches, and OSError for a broken download and for a full disk.
+    Cached files are not downloaded again. A file whose hash differs from the Hub's list is removed. If the Hub
+    cannot be reached, a complete cached copy is used with a notice. Raises the errors of `listing`, ValueError if no
+    file matches, and OSError for a broken download and for a full disk.
     """
     client = _client()
     try:
@@ -102,7 +103,7 @@ def download(repository: str, *, kind: Kind, revision: str | None = None, patter
 
 
 def upload(repository: str, files: Mapping[str, Path | bytes], *, private: bool, message: str) -> str:
-    """Uploads files, by their names in the repository, in one commit, and returns the address of the commit.
+    """Uploads `files` (name in the repository: content) in one commit. Returns the URL of the commit.
 
     Makes the model repository if it is missing, and removes a new repository if the upload fails. Raises the errors of
     `listing`, and ValueError if `private` is set for a repository that is public.
@@ -172,7 +173,7 @@ def _api(client: Any) -> Any:
 
 @contextmanager
 def _progress_bars(client: Any) -> Iterator[None]:
-    """Shows the progress bars of the client only in a terminal, and not beside the display of nmtkit."""
+    """Shows the progress bars of the client only in a terminal, and only if nmtkit shows no progress itself."""
     visible = sys.stderr is not None and sys.stderr.isatty() and not progress.is_shown()
     unchanged = visible or client.utils.are_progress_bars_disabled()
     if not unchanged:
@@ -247,7 +248,7 @@ def _explaining(repository: str, kind: Kind, revision: str | None, *, writes: bo
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the client are about its cache
             yield
-    except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:  # an answer without the facts of a Hub
+    except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:  # an answer that is not from a Hub
         endpoint = _client().constants.ENDPOINT
         raise OSError(
             f"{title}: {endpoint} does not answer like the Hugging Face Hub; check HF_ENDPOINT and proxies"
@@ -280,7 +281,9 @@ def _explained(
         if isinstance(cause, errors.EntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
             return ValueError(f"{title}: a file that the Hub lists is missing there: {_line(cause)}")
         if isinstance(cause, errors.OfflineModeIsEnabled):
-            return HubUnreachableError(f"{title} is not cached, and HF_HUB_OFFLINE forbids to ask {endpoint}")
+            return HubUnreachableError(
+                f"{title}: HF_HUB_OFFLINE forbids requests to {endpoint}, so only cached files can be used"
+            )
         if reason := disk_full(cause):
             return OSError(f"{title}: cannot write to the cache {client.constants.HF_HUB_CACHE}: {reason}")
         if "onsistency check" in str(cause):  # the size of the download is wrong

@@ -169,8 +169,8 @@ class Batch:
     """A micro-batch of sentence pairs. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
     `target_input` is bos and the target without eos. `target_output` [T] is the target with eos; padding is
-    `IGNORE_INDEX`. `target_tokens` is the number of tokens of `target_output` that are not ignored. The denominator of
-    the update is the sum of these numbers.
+    `IGNORE_INDEX`. `target_tokens` is the number of tokens of `target_output` that are not ignored. The loss of an
+    update is divided by the sum of these numbers.
     """
 
     source: Packed

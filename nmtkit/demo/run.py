@@ -146,7 +146,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def call(step: DemoStep) -> None:
-    """Runs a command, which writes to the stdout and stderr of this process. Raises ValueError if the command fails."""
+    """Runs a command. Its stdout goes to `step.output`, if set. Raises ValueError if the command fails."""
     arguments, environment = [sys.executable, "-m", "nmtkit", *step.arguments], {**os.environ, SHOWS_COMMANDS: "1"}
     if step.output:
         with step.output.open("wb") as file:

@@ -1,6 +1,6 @@
 """Summaries of runs for comparison: settings that differ, best scores, speed, time and state.
 
-Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no code is run.
+Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no plug-in is loaded.
 """
 
 import math
@@ -167,7 +167,7 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Returns the runs in groups. In a group, all settings but the seed, the dataset and the plug-in code are equal."""
+    """Groups runs with the same dataset, plug-in code and settings. The seed and the settings in `OWN` may differ."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}

@@ -85,7 +85,7 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
 
 
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
-    """Returns a text table that fits the terminal. The second and the next columns have `settings` settings.
+    """Returns a text table that fits the terminal. `settings` columns of settings follow the run name.
 
     If the table is too wide, four steps make it narrower until it fits. First, the columns nll and ppl are removed.
     Second, the settings move below the table, or are removed if the names of the runs contain them. Third, the reasons

@@ -12,7 +12,7 @@ from nmtkit.experiments.run_translations import RunTranslations
 from nmtkit.scoring.metrics import MetricSettings
 from nmtkit.scoring.seeds import SeedScores, compare_seeds
 
-LEVEL = 0.05  # largest p-value of a difference that is reported
+LEVEL = 0.05  # significance level of p-values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class RowComparison:
     device: str  # "core" or "GPU", the unit of `device_minutes`
 
     def verdict(self, row: SweepRow, metric: int) -> str:
-        """Returns "higher" or "lower" for a difference that is larger than its spread, and a reason for the others.
+        """Returns "higher" or "lower" for a difference larger than its spread, else a reason, such as "one seed".
 
-        A star marks differences that remain if the p-values are corrected for the number of rows (Holm 1979).
+        A star marks differences that stay significant if p-values are corrected for the number of rows (Holm 1979).
         """
         difference = row.scores[metric].difference
         if difference is None:
@@ -75,8 +75,8 @@ def compare_rows(
 ) -> RowComparison:
     """Compares rows of runs with the row `base` (None: the first row). Only finished runs with translations count.
 
-    Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or in different
-    ways.
+    Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or used
+    different settings.
     """
     left_out: dict[str, str] = {}
     found: dict[str, RunTranslations] = {}
@@ -116,8 +116,8 @@ def named_rows(runs: Sequence[RunSummary], left_out: dict[str, str]) -> dict[str
     """Returns the runs of each row by the name of the row: the name of the folder without the seed.
 
     If two rows have the same name, the names are paths. If two paths are equal too, because the settings have changed
-    between two seeds, these rows are called like their first run. A second run with the same settings and seed is left
-    out.
+    between two seeds, each of these rows has the name of its first run. A second run with the same settings and seed
+    is left out.
     """
     rows: list[tuple[str, list[RunSummary]]] = []
     for group in groups_over_seeds(runs):
@@ -143,7 +143,7 @@ def _check_alike(found: Mapping[str, RunTranslations]) -> None:
         if translations.made_by != first.made_by:
             raise ValueError(
                 f"{name} translates with {first.made_by}, but {other} with {translations.made_by}; "
-                "repeat the sweep command, which translates with one setting"
+                "repeat the sweep command, which translates all runs with the same settings"
             )
         if translations.references != first.references:
             raise ValueError(f"{name} and {other} translate different texts: their references differ")

@@ -92,7 +92,7 @@ def notes(compared: RowComparison) -> list[str]:
     lines.append(f"Translations of {compared.sentences:,} sentences: {compared.made_by}.")
     lines.append(
         f"Scores are means ± standard deviation over seeds. Differences to {base.name} have 95 % intervals over "
-        "sentences and seeds. A difference within its spread is no result."
+        "sentences and seeds. A difference within its spread is not significant."
     )
     if any(row.seeds == 1 for row in rows) and any(row.seeds > 1 for row in rows):
         lines.append("A row with one seed is assumed to have the spread of the row with which it is compared.")
@@ -102,7 +102,7 @@ def notes(compared: RowComparison) -> list[str]:
     if tested > 1:
         lines.append(
             f"Among {tested} rows without effect, about {LEVEL * tested:.1g} would have p < {LEVEL:g} by chance; "
-            "* marks differences that remain with Holm's correction."
+            "* marks differences that remain significant after Holm's correction."
         )
     if compared.left_out:
         lines.append("Not compared: " + "; ".join(f"{name} ({why})" for name, why in compared.left_out.items()))
@@ -162,7 +162,7 @@ def unrounded(compared: RowComparison) -> list[list[str]]:
 
 
 def write_figure(path: Path, compared: RowComparison) -> None:
-    """Writes a figure that shows how far the score of each row of a sweep is from the base row, with intervals.
+    """Writes a figure of the score differences between the rows of a sweep and the base row, with intervals.
 
     The suffix of `path` chooses the file format. Raises ValueError for an unknown suffix, ImportError without
     matplotlib, and OSError if the file cannot be written.

@@ -90,7 +90,7 @@ FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products
 
 
 def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
-    """Returns the FLOP of the forward pass and the bytes saved for the backward pass, per token of each side.
+    """Returns the FLOP of the forward pass and the bytes saved for the backward pass, for one token on each side.
 
     `model` must come from `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix
     products, also in attention. The bytes include all tensors that autograd saves, except parameters and logits. Logits
@@ -144,7 +144,7 @@ class Estimate:
     world_size: int
 
     def seconds(self, product_flops: float) -> float | None:
-        """Returns the expected time of the run on one device, which makes `product_flops` FLOP/s in large products."""
+        """Returns the seconds of the run on one device with `product_flops` FLOP/s. None: unknown number of updates."""
         return None if self.updates is None else self.updates * self.flops / (product_flops * TYPICAL_SHARE)
 
 
@@ -326,13 +326,13 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
         shared = f"; {duration(whole / ranks)} on {ranks} devices, without communication" if ranks > 1 else ""
         lines += [
             f"{'time to finish':<26}{duration(whole):>10} on one device: {whole / 3600:,.1f} device hours{shared}",
-            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP: time x speed of products",
+            f"{'as in Vaswani et al. 2017':<26}{whole * ceiling:>10.2e} FLOP: time x speed of products",
         ]
     return lines
 
 
 def product_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Returns the FLOP/s of large matrix products on this device."""
+    """Measures the FLOP/s of large matrix products on a device for `seconds` seconds."""
     size = 8192 if device.type == "cuda" else 1024
     dtype = precisions.DTYPES[precision]
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))

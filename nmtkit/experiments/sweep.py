@@ -63,9 +63,9 @@ class SweepRun:
 class Sweep:
     """The contents of a sweep file.
 
-    With `flop`, each run has as many updates as cost this number of floating-point operations (`estimate`).
-    With `generate`, each finished run translates a subset with these flags of `nmtkit generate`. It translates with the
-    average of its last `average` checkpoints, or with its best checkpoint. All rows are compared with the row `base`.
+    `flop` is the number of floating-point operations of each run, which determines its updates (`estimate`).
+    With `generate`, each finished run translates a subset with these flags of `nmtkit generate`. The model is the
+    average of the last `average` checkpoints, or the best checkpoint. All rows are compared with the row `base`.
     `space` holds the settings whose values are drawn at random. `draws` is the number of random combinations, and
     `seed` is the seed of the random generator.
     """
@@ -223,7 +223,7 @@ class Sweep:
 
 
 def kinds_by_setting() -> dict[str, str]:
-    """Maps the names of settings that name components to kinds: "arch" and "architecture" to "architecture"."""
+    """Maps settings that choose a component to kinds of components: "arch" and "architecture" to "architecture"."""
     return {name.replace("-", "_"): kind for kind, entries in REGISTRIES.items() for name in (entries.flag[2:], kind)}
 
 
@@ -232,7 +232,7 @@ def _listed(value: Any) -> str:
 
 
 def _flag(name: str, job: JobConfig) -> list[str]:
-    """Returns the words that give a setting the value that it has in `job`."""
+    """Returns the words of the flag that sets `name` to its value in `job`."""
     configs = [job.run, *(component.config for component in job.components.values())]
     config = next(config for config in configs if name in field_types(type(config)))
     field = next(field for field in dataclasses.fields(config) if field.name == name)

@@ -29,7 +29,7 @@ class RowCost:
 
 
 def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
-    """Returns the cost of each row of `runs`. Raises OSError, or ValueError for a run without an end."""
+    """Returns the cost of each row of `runs`. Raises OSError, or ValueError if the number of updates is unknown."""
     by_row: dict[str, list[SweepRun]] = {}
     for run in runs:
         by_row.setdefault(row_name(run.name), []).append(run)
@@ -48,7 +48,7 @@ def row_costs(sweep: Sweep, runs: Sequence[SweepRun]) -> list[RowCost]:
 
 
 def formatted(costs: Sequence[RowCost], format: str) -> str:
-    """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON, the last row being the sum."""
+    """Returns the costs as text, TSV, CSV, LaTeX, Markdown or JSON. Text, LaTeX and Markdown end with the sum."""
     plain: list[dict[str, Any]] = [
         {"row": cost.row, "runs": cost.runs, "parameters": cost.parameters, "updates": cost.updates,
          "flop": cost.flop, "gpu": NAMED_GPU, "gpu_hours": cost.gpu_hours}
@@ -65,8 +65,8 @@ def formatted(costs: Sequence[RowCost], format: str) -> str:
     lines.append(["all rows", f"{runs:,}", "", "", "", _hours(total), _hours(total / GPUS)])
     speed = f"a third of its {NAMED_GPU_FLOPS / 1e12:.0f} TFLOP/s in bf16"
     note = (
-        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models and small shares of an update "
-        "reach less; validations are not counted."
+        f"GPU-hours of all runs of a row on an {NAMED_GPU}, at {speed}. Small models, and few "
+        "tokens per GPU, reach a lower speed; validations are not counted."
     )
     unrounded = [[*plain[0]], *([*row.values()] for row in plain)]
     return tables.formatted(format, header, lines, plain=plain, unrounded=lambda: unrounded, notes=[note])

@@ -211,9 +211,9 @@ def finished_summary(job: JobConfig) -> RunSummary | None:
 def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     """Returns the settings of a job that differ from the settings of its finished run, which `summary` describes.
 
-    The log of a run has the settings after all defaults are known: without a valid set, validation is off, and the
-    batch size depends on the number of processes. So the defaults of the job are found in the same way first. The
-    device is set to a GPU, which this machine may lack: no batch size depends on the device.
+    The log of a run has resolved settings: without a valid set, validation is off, and the batch size depends on the
+    number of processes. So the job is resolved in the same way before the comparison. It is resolved for a GPU, which
+    this machine may lack; no compared setting depends on the device.
     """
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset

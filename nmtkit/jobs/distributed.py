@@ -400,7 +400,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
 
 def _wait(children: list[subprocess.Popen[bytes]], poll_seconds: float = 0.1) -> int:
-    """Returns the exit code of the first child that fails. The other children get `GRACE_SECONDS` to end."""
+    """Returns the exit code of the first child that fails, else 0. The others then get `GRACE_SECONDS` to end."""
     while True:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

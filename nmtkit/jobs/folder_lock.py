@@ -1,4 +1,4 @@
-"""Locks of files, and the lock of the folder of a run, which shows other processes who writes to the folder."""
+"""Locks of files, and the lock of the folder of a run, which tells other processes which process writes to it."""
 
 import contextlib
 import json

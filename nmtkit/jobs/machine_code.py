@@ -1,6 +1,6 @@
 """The machine code of the compiled engine: the folder that keeps it, and the process that compiles it.
 
-Compilation takes some ten seconds of one core, once per machine. The code lies in a folder whose name depends on the
+Compilation takes about ten seconds of one core, once per machine. The code lies in a folder whose name depends on the
 sources, the processor and the versions of Python and Numba. A file in the folder lists the digests of all other files;
 without this file, or with other digests, the code counts as not compiled. So a process that was killed, a full disk and
 a copy of a folder to a different processor do no harm.
@@ -30,7 +30,7 @@ from nmtkit.jobs.folder_lock import lock
 
 COMPLETE = "complete.json"  # digest of each file of a complete folder
 COMPILED_MODULES = "nmtkit.translation.engines.compiled_code"  # all compiled modules import this module
-NOTICE_SECONDS = 3.0  # a wait for compiled code that is longer is explained in the log
+NOTICE_SECONDS = 3.0  # the log explains a longer wait for compiled code
 LOWEST_PRIORITY = 19
 
 log = logging.getLogger("nmtkit")
@@ -98,7 +98,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def is_kept() -> bool:
-    """Returns whether machine code that this process compiles will be there for later processes."""
+    """Returns whether machine code that this process compiles will be available to later processes."""
     return cache_folder() == user_cache()
 
 
@@ -132,7 +132,7 @@ def ensure(compile_all: Callable[[], None]) -> None:
         with compiling(wait=True):
             if is_complete(folder()):
                 return
-            if COMPILED_MODULES not in sys.modules:  # else this process has written a part already
+            if COMPILED_MODULES not in sys.modules:  # otherwise, this process has written a part already
                 shutil.rmtree(folder(), ignore_errors=True)  # parts of an interrupted compilation
             compile_all()
             digests = json.dumps(digests_of(folder())).encode()

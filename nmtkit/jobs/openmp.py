@@ -97,7 +97,7 @@ class IdleThreads:
         stopped.wait()
 
 
-def libgomp_copies() -> list[str]:
+def libgomp_copies(maps: Path = Path("/proc/self/maps")) -> list[str]:
     """Returns the paths of all copies of libgomp in this process. torch and sentencepiece each include a copy."""
-    lines = Path("/proc/self/maps").read_text().split("\n")
-    return sorted({line.split()[-1] for line in lines if "libgomp" in line})
+    lines = maps.read_text().split("\n")
+    return sorted({line.split(maxsplit=5)[5] for line in lines if "libgomp" in line})  # a path may contain spaces

@@ -5,7 +5,7 @@ these messages as `str`; nothing that a client sends is unpickled.
 
 If the system can fork, the workers are forked from this process. A fork takes 10 ms and shares all memory, such as
 weights and plug-ins. A spawned worker imports its modules again (0.3 s of a core for `clean`, 2 s with torch) and loads
-its own copy of a model. So fork is the faster choice, but nothing needs fork.
+its own copy of a model. So forking is faster, but is not required.
 """
 
 import gc
@@ -25,7 +25,7 @@ from nmtkit.jobs.scheduler import RemoteWorker, execute_tasks
 
 # the signals that ask a process to stop; schedulers of clusters send SIGUSR1, which Windows does not have
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-LENGTH = struct.Struct("!Q")  # precedes each message: the number of its bytes
+LENGTH = struct.Struct("!Q")  # number of bytes of a message, sent before the message
 CHUNK = 1 << 18  # maximum bytes of one call of `send` or `recv`
 
 
@@ -89,7 +89,7 @@ class SocketChannel:
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(RemoteWorker):
-    process: Any  # of multiprocessing
+    process: Any  # a Process of multiprocessing
 
 
 class Processes:
@@ -140,7 +140,7 @@ class Processes:
 
 def _run(connection: socket.socket, factory: Callable[[], Any], copies: Sequence[socket.socket] = ()) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replaces the handler of the parent
     for copy in copies:
         copy.close()
     gc.freeze()  # a collection would write to all shared objects, and so copy their memory
@@ -148,5 +148,5 @@ def _run(connection: socket.socket, factory: Callable[[], Any], copies: Sequence
 
 
 def _run_spawned(connection: socket.socket, factory: bytes, plugins: Sequence[str]) -> None:
-    load_plugins(plugins)  # before `factory` is unpickled, because it may refer to them
+    load_plugins(plugins)  # before `factory` is unpickled, because it may refer to the plug-ins
     _run(connection, pickle.loads(factory))

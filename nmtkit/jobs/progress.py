@@ -84,14 +84,14 @@ def is_shown() -> bool:
 
 
 def begin(title: str, unit: str = "", total: Total = None, passes: int = 1) -> None:
-    """Begins a stage of the work, which ends the stage before. `advance` counts each unit `passes` times."""
+    """Begins a stage of the work, and ends the previous stage. `advance` counts each unit `passes` times."""
     if _display is not None:
         _display.begin(WorkStage(title, unit, total() if callable(total) else total, passes))
 
 
 @contextmanager
 def pause_for(title: str) -> Iterator[None]:
-    """A context with another stage, without counts, such as loading a model. Then the stage before continues."""
+    """A context with a separate stage without counts, such as loading a model. Then the previous stage continues."""
     display = _display
     before = None if display is None else display.stage
     begin(title)
@@ -101,7 +101,7 @@ def pause_for(title: str) -> Iterator[None]:
 
 
 def advance(count: float = 1) -> None:
-    """Adds to the units that are done, `count` units of one pass."""
+    """Counts `count` units of one pass as done."""
     if _display is not None:
         _display.stage.done += count / _display.stage.passes
 

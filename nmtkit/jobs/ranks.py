@@ -9,7 +9,7 @@ import pickle
 import time
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the documentation of torch has it
 
 from nmtkit.jobs import distributed
 from nmtkit.jobs.scheduler import RemoteWorker
@@ -18,7 +18,7 @@ POLL = 0.005  # seconds between two checks for a message
 
 
 class StoreChannel:
-    """A channel between rank 0 and the rank `rank`. The store holds a message under `to RANK 0`, `from RANK 0`, …"""
+    """A channel between rank 0 and the rank `rank`. Message N has the key `to RANK N` or `from RANK N`."""
 
     def __init__(self, store: Any, rank: int, at_rank_zero: bool) -> None:
         self.store = store

@@ -45,7 +45,7 @@ class Channel(Protocol):
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """A worker as the scheduler sees it."""
+    """The scheduler's record of a worker: its channel and its unfinished tasks."""
 
     name: str  # for messages, such as "worker process 2"
     channel: Any  # a Channel; Any, because a transport also uses methods that only its channels have
@@ -67,7 +67,7 @@ class Scheduler:
     def dispatch(self, next_task: Callable[[Any], tuple[Any, Any] | None]) -> None:
         """Sends tasks to the workers with the fewest tasks, until `next_task` has no task for any worker.
 
-        `next_task` takes a worker. It returns a task as the scheduler keeps it and as the worker receives it, or None.
+        `next_task` takes a worker. It returns None, or two forms of a task: one to keep in the scheduler, one to send.
         """
         willing = list(self.workers)
         while willing:
@@ -88,8 +88,8 @@ class Scheduler:
     def receive(self, worker: Any) -> Iterator[tuple[Any, Any]]:
         """Yields the tasks that a worker has finished, with their results. A failed task has an exception as result.
 
-        Raises the error of a message without a number. If the worker has ended, removes the worker and raises EOFError;
-        its unfinished tasks stay in `worker.tasks`.
+        Raises the error of a task that was sent without a number. If the worker has ended, removes the worker and
+        raises EOFError; its unfinished tasks stay in `worker.tasks`.
         """
         try:
             while (answer := worker.channel.receive(wait=False)) is not None:
@@ -109,7 +109,7 @@ class Transport(Protocol):
     workers: list[Any]  # RemoteWorkers
 
     def stop(self, worker: Any, seconds: float) -> str:
-        """Ends a worker that does not end by itself within `seconds`. Says how it ended, such as SIGKILL."""
+        """Ends a worker that does not end by itself within `seconds`. Returns the cause, such as SIGKILL."""
 
     def wait(self, seconds: float) -> None:
         """Waits until a message may have arrived, at most `seconds`."""
@@ -137,7 +137,7 @@ def execute_tasks(channel: Channel, worker: Any) -> None:
 
 
 def answer_to(worker: Any, message: tuple[int | None, Task], here: bool = False) -> tuple[int | None, Any] | None:
-    """Executes a task. Returns the number of the task and the result or the error, or None if nobody wants the result.
+    """Executes a task. Returns its number and its result or error, or None if a task without a number succeeds.
 
     `here` means that the answer stays in this process.
     """

@@ -1,7 +1,7 @@
 """The plan of a job in shards, and the merge of its outputs.
 
 A shard is a range of whole lines of one text file, or of several parallel text files. A command may also divide
-another input than lines, such as pairs: `lines` is then the number of pairs.
+its input into other units, such as pairs: `lines` is then the number of pairs.
 
     plan.json          the fingerprint of the job, facts about its files, the borders of the shards
     input.txt          the lines of the input, if the input is not a single uncompressed text file
@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a job in `folder`. `suffix` is the file extension of outputs. `command` began the job.
+    """The plan of a job in `folder`. `suffix` is the file extension of outputs. `command` is the command of the job.
 
     The plan does not contain the paths of the text files, because the files can move between two runs of a job.
     """
@@ -161,7 +161,8 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
         if (size, digest) != (record["bytes"], record["sha256"]):
             raise ValueError(
                 f"{plan.output(shard)} is damaged: it has {size:,} bytes, and {shard.name}.done says "
-                f"{record['bytes']:,}, with another checksum; remove both files and repeat the command: {plan.command}"
+                f"{record['bytes']:,}, with a different checksum; remove both files and repeat the command: "
+                f"{plan.command}"
             )
         lines += shard.lines
         progress.advance(shard.lines)
@@ -201,7 +202,7 @@ def open_plan(
     """Returns the plan in `folder`, or makes a plan for a new job.
 
     The fingerprint consists of `settings`, `shard_lines` and the checksums of `files`. `shards` is called for a new
-    job. It writes the files that belong into the folder, such as input.txt, and returns the shards.
+    job. It writes the files that belong in the folder, such as input.txt, and returns the shards.
 
     Raises ValueError, with a table of differences, if the folder belongs to a job with a different fingerprint. Raises
     ValueError if the folder has other files and no plan.

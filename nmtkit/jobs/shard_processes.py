@@ -21,7 +21,7 @@ from nmtkit.jobs.workers import Workers
 
 log = logging.getLogger("nmtkit")
 
-ATTEMPTS = 4  # the job fails if this many actors die at the same shard
+ATTEMPTS = 4  # the job fails if this many actors die while working on the same shard
 SECONDS_TO_PLACE = 120.0  # time limit for the start of an actor
 
 ShardResults = Iterator[tuple[Shard, dict[str, Any]]]  # finished shards with their records
@@ -70,7 +70,7 @@ def while_parent_lives(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class LocalProcesses:
-    """`count` processes of this machine. A single process is this process itself."""
+    """`count` processes of this machine. If `count` is 1, this process does the work itself."""
 
     def __init__(self, count: int) -> None:
         self.count = count

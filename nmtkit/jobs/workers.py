@@ -16,7 +16,7 @@ CHECK_SECONDS = 1.0  # time between two checks for hanging workers
 
 
 class Workers:
-    """`count` workers with objects made by `factory`, as a context manager. A single worker is this process itself.
+    """`count` workers with objects made by `factory`, as a context manager. A single worker is this process.
 
     Create several workers before this process starts other threads. Without fork, `factory` must be picklable. A worker
     has up to `tasks_ahead` tasks at the same time; 1 distributes long tasks most evenly. A worker that sends no result

@@ -43,7 +43,7 @@ class NoInitialisation(TorchFunctionMode):
 
 @contextlib.contextmanager
 def without_memory() -> Iterator[None]:
-    """Inside this context, a model has names and shapes of tensors, but no memory. Nothing is drawn.
+    """Inside this context, a model has names and shapes of tensors, but no memory and no random values.
 
     Drawing numbers for such tensors would import torch._dynamo, which takes a second.
     """

@@ -89,7 +89,7 @@ def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def elapsed(records: Iterable[Mapping[str, Any]], clock: str) -> float:
     """Returns the training time of a run in seconds, without pauses between a stop and a resume.
 
-    `clock` is the field of the log records to read: "time" for seconds of the clock, "cpu_seconds" for CPU time.
+    `clock` is the field of the log records to read: "time" for wall-clock time, "cpu_seconds" for CPU time.
     """
     total, first, last = 0.0, None, None
     for record in records:

@@ -171,12 +171,15 @@ def test_without_a_network_the_cached_commit_is_used(
     failure(HubUnreachableError, hub.url, revision="v2")
 
 
-def test_offline_no_request_is_made(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_no_request_is_made(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     commit = hub.add("org/tiny", FILES)
     download("org/tiny", kind="model", patterns=["*.json"])
     hub.requests.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert download("org/tiny", kind="model", patterns=["*.json"]).commit == commit
+    assert "HF_HUB_OFFLINE" in caplog.text and "not cached" not in caplog.text
     failure(HubUnreachableError, "HF_HUB_OFFLINE", patterns=["*.safetensors"])
     failure(HubUnreachableError, "HF_HUB_OFFLINE", revision="v2")
     with pytest.raises(HubUnreachableError, match="HF_HUB_OFFLINE"):

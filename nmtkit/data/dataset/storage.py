@@ -57,7 +57,7 @@ class EncodedBlock:
     links: Encoded | None = None  # links between the pieces of each kept pair, see encoding.py
 
     def row_hashes(self, corpus: ParallelCorpus) -> Hashes:
-        """Returns the hashes [rows, 2] of the kept pairs. Pairs with another tag or direction have other hashes."""
+        """Returns the hashes [rows, 2] of the kept pairs. Equal pairs with different tags or directions differ."""
         line, number = np.nonzero(self.keep.T)
         hashes: Hashes = np.stack(self.hashes)[number, line]
         salts = [salt(f"{corpus.tag} {pair.forward} {pair.backward}") for pair in corpus.pairs]
@@ -90,13 +90,13 @@ class Storage(ABC):
         """Returns the arrays of a block by name. With `held_out`, sentences without a kept pair are stored too."""
 
     def shifted(self, arrays: Arrays, offset: Sizes) -> Arrays:
-        """Returns the arrays of a block as they are written after blocks with the sizes `offset`."""
+        """Adds the sizes of all earlier blocks, `offset`, to the sentence indices in the arrays of a block."""
         return arrays
 
     def write_held_out(
         self, split: str, corpora: Sequence[ParallelCorpus], blocks: Sequence[EncodedBlock], texts: list[list[bytes]]
     ) -> None:
-        """Writes a valid or test set. A block has all sentences of a corpus, and `texts` has its raw text."""
+        """Writes a valid or test set. Block i and `texts[i]` have all sentences of corpus i."""
         files, offset = ArrayFiles(self, split), Sizes()
         for corpus, block in zip(corpora, blocks, strict=True):
             offset.update(files.write(self.block_arrays(block, corpus, held_out=True), offset))
@@ -135,7 +135,7 @@ class Storage(ABC):
         """
 
     def facts(self, split: str) -> dict[str, Any]:
-        """Returns the entries of a subset in the manifest that only this storage has."""
+        """Returns the manifest entries of a subset that only this type of storage has."""
         return {}
 
     def sentences(self, split: str, array: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -202,10 +202,9 @@ class SharedStorage(Storage):
 
     Every stored sentence begins with the token of its language, or with <unk> if the tokenizer lacks this token.
 
-    With language tokens on both sides, a row refers to whole stored sentences. In the other layout, only source
-    sentences begin with a token: the token of the target language (Johnson et al. 2017). There, the target of a row
-    begins after the stored token, and the reader replaces the stored token of the source by the token of the target
-    language.
+    With language tokens on both sides, a row refers to whole stored sentences. With tokens on the source side only, a
+    source begins with the token of the target language (Johnson et al. 2017): the reader replaces the stored token of
+    the source by this token, and the target of a row begins after its stored token.
     """
 
     format = MULTILINGUAL_FORMAT
@@ -268,9 +267,9 @@ class SharedStorage(Storage):
             yield offsets[source], lengths[source], offsets[target] + skipped, lengths[target] - skipped, directions
 
     def _directed(self, split: str, rows: RowNumbers) -> tuple[tuple[RowNumbers, RowNumbers], npt.NDArray[np.uint16]]:
-        """Returns the source and target sentences and the directions of rows, as indices.
+        """Returns the indices of the source sentences, of the target sentences, and of the directions.
 
-        In a training set, the two directions of a row are neighbours. The rows of other subsets are sorted by
+        In a training set, the two directions of a row are neighbours. In other subsets, the result is sorted by
         direction.
         """
         sentences = map_array(self.path(split, "rows"), "int64").reshape(-1, 2)[rows]
@@ -302,7 +301,7 @@ class ArrayFiles:
         self._open: dict[str, int] = {}
 
     def write(self, arrays: Arrays, offset: Sizes) -> Sizes:
-        """Writes the arrays of a block and returns their lengths. `offset` has the lengths of all earlier arrays."""
+        """Writes the arrays of a block and returns their lengths. `offset` has the lengths of all earlier blocks."""
         for name, values in self._storage.shifted(arrays, offset).items():
             if name not in self._open:
                 self._open[name] = os.open(self._storage.path(self._split, name), os.O_WRONLY | os.O_CREAT, 0o666)

@@ -28,7 +28,7 @@ class Transform(ABC):
     """Changes a training pair. The change may be random."""
 
     level: ClassVar[Literal["text", "ids"]] = "ids"  # type of the arguments and results of `transform`
-    monolingual: ClassVar[bool] = False  # whether only pairs whose source and target languages are equal are changed
+    monolingual: ClassVar[bool] = False  # True if only pairs with the same language on both sides change
     source_only: bool = False  # whether target sentences never change
 
     @abstractmethod
@@ -66,15 +66,15 @@ class WordNoise(Transform):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.pieces = tokenizer.source_pieces(range(tokenizer.source_size))
         self.begins_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in self.pieces])
-        # encoded text has no <unk> then, so <unk> is a blank or a mask: a word
+        # with byte fallback, encoded text has no <unk>, so an <unk> is a blank or a mask, which stands for words
         self.begins_word[UNK] = tokenizer.source.facts.byte_fallback
 
     def id_of(self, *symbols: str, flag: str) -> int:
-        """Returns the id of the first symbol that is a piece. Raises ValueError, which names `flag`, if none is."""
+        """Returns the id of the first symbol that is a piece. Raises ValueError that names `flag` if there is none."""
         for piece in (piece for symbol in symbols for piece in (symbol, SPACE_SYMBOL + symbol)):
             if piece in self.pieces:
                 return self.pieces.index(piece)
-        raise ValueError(f"{flag} {symbols[0]} is not a piece of the source vocabulary; <unk> always is")
+        raise ValueError(f"{flag} {symbols[0]} is not a piece of the source vocabulary; give a piece, such as <unk>")
 
     def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         if not len(source):
@@ -315,7 +315,7 @@ class TyposConfig(Config):
     typos: float = option(0.05, "Share of source sentences with typing errors.", above=0, max=1)
     typos_words: float = option(
         0.1,
-        "Share of the words with a typing error in a sentence with errors. At least one word has an error.",
+        "Share of words with a typing error, in sentences with errors. At least one word has an error.",
         above=0,
         max=1,
     )

@@ -1,7 +1,7 @@
 """Downloads over HTTP: the only module that reads files and JSON from web servers.
 
-A download goes to a hidden file beside its destination, which is complete when it gets its name. A later call resumes
-an interrupted download, if the server says that the file has not changed (RFC 9110, sections 13.1.5 and 14.2).
+A download goes to a hidden file next to its destination, and gets its name when it is complete. A later call resumes an
+interrupted download, if the server says that the file has not changed (RFC 9110, sections 13.1.5 and 14.2).
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class HttpConfig(Config):
     """Settings of downloads."""
 
     attempts: int = option(
-        5, "attempts for a request that fails for a reason that may pass", min=1, max=100, section="Downloads"
+        5, "attempts for a request that fails for a temporary reason", min=1, max=100, section="Downloads"
     )
     request_timeout: float = option(60.0, "seconds without data until an attempt fails", above=0, max=86_400)
     max_download: float | None = option(None, "refuse files of more than X gigabytes", above=0, metavar="X")
@@ -68,7 +68,7 @@ class DownloadError(OSError):
 
 
 class _TemporaryError(Exception):
-    """A request failed for a reason that may pass. `wait` is the number of seconds that the server asks for.
+    """A request failed for a temporary reason. `wait` is the number of seconds that the server asks for.
 
     `offline` means that there is probably no network, so that another attempt makes sense only within a download.
     """
@@ -79,11 +79,11 @@ class _TemporaryError(Exception):
 
 
 class _ChangedError(_TemporaryError):
-    """The file on the server is not the file whose first part is here, so the download must begin again."""
+    """The file on the server has changed since its first part was received, so the download must begin again."""
 
 
 class HttpClient:
-    """Makes requests, again and again if their failures may pass. `sleep` waits for a number of seconds."""
+    """Makes requests, and repeats requests that fail for a temporary reason. `sleep` waits for a number of seconds."""
 
     def __init__(self, config: HttpConfig | None = None, sleep: Callable[[float], None] | None = None) -> None:
         self.config, self.sleep = config or HttpConfig(), time.sleep if sleep is None else sleep
@@ -101,7 +101,9 @@ class HttpClient:
 
         def read() -> Any:
             with self._open(url) as response:
-                text = response.read(LARGEST_JSON + 1)
+                text = _received(response.read, LARGEST_JSON + 1)
+                if response.length and len(text) <= LARGEST_JSON:
+                    raise _TemporaryError("the connection ended in the middle of the answer")
             if len(text) > LARGEST_JSON:
                 raise DownloadError(f"{url}: the answer has more than {LARGEST_JSON >> 20} MB")
             try:
@@ -137,7 +139,7 @@ class HttpClient:
     # --- one request ------------------------------------------------------------------------------------------------
 
     def _repeated(self, url: str, request: Callable[[], T], received: Callable[[], int]) -> T:
-        """Calls `request` until it succeeds. Attempts that receive data do not count: `received` counts bytes."""
+        """Calls `request` until it succeeds. Failures are counted anew if `received()`, the bytes so far, has grown."""
         failures = 0
         while True:
             before = received()
@@ -152,7 +154,7 @@ class HttpClient:
                 self.sleep(seconds)
 
     def _open(self, url: str, headers: Mapping[str, str] | None = None) -> Any:
-        """Returns the answer to a request. Raises DownloadError, or _TemporaryError if the failure may pass."""
+        """Returns the answer to a request. Raises DownloadError, or _TemporaryError for a temporary failure."""
         if urlsplit(url).scheme not in ("http", "https"):
             raise DownloadError(f"{url} is not an address of a web server; give http://… or https://…")
         sent = {"User-Agent": f"nmtkit/{__version__}", "Accept-Encoding": "identity", **(headers or {})}
@@ -160,7 +162,8 @@ class HttpClient:
             request = urllib.request.Request(quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers=sent)
             return self.opener.open(request, timeout=self.config.request_timeout)
         except urllib.error.HTTPError as error:
-            with error:
+            answer = ""
+            with error, suppress(OSError, http.client.HTTPException):  # the status says enough without the body
                 answer = _shown(error.read(300))
             reason = f"status {error.code} ({printable(str(error.reason))[:60] or 'no reason'})"
             if error.code == 416 and headers:
@@ -195,7 +198,7 @@ class HttpClient:
                 unit, size = ("KB", 1e3) if total is not None and total < 10 * MEGABYTE else ("MB", MEGABYTE)
                 progress.begin(f"Downloading {title}", unit, None if total is None else total / size)
                 progress.advance(partial.size / size)
-                while chunk := _received(response):
+                while chunk := _received(response.read1, CHUNK):
                     partial.write(chunk)
                     progress.advance(len(chunk) / size)
                     self._check_size(url, partial.size, partial)
@@ -219,7 +222,7 @@ class HttpClient:
 
 
 class _UnfinishedError(DownloadError):
-    """All attempts failed for reasons that may pass, so the received part of a file is kept."""
+    """All attempts failed for temporary reasons, so the received part of a file is kept."""
 
 
 class _Partial:
@@ -255,7 +258,7 @@ class _Partial:
         return os.fstat(self.file.fileno()).st_size
 
     def validator(self) -> str | None:
-        """Returns the value of If-Range that makes the server send the rest of the same file, or None."""
+        """Returns the value of If-Range to request the rest of this file, or None if the rest cannot be requested."""
         try:
             notes = json.loads(self.notes.read_text(encoding="utf-8"))
             value = notes["validator"] if notes["url"] == self.url else None
@@ -315,15 +318,15 @@ def printable(text: str) -> str:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _received(response: Any) -> bytes:
+def _received(read: Callable[[int], bytes], size: int) -> bytes:
     try:
-        return bytes(response.read1(CHUNK))
+        return bytes(read(size))
     except (OSError, http.client.HTTPException) as error:
         raise _TemporaryError(_words(error)) from None
 
 
 def _validator(headers: Any) -> str | None:
-    """Returns the value of a later If-Range: a strong ETag, or the time of the last change."""
+    """Returns the value of If-Range for a later request: a strong ETag, or the time of the last change."""
     etag = headers.get("ETag")
     if etag is not None and etag.startswith('"'):
         return str(etag)
@@ -332,7 +335,7 @@ def _validator(headers: Any) -> str | None:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Returns the seconds of a Retry-After, which is a number or a date."""
+    """Returns the seconds to wait according to the value of a Retry-After header, which is a number or a date."""
     if retry_after is None:
         return 0.0
     if retry_after.strip().isdecimal():

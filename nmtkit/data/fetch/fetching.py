@@ -60,7 +60,7 @@ class FetchConfig(Config):
 
 
 class CorpusName(NamedTuple):
-    """A name such as opus:Books/v1: the source, and its name of the corpus. An empty `corpus` means all corpora."""
+    """A name such as opus:Books/v1: the source, and the name of the corpus there. Without `corpus`: all corpora."""
 
     source: str
     corpus: str
@@ -80,7 +80,7 @@ class CorpusName(NamedTuple):
 
 
 def parse_name(text: str) -> CorpusName:
-    """Raises ValueError for an unknown source and a name of a wrong form."""
+    """Parses a name such as opus:Books/v1. Raises ValueError for an unknown source or a malformed name."""
     source, colon, corpus = text.partition(":")
     if not colon or source not in EXAMPLES:
         known = ", ".join(EXAMPLES.values())
@@ -107,8 +107,8 @@ class FetchedCorpus:
 def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedCorpus:
     """Writes a corpus and its provenance, completely or not at all.
 
-    A complete corpus is not downloaded again. Raises ValueError or OSError for a name that does not exist, a broken
-    download, and files that are in the way.
+    A complete corpus is not downloaded again. Raises ValueError or OSError for a name that does not exist, a failed
+    download, and existing files that are not this corpus.
     """
     prefix = name.prefix(config)
     ending = "" if config.compress is None else f".{config.compress}"
@@ -138,8 +138,8 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
 def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
     """Returns the provenance of a complete corpus that was fetched with the same settings.
 
-    Returns None without files, or if the files are to be overwritten. Raises ValueError if the files belong to
-    something else, and if the same text exists with a different compression.
+    Returns None if no file exists or `overwrite` is set. Raises ValueError if the files are incomplete or were fetched
+    with other settings, and if the same text exists with a different compression.
     """
     for path in paths:
         plain = path.with_suffix("") if is_compressed(path) else path
@@ -213,7 +213,7 @@ def write_references(prefix: Path, config: FetchConfig, references: Sequence[lis
 
 
 def listing(source: str, config: FetchConfig, client: HttpClient) -> list[str]:
-    """Returns a line for each corpus of a source with the languages of `config`."""
+    """Returns a line of text for each corpus of a source that has the languages of `config`."""
     if source == "sacrebleu":
         sets = sacrebleu_sets.sets_of_languages(*config.languages)
         return aligned([(f"sacrebleu:{name}", text) for name, text in sets])
@@ -234,10 +234,10 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def size(kilobytes: int) -> str:
-    """Returns a size in words, from the KiB of OPUS."""
+    """Returns a size in KiB, the unit of OPUS, as text in B, KB, MB or GB."""
     count = float(kilobytes * 1024)
     for unit in ("B", "KB", "MB"):
-        if count < 1000:
+        if count < 999.5:  # the format writes 999.5 as 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} GB"

@@ -43,7 +43,7 @@ class DatasetName(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """A file of a dataset. `language` is its code if the file has the text of one language."""
+    """A file of a dataset. `language` is a code if the file has the text of one language, else None."""
 
     path: str
     config: str | None
@@ -53,7 +53,7 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """The files of a config and a split, for each side: the same files, if a row has both texts."""
+    """The files of each side in a config and a split. If a row has both texts, both sides have the same files."""
 
     config: str | None
     split: str | None
@@ -61,7 +61,7 @@ class Choice:
 
 
 def parsed(name: str) -> DatasetName:
-    """Raises ValueError if `name`, without hf:, has a different form."""
+    """Parses the name of a dataset, without hf:. Raises ValueError if the name is malformed."""
     match = NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"hf:{name} is not a name of the form hf:ORG/DATASET[@REVISION][:CONFIG][/SPLIT]")
@@ -70,7 +70,7 @@ def parsed(name: str) -> DatasetName:
 
 
 def described(path: str) -> DataFile | None:
-    """Returns the config, the split and the language of a file by its path, or None for a file of another format."""
+    """Derives the config, split and language of a file from its path. Returns None for an unsupported format."""
     if format_of(Path(path)) not in FORMATS:
         return None
     *folders, name = PurePosixPath(path).parts
@@ -94,7 +94,7 @@ def described(path: str) -> DataFile | None:
 
 
 def choose(files: Sequence[str], name: DatasetName, languages: tuple[str, str]) -> Choice:
-    """Returns the files of a dataset that have the pairs. Raises ValueError, which says which choices exist."""
+    """Returns the files with the pairs of a dataset. Raises ValueError, whose message lists the existing choices."""
     known = [each for path in sorted(files) if (each := described(path)) is not None]
     title = f"hf:{name.repository}"
     if not known:
@@ -142,7 +142,7 @@ def check_shards(paths: Sequence[str], title: str) -> None:
 
 
 def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[str, str], title: str) -> str | None:
-    """Returns the config of the name, or else the config with the name of the pair, such as de-en."""
+    """Returns the config in `name`, or else the config that is named after the language pair, such as de-en."""
     names = [each for each in configs if each is not None]
     if name.config is not None:
         if name.config not in names:
@@ -218,7 +218,7 @@ def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None
 
 
 def _rows(files: Sequence[Path], column: str | None) -> Iterator[tuple[str, object]]:
-    """Yields the text and the id of each row. Without `column`, the text is in a column of TEXT_COLUMNS."""
+    """Yields the text and the id of each row. Without `column`, reads the first of TEXT_COLUMNS that exists."""
     for path in files:
         for text_column in (column,) if column is not None else TEXT_COLUMNS:
             corpus = Corpus(path, path, format=format_of(path), columns=(text_column, text_column))

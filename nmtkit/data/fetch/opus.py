@@ -26,8 +26,8 @@ from nmtkit.text.languages import best_match, includes
 
 API = "https://opus.nlpl.eu/opusapi/"
 API_VARIABLE = "NMTKIT_OPUS_API"  # environment variable with the address of a different server
-LARGEST_RATIO = 250  # of the sizes of a text and its compressed form; text has ratios around 4
-SMALL = 1 << 26  # bytes of text that may have any ratio
+LARGEST_RATIO = 250  # largest ratio of unpacked to compressed size; text has ratios around 4
+SMALL = 1 << 26  # texts of up to this many bytes may have any ratio
 LICENSE_CHARACTERS = 2000
 
 log = logging.getLogger("nmtkit")
@@ -60,19 +60,19 @@ class OpusApi:
         return [printable(each) if isinstance(each, str) else each for each in found]
 
     def files(self, languages: tuple[str, str], **parameters: str) -> list[OpusFile]:
-        """Returns the archives of a pair of OPUS's codes. Raises DownloadError."""
+        """Returns the archives for a pair of languages, in the codes of OPUS. Raises DownloadError."""
         source, target = languages
         rows = self.ask("corpora", source=source, target=target, preprocessing="moses", **parameters)
         return [opus_file(row, languages, self.address) for row in rows]
 
     def languages(self, **parameters: str) -> list[str]:
-        """Returns the codes of the languages of a corpus, or of the languages that occur with a source."""
+        """Returns the codes of the languages of a corpus, or of the target languages of a source language."""
         return [code for code in self.ask("languages", languages="True", **parameters) if isinstance(code, str)]
 
     def find(self, corpus: str, version: str | None, languages: tuple[str, str]) -> OpusFile:
         """Returns the archive of a corpus: the latest version, if `version` is None.
 
-        Raises ValueError if OPUS lacks the corpus, the version or the languages. The message says which exist.
+        Raises ValueError if OPUS lacks the corpus, the version or the languages. The message lists the alternatives.
         """
         wanted = version or "latest"
         found = self.files(languages, corpus=corpus, version=wanted)
@@ -88,7 +88,7 @@ class OpusApi:
         return found[-1]
 
     def related(self, languages: tuple[str, str], corpus: str | None = None) -> tuple[str, str]:
-        """Returns OPUS's codes for languages, such as pt_BR for pt-BR and zh_CN for zh. Raises ValueError."""
+        """Returns OPUS's codes for languages, such as pt_BR for pt-BR. Raises ValueError if a language is missing."""
         of_corpus = {} if corpus is None else {"corpus": corpus}
         where = "OPUS" if corpus is None else f"the corpus {corpus} of OPUS"
         codes = self.languages(**of_corpus)
@@ -110,7 +110,7 @@ class OpusApi:
 
 
 def opus_file(row: Any, languages: tuple[str, str], address: str) -> OpusFile:
-    """Makes an object of a row of the API. Raises DownloadError if the row has other fields."""
+    """Converts a row of the API. Raises DownloadError if a field is missing or malformed."""
     try:
         return OpusFile(
             corpus=printable(row["corpus"]), version=printable(row["version"]), languages=languages,
@@ -118,7 +118,7 @@ def opus_file(row: Any, languages: tuple[str, str], address: str) -> OpusFile:
             kilobytes=int(row["size"] or 0), pairs=int(row["alignment_pairs"] or 0),
         )  # fmt: skip
     except (LookupError, TypeError, ValueError):
-        raise DownloadError(f"{address}: the answer describes a corpus without the known fields") from None
+        raise DownloadError(f"{address}: the answer describes a corpus without the expected fields") from None
 
 
 def matching(wanted: str, codes: Sequence[str]) -> str | None:
@@ -169,8 +169,8 @@ def opened(
 def check_archive(corpus: Corpus) -> str | None:
     """Returns the text of the file LICENSE of an archive, shortened.
 
-    Raises ValueError if the archive lacks the two texts, or if their size is larger than text can be, and OSError if
-    the disk has less free space.
+    Raises ValueError if the archive lacks the two texts, or if their compression ratio is too high for text. Raises
+    OSError if the disk has less free space.
     """
     try:
         with zipfile.ZipFile(corpus.source) as archive:

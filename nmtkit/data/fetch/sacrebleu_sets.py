@@ -34,7 +34,7 @@ class PublishedSet:
 
     pair: str  # such as en-de
     sources: list[str]
-    references: list[list[str]]  # one text of all lines for each reference
+    references: list[list[str]]  # for each reference, all its lines
     downloads: tuple[str, ...]  # addresses of the archives
 
     @property
@@ -65,7 +65,7 @@ def check_sets(names: Sequence[str], pair: str | None, flag: str) -> None:
 
 
 def pair_of_languages(names: Sequence[str], source: str, target: str) -> str:
-    """Returns the pair of the first set for two language codes: en-de for eng_Latn and de. Raises ValueError."""
+    """Returns the pair of the first set for two codes: en-de for eng_Latn, de. Raises ValueError for an unknown set."""
     sets = known_sets()
     if not names or names[0] not in sets:
         check_sets(names, f"{source}-{target}", "")
@@ -88,7 +88,7 @@ def sets_of_languages(source: str, target: str) -> list[tuple[str, str]]:
 
 
 def source_files(names: Sequence[str], pair: str, client: HttpClient | None = None) -> list[Path]:
-    """Returns the file with the source lines of each set, after a download where it is missing.
+    """Returns the file with the source lines of each set. Downloads missing sets.
 
     Raises the errors of `check_sets`, and ValueError or OSError if the set cannot be read.
     """
@@ -97,7 +97,7 @@ def source_files(names: Sequence[str], pair: str, client: HttpClient | None = No
 
 
 def read_sets(names: Sequence[str], pair: str, client: HttpClient | None = None) -> PublishedSet:
-    """Reads sources and references, after a download where they are missing. Raises the errors of `source_files`."""
+    """Reads sources and references. Downloads missing sets. Raises the errors of `source_files`."""
     client = client or HttpClient()
     sources: list[str] = []
     references: list[list[str]] = []
@@ -124,9 +124,9 @@ def read_sets(names: Sequence[str], pair: str, client: HttpClient | None = None)
 def select(
     texts: Sequence[list[str]], names: Sequence[str], pair: str, *, origlang: str | None, subset: str | None
 ) -> list[list[str]]:
-    """Returns the lines of `texts` whose document has an original language, or whose domain or country matches.
+    """Returns the lines of `texts` whose documents match `origlang` (original language) and `subset` (domain, country).
 
-    These are --origlang and --subset of sacreBLEU. Raises ValueError if no line is left, or if a set has no such facts.
+    Both work like the flags of sacreBLEU. Raises ValueError if no line is left, or if a set lacks these facts.
     """
     if origlang is None and subset is None:
         return list(texts)
@@ -148,9 +148,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def _files(name: str, pair: str, client: HttpClient) -> Any:
-    """Returns sacreBLEU's object of a set whose files of lines exist.
+    """Returns sacreBLEU's object of a set, after making the text files of the set if they are missing.
 
-    Several processes, such as the two of `nmtkit generate … | nmtkit score …`, wait for each other.
+    Several processes, such as both processes of `nmtkit generate … | nmtkit score …`, wait for each other.
     """
     dataset = known_sets()[name]
     with _lock_of(Path(dataset._rawdir)):
@@ -198,7 +198,7 @@ def _archive(dataset: Any, url: str) -> Path:
 
 
 def _has_texts(dataset: Any, pair: str) -> bool:
-    """Returns whether the files of lines exist. Sets in XML also need their archive, which names their fields."""
+    """Returns whether the files of lines exist. Sets in XML also need the archive, because it names their fields."""
     from sacrebleu.dataset import wmt_xml
 
     in_xml: Any = wmt_xml.WMTXMLDataset
@@ -212,7 +212,7 @@ def _has_texts(dataset: Any, pair: str) -> bool:
 def _add_archive(dataset: Any, url: str, md5: str | None, client: HttpClient) -> None:
     """Downloads and unpacks an archive, unless it is there with the right checksum.
 
-    sacreBLEU takes an archive as unpacked if it exists. So the archive gets its name after it is unpacked.
+    sacreBLEU assumes that an existing archive is unpacked, so the archive gets its name only after it is unpacked.
     """
     archive = _archive(dataset, url)
     if archive.is_file():
@@ -236,9 +236,9 @@ def _add_archive(dataset: Any, url: str, md5: str | None, client: HttpClient) ->
 def _unpack(archive: Path, folder: Path) -> None:
     if archive.name.endswith((".tar.gz", ".tgz")):
         with tarfile.open(archive) as tar:
-            # Python 3.11.3 and older have no filter; the checksum has shown whose archive this is.
+            # Python 3.11.3 and older have no filter; they rely on the checksum of the archive.
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             tar.extractall(folder)
     elif archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as archived:
-            archived.extractall(folder)  # leaves out .. and absolute paths
+            archived.extractall(folder)  # removes .. and leading slashes from paths

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, UNK, SubwordModel, normalize
 from nmtkit.text.encoded import Encoded, ranges, starts_of
 
-COLUMNS = 8  # numbers in a key
+COLUMNS = 8  # largest count of 8-byte numbers in the key of a word
 # maximum bytes of a word; longer words, such as lines in scripts without spaces, seldom repeat
 LONGEST = 8 * COLUMNS - 1
 ABSENT = 0
@@ -39,7 +39,7 @@ WORDS_PER_LINE = 24  # number of words in a line for SentencePiece; longer lines
 
 @dataclass(frozen=True, eq=False)
 class WordPieces:
-    """The pieces of each word of a text. WordPieces are separated by spaces."""
+    """The pieces of each word of a text. Words are separated by spaces."""
 
     per_line: npt.NDArray[np.int64]  # number of words in each line
     first_piece: npt.NDArray[np.int64]  # position of the first piece of each word in its line
@@ -129,7 +129,7 @@ class BatchEncoder:
     def _encode_words(self, words: list[bytes]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Returns the concatenated ids of all words, and the number of ids of each word.
 
-        WordPieces are encoded in lines of WORDS_PER_LINE words. The ids of a line are then split where a word begins.
+        Words are encoded in lines of WORDS_PER_LINE words. The ids of a line are then split where a word begins.
         """
         groups = _groups([word.decode() for word in words])
         ids, _ = self._encode_lines(list(map(" ".join, groups)))
@@ -138,7 +138,7 @@ class BatchEncoder:
         return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
-        """Returns the number of words that the normaliser makes of each word, which is almost always 1."""
+        """Returns the number of normalised words of each word, which is almost always 1."""
         counts = np.ones(sum(map(len, groups)), np.int64)
         if self._rewrites:
             lines = list(map(" ".join, groups))
@@ -275,7 +275,7 @@ class WordKeys:
 
 
 class WordTable:
-    """WordPieces of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 stands for an absent word."""
+    """Words of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 stands for an absent word."""
 
     def __init__(self) -> None:
         self.clear()

@@ -1,7 +1,7 @@
-"""The span of each piece in its text: the piece's own spaces, unknown characters and bytes included.
+"""The span of each piece in its text. Pieces for spaces, unknown characters and single bytes have spans, too.
 
-SentencePiece knows the bytes of the text that each piece stands for, also where its rules have changed the text, such
-as … to three dots.
+SentencePiece reports the bytes of the text that each piece stands for, even if its rules have changed the text, for
+example … to three dots.
 """
 
 import re
@@ -19,8 +19,8 @@ _ENCODED = re.compile(f"{ESCAPE}([_{ESCAPE}])|{FOREIGN}|{SPACE_SYMBOL}|\n")
 def source_spans(model: SubwordModel, ids: Sequence[int], line: str) -> list[Span]:
     """Returns the span in `line` of each of its `ids`. A span includes the space before its piece.
 
-    Pieces that stand for one character, such as the bytes of the character, share the span of the character. `ids` of a
-    dataset may differ from the ids of the line; their spans are the spans of the text that they spell.
+    Pieces that stand for one character, such as the bytes of the character, share the span of the character. If
+    `ids`, such as ids of a dataset, differ in number from the pieces of the line, the spans are for their decoded text.
     """
     text, pieces = text_and_pieces(model.processor.encode(model.prepared_line(line), return_type="serialized_proto"))
     if len(pieces) != len(ids):

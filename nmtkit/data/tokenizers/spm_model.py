@@ -24,7 +24,7 @@ FOREIGN = "\ufdd1"  # a noncharacter, so that a piece that begins with FOREIGN n
 # further fields of TrainerSpec, then fields of NormalizerSpec
 MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35
 CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
-# The mark of the rule that prepares text is an extension field of ModelProto, which other readers ignore.
+# An extension field of ModelProto, which other readers ignore, marks the rule that prepares text.
 PREPARATION, PREPARATION_MARK = 200, b"nmtkit text preparation "
 NEWEST_PREPARATION = 2  # rule of new tokenizers, see `SubwordModel.prepared`
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}

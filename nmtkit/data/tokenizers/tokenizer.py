@@ -35,7 +35,7 @@ UNK, BOS, EOS = 0, 1, 2
 FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread at a fixed cost
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
-# Spaces of rule 1: tab, and the characters of the Unicode category Zs except U+0020, such as no-break spaces.
+# Spaces of rule 1 of `SubwordModel.prepared`: tab, and the Unicode category Zs except U+0020.
 SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f\u3000"
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
@@ -101,9 +101,9 @@ class SubwordModel:
 
     @cached_property
     def piece(self) -> Callable[[int], str]:
-        """Returns the piece of an id. Keeps the pieces that were asked for, because a call of the library takes 5 µs.
+        """The function from an id, a Python integer, to its piece.
 
-        The library needs a Python integer.
+        Results are cached, because a call of the library takes 5 µs.
         """
         return cache(self.processor.id_to_piece)
 
@@ -174,10 +174,12 @@ class SubwordModel:
             return text.translate(self.replacements)  # a table lookup for each byte; other text needs a pattern
         text = normalized(text)
         replaced = self._replaced.sub(lambda char: char[0].translate(self.replacements), text)
-        return escaped(text if replaced == text else normalized(replaced))  # removing a character joins its neighbours
+        return escaped(
+            text if replaced == text else normalized(replaced)
+        )  # neighbours of a removed character may combine
 
     def prepared_line(self, line: str) -> str:
-        """Returns `prepared` for one line. A line feed in the line becomes a space, as no line of a dataset has one."""
+        """Returns `prepared` for one line. Line feeds become spaces, because lines of a dataset have no line feeds."""
         return self.prepared(line.replace("\n", " "))
 
     def encode(self, lines: Sequence[str]) -> Encoded:
@@ -215,7 +217,7 @@ class SubwordModel:
 
 
 def _any_of(chars: str) -> re.Pattern[str]:
-    """Returns a pattern for each of `chars`. Without characters, the pattern matches nothing."""
+    """Returns a pattern that matches any of `chars`. Without characters, the pattern matches nothing."""
     return re.compile(f"[{re.escape(chars)}]" if chars else r"(?!)")
 
 
@@ -224,7 +226,7 @@ def _tell_of_rule_1() -> None:
     logger.warning(
         "this tokenizer was made before nmtkit prepared all text alike: control characters and zero-width characters "
         "stay in the rows of its datasets, but not in raw text, so a test set of a dataset and the same text in a file "
-        "can have different translations; train a model on a new dataset for equal ones"
+        "can have different translations; to avoid this, train a model on a new dataset"
     )
 
 
@@ -234,7 +236,7 @@ class Tokenizer:
     The vocabulary is joint if there is one model, or two models that share one table of ids (`spm_model.renumbered`).
     `languages` has the control pieces at the end of the table of a multilingual model, such as __de__ or deu_Latn.
 
-    Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
+    Raises ValueError for a damaged model, and for a model whose unk, bos and eos ids are not 0, 1 and 2.
     """
 
     def __init__(self, source_model: bytes, target_model: bytes | None = None) -> None:
@@ -370,7 +372,7 @@ class Tokenizer:
         return any(self.source.piece(id).startswith(">>") for id in self.languages.values())
 
     def language_flags(self, source: str | None, target: str | None) -> list[str]:
-        """Returns the flags of `nmtkit generate` that choose the languages, with known codes for missing codes."""
+        """Returns the flags of `nmtkit generate` that choose the languages. Example codes replace missing codes."""
         if self.has_target_languages_only:
             return ["--target-lang", target or example_codes(self.languages)[0]]
         pair = zip(("--source-lang", "--target-lang"), example_codes(self.languages, source, target), strict=True)
@@ -415,7 +417,8 @@ class Tokenizer:
 
     def check_tag(self, tag: str) -> None:
         """Raises ValueError if the source vocabulary does not have `tag` as one symbol."""
-        if len(self.source.processor.encode(tag)) != 1:
+        ids = self.source.processor.encode(tag)
+        if len(ids) != 1 or ids[0] == UNK:  # a word model encodes any unknown word as one <unk>
             raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
 
 

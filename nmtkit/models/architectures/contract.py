@@ -15,7 +15,7 @@ from nmtkit.models.architectures.interface import Architecture, Vocabulary
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
 CHANGED_FROM = 4  # position from which the words of the first target sentence are changed
 FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
-TOLERANCE = 1e-4  # allowed change as a share of the largest feature; another order of summation causes less
+TOLERANCE = 1e-4  # allowed change as a share of the largest feature; a different order of summation changes less
 
 
 class ContractError(ValueError):
@@ -57,7 +57,7 @@ def evaluated(model: Architecture) -> Iterator[None]:
 def check_forward(model: Architecture, vocabulary: Vocabulary) -> None:
     """Raises ContractError if the forward pass of a model on the CPU breaks the contract.
 
-    The checks are shapes, causality, and independence of the sentences of a batch. They take five passes over 14 words.
+    The checks are shapes, causality, and independence of the sentences of a batch. They take 7 passes over 14 words.
     """
     source = words(SOURCE_LENGTHS, vocabulary.source, 5, model.max_source_positions)
     target = words(TARGET_LENGTHS, vocabulary.target, 6, model.max_target_positions)

@@ -69,7 +69,7 @@ class FastForwardLayer(nn.Module):
 
 
 class FastForwardStack(nn.Module):
-    """LSTM layers with fast-forward connections. `reverse` has the direction of each layer.
+    """LSTM layers with fast-forward connections. `reverse[i]` is true if layer i runs backwards.
 
     f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5). Only linear maps connect f of one layer to f
     of the next. Half takes the first half of f.

@@ -13,7 +13,7 @@ from nmtkit.models.architectures.interface import Architecture
 
 
 def encoder_states(model: Architecture, source: Packed) -> list[Tensor]:
-    """Returns the states S D of an encoder of n layers: n+1 tensors.
+    """Returns the states of an encoder of n layers: n+1 tensors [S, D].
 
     The first tensor is the input of the first layer (embeddings and positions). The others are the outputs of the
     layers. The last tensor is the memory: the output of the last layer after the final normalisation, if the model has
@@ -27,7 +27,7 @@ def encoder_states(model: Architecture, source: Packed) -> list[Tensor]:
 
 
 def decoder_states(model: Architecture, source: Packed, target_input: Packed) -> list[Tensor]:
-    """Returns the states T D of a decoder of n layers with teacher forcing: n+1 tensors, like `encoder_states`.
+    """Returns the states of a decoder of n layers with teacher forcing: n+1 tensors [T, D], like `encoder_states`.
 
     The last tensor is the input of the output projection. Row t is the state that predicts target token t.
     """

@@ -143,7 +143,7 @@ class Architecture(nn.Module, ABC):
         A hypothesis has up to `capacity` tokens, bos included. A source has up to `memory_capacity` tokens. The memory
         must have the layout of the source.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not decode statically")
+        raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
         """Computes the same as `step`, but the tokens of slot b are at position[b]. Returns logits in fp32.
@@ -151,7 +151,7 @@ class Architecture(nn.Module, ABC):
         The step must not wait for the device. Shapes must depend only on the state and on `lengths`: the largest
         numbers of target and source positions in any slot.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not decode statically")
+        raise NotImplementedError(f"{type(self).__name__} does not support static decoding")
 
 
 def layer_index(layer: int | None, layers: int) -> int:

@@ -42,7 +42,7 @@ from nmtkit.models.layers.static_kv_cache import CacheLengths, StaticKVCache, St
 # concatenated), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
-PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # random sentences of `--residual admin`, and tokens of each
+PROFILED_SENTENCES, PROFILED_TOKENS = 32, 16  # number of random sentences for `--residual admin`, and their tokens
 
 
 def stack(
@@ -177,7 +177,7 @@ class Transformer(Architecture):
         return self.features(x)[: layout.tokens]
 
     def features(self, x: Tensor) -> Tensor:
-        """Returns the features of the output T D of the last layer. With `base_width`, the logits are scaled."""
+        """Returns features [T, D] for the output [T, D] of the last layer. With `base_width`, logits are scaled."""
         x = self.decoder_norm(x)
         return x if self.config.base_width is None else x * self.config.width_ratio**-0.5
 
@@ -185,7 +185,8 @@ class Transformer(Architecture):
         """With `base_width`, matrices inside layers have a rate in proportion to 1 / width (Yang et al. 2021, table 8).
 
         Embeddings are multiplied by sqrt(d_model), and features by 1 / sqrt(width) before the output projection. So
-        their rate is in proportion to 1 / sqrt(width), and Adam changes embeddings and logits alike at any width.
+        embeddings have a rate in proportion to 1 / sqrt(width), and Adam changes embeddings and logits alike at any
+        width.
         """
         powers = {"matrices": -1.0, "tensors": -1.0, "embeddings": -0.5}
         return self.config.width_ratio ** powers.get(kind, 0.0)

@@ -54,9 +54,9 @@ class TransformerConfig(Config):
     ] = option(
         "sinusoidal",
         "position encoding (section 3.5); sinusoidal_halves: all sines before the cosines; sinusoidal_fairseq: the "
-        "same order, with the frequencies of fairseq and Marian; rotary: self-attention turns queries and keys (Su et "
-        "al. 2021); relative: learned vectors for distances (Shaw et al. 2018); alibi: scores fall with the distance "
-        "(Press et al. 2022); none: the decoder sees the order through its causal mask only",
+        "same order, with the frequencies of fairseq and Marian; rotary: self-attention rotates queries and keys (Su "
+        "et al. 2021); relative: learned vectors for distances (Shaw et al. 2018); alibi: scores fall with the "
+        "distance (Press et al. 2022); none: the decoder sees the order through its causal mask only",
         finetuning="adapts",
     )
     rotary_base: float = option(
@@ -207,7 +207,7 @@ class TransformerConfig(Config):
 
     @property
     def width_ratio(self) -> float:
-        """How many times the model is wider than its base, or 1 without a base."""
+        """The width of the model divided by `base_width`, or 1 without `base_width`."""
         return 1.0 if self.base_width is None else self.d_model / self.base_width
 
     @property
@@ -221,7 +221,7 @@ class TransformerConfig(Config):
 
     @property
     def state_width(self) -> int:
-        """The numbers that a decoder layer without self-attention keeps of each hypothesis."""
+        """The number of values that a decoder layer without self-attention keeps for each hypothesis."""
         if self.decoder_self_attention not in ("lightconv", "dynamicconv"):
             return self.d_model
         return self.d_model * (max(map(self.kernel, range(self.decoder_layers))) - 1)

@@ -1,13 +1,14 @@
 """Exports a student for the engines of browsers: Bergamot (Firefox Translations) and slimt.
 
 A folder holds the model in 8 bits, the SentencePiece model, the lexical shortlist and config.yml. The file of the model
-is Marian's binary format: version, number of tensors, headers (length of the name, type, number of dimensions, bytes of
-data), names, shapes, an offset to the next multiple of 256 bytes, and the data. All numbers are little-endian; data
+has Marian's binary format: version, number of tensors, headers (length of the name, type, number of dimensions, bytes
+of data), names, shapes, an offset to the next multiple of 256 bytes, and the data. All numbers are little-endian; data
 is padded to multiples of 256 bytes.
 
-Matrices have 8 bits: round(w s) with one scale s = 127 / max |w| for each matrix, transposed as in torch, with s behind
-the values. The engines also need a scale for the input of each product, as a tensor with the name of the matrix and
-QuantMultA. These scales come from the activations of a few sentences. The embeddings are also the output projection.
+Matrices have 8 bits: round(w s) with one scale s = 127 / max |w| for each matrix, transposed as in torch, with s after
+the values. The engines also need a scale for the input of each product. The name of its tensor is the name of the
+matrix and _QuantMultA. These scales come from the activations of a few sentences. The embeddings are also the output
+projection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ ALLOWED |= {"positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 
 MODEL, VOCABULARY, SHORTLIST = "model.intgemm.alphas.bin", "vocab.spm", "lex.s2t.bin"
 VERSION, ALIGNMENT = 1, 256
-FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # Marian's numbers of types
+FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # Marian's codes of data types
 INPUT_SCALE = "_QuantMultA"
 OUTPUT = "none"  # name of the output projection, whose matrix is the embeddings
 
@@ -59,13 +60,13 @@ def save(source: Path, destination: Path, pairs: Sequence[tuple[str, str]]) -> N
     if not (tokenizer.one_model and shared and transformer.config.tie_output):
         raise ValueError(
             f"{source} needs one vocabulary and one matrix for both embeddings and the output projection, because "
-            "Bergamot has only one; preprocess with a joint vocabulary, and train with --share-embeddings --tie-output"
+            "Bergamot has one; preprocess with a joint vocabulary, and train with --share-embeddings --tie-output"
         )
     config, size = transformer.config, tokenizer.target_size
     if config.d_model % 64 or config.d_ff % 64 or size % 8:
         raise ValueError(
             f"{source} has d_model {config.d_model}, d_ff {config.d_ff} and {size:,} pieces; the 8-bit products of "
-            "Bergamot need widths that are multiples of 64, and a vocabulary that is a multiple of 8"
+            "Bergamot need widths that are multiples of 64, and a vocabulary size that is a multiple of 8"
         )
     weights = to_marian(transformer)
     scales = input_scales(transformer, tokenizer, pairs)

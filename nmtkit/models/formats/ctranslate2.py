@@ -15,7 +15,7 @@ from nmtkit.models.formats.names import CTRANSLATE2, split
 from nmtkit.models.formats.writing import SIZES, check_expressible
 from nmtkit.models.layers.feed_forward import GATED
 
-# settings of which CTranslate2 supports every value
+# CTranslate2 supports every value of these settings
 SAME = SIZES | {"pre_norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
 POSITIONS = 4096  # number of positions in the exported table of sinusoids

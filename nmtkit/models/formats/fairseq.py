@@ -191,7 +191,7 @@ def vocabularies(path: Path, settings: ModelSettings, weights: Weights) -> tuple
         if rows != len(by_id):
             raise ValueError(
                 f"{file} makes a vocabulary of {len(by_id)} entries, but the {side} embeddings have {rows} rows: the "
-                "dictionary belongs to another model"
+                "dictionary belongs to a different model"
             )
         known = {piece.text for piece in pieces_of(model)}
         entries = [piece for piece in by_id.values() if not piece.startswith("madeupword") and piece not in names]

@@ -1,8 +1,8 @@
 """Opens models of the Hugging Face Hub by name: downloads the files, and keeps an imported checkpoint in the cache.
 
-`hf:ORG/NAME` is the main branch of a repository, and `hf:ORG/NAME@REVISION` a branch, a tag or a commit. A repository
-holds a checkpoint of nmtkit (model.pt, or another single .pt file), a safetensors folder of nmtkit, or a model that
-`nmtkit import` reads. Only files at the top of the repository are considered.
+`hf:ORG/NAME` is the main branch of a repository, and `hf:ORG/NAME@REVISION` is a branch, a tag or a commit. A
+repository holds a checkpoint of nmtkit (model.pt, or another single .pt file), a safetensors folder of nmtkit, or a
+model that `nmtkit import` reads. Only files at the top of the repository are considered.
 """
 
 import glob
@@ -36,7 +36,7 @@ def checkpoint(name: str) -> Path:
     """Returns the checkpoint of `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`, which is downloaded at its first use.
 
     Without a network, a cached commit is used. Raises the errors of `hub.download`, ValueError for a repository without
-    a known model, and OSError if the disk is full. Then the cache is as before.
+    a known model, and OSError if the disk is full. An error leaves the cache unchanged.
     """
     key = user_cache(), name
     if key not in _opened or not _opened[key].is_file():
@@ -89,7 +89,7 @@ def _import(name: str, repository: str, revision: str, files: Listing, path: Pat
         with new_folder(path.parent) as folder:
             checkpoint_file.save(folder / path.name, contents)
     except OSError as error:
-        raise OSError(f"{name}: {explained(error)}; NMTKIT_CACHE names another folder for the cache") from error
+        raise OSError(f"{name}: {explained(error)}; set NMTKIT_CACHE to another folder for the cache") from error
 
 
 def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, str]:

@@ -243,7 +243,7 @@ LOADERS: dict[str, Callable[[Path, ModelSettings, tuple[int, int]], tuple[IdTabl
 
 
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
-    """Returns the added tokens by id. Each release of transformers writes these tokens to a different file.
+    """Returns the added tokens by id. Different releases of transformers write these tokens to different files.
 
     The oldest releases write a list of names without ids and without <mask>. The first name has the id `size`.
     """

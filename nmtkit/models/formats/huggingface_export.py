@@ -50,7 +50,7 @@ from nmtkit.models.formats.writing import (
 )
 
 MARIAN, M2M = "MarianMTModel", "M2M100ForConditionalGeneration"
-# Settings of which a program supports every value, and the supported values of further settings.
+# A program supports every value of the settings in SAME, and the listed values of the settings in ALLOWED.
 SAME = {MARIAN: SIZES | {"scale_embeddings", "share_embeddings"}, M2M: SIZES | {"scale_embeddings"}}
 ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     MARIAN: {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")},
@@ -131,8 +131,8 @@ def json_files(
 ) -> dict[str, Any]:
     """Returns config.json, and generation_config.json for the search that is nearest to nmtkit's defaults.
 
-    `sizes` are further entries of config.json, `forbidden` tokens that a translation never contains, and `ids` the ids
-    of special tokens.
+    `sizes` are further entries of config.json, `forbidden` are ids of tokens that a translation never contains, and
+    `ids` are the ids of special tokens.
     """
     sides: dict[str, int] = {}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
@@ -218,10 +218,10 @@ def check_languages(tokenizer: Tokenizer, source: Path) -> None:
 
 
 def hidden_ids(model: Transformer, tokenizer: Tokenizer, source: Path) -> set[int]:
-    """Returns the ids that the output bias hides. Raises ValueError if the export would have other probabilities.
+    """Returns the ids that the output bias hides. Raises ValueError if leaving them out changes probabilities.
 
-    A hidden id can be left out if the bias of the other ids is 0, and if the id has the embedding of an other id: </s>
-    for the first token of the decoder, and <unk> for pieces.
+    A hidden id can be left out if the bias of the other ids is 0, and if the hidden id has the embedding of another id:
+    </s> for the first token of the decoder, and <unk> for pieces.
     """
     bias = model.state_dict().get("output_projection.bias")
     if bias is None:

@@ -36,7 +36,7 @@ class LexicalEntries:
     targets: NumpyArray
     probabilities: NumpyArray | None  # None for a binary file
     frequent: NumpyArray | None  # target pieces that are allowed in all sentences; None for a text file
-    unknown: int = 0  # number of omitted entries: a vocabulary lacks one of their two pieces
+    unknown: int = 0  # number of entries that were left out because a vocabulary lacks a piece
 
     def best(self, number: int) -> "LexicalEntries":
         """Keeps the `number` most probable target pieces of each source piece."""
@@ -166,7 +166,8 @@ def _from_text(data: bytes, path: Path, tokenizer: Tokenizer) -> LexicalEntries:
         if not line.strip():
             continue
         try:
-            target, source, probability = line.decode().split()
+            # bytes are split at ASCII white space only, because a piece can be another space, such as U+00A0
+            target, source, probability = (part.decode() for part in line.split())
             value = float(probability)
         except ValueError:
             raise ValueError(

@@ -4,8 +4,8 @@ Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embe
 subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
 change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
 projection, all logits change by the same number, so the probabilities do not change. An SSRU has no such bias, and
-the gates of average attention multiply x. A model with one of them must have been trained with --zero-bos, and its
-decoder also starts from zeros.
+the gates of average attention multiply x. A model with an SSRU or average attention must therefore be trained with
+--zero-bos, so that its decoder starts from zeros, too.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
@@ -83,7 +83,7 @@ def check_average_attention(config: TransformerConfig, source: Path) -> None:
     if config.average_ffn and config.d_ff == config.d_model:
         raise ValueError(
             f"{source} has average attention with d_ff {config.d_ff} and d_model {config.d_model}; Marian leaves out "
-            "the second product if both are equal; train with another --d-ff, or give --format safetensors"
+            "the second product if both are equal; train with a different --d-ff, or give --format safetensors"
         )
 
 

@@ -91,9 +91,7 @@ def published_card(
     lines = [f"{name}: {json.dumps(value)}" for name, value in metadata.items() if value]
     own = format in ("checkpoint", "safetensors")
     usage = (
-        OWN_USAGE.format(repository=repository)
-        if own
-        else f"The files are those of `nmtkit export --format {format}`.\n"
+        OWN_USAGE.format(repository=repository) if own else f"The files come from `nmtkit export --format {format}`.\n"
     )
     text = card or model_card(
         contents, usage.format(repository=repository, format=format), format, "nmtkit" if own else None, prepared=True

@@ -19,7 +19,7 @@ MARIAN_SUBLAYER = {"attention": "self_Wo", "ssru": "rnn_ffn", "average": "aan_ff
 
 @dataclass(frozen=True)
 class LayerNames:
-    """The names of layers in a format. Each row maps a layer of nmtkit to the layers whose weights it concatenates.
+    """The names of layers in a format. Each row maps a layer of nmtkit to the layers that it concatenates.
 
     `{q|b}` in a name stands for q in the name of a weight, and for b in the name of a bias. A name without such a pair
     gets the ending .weight or .bias. `{stack}` is encoder or decoder, and `{index}` is the index of a layer in its
@@ -27,8 +27,8 @@ class LayerNames:
     Marian's name of the sub-layer before the norm of self-attention.
     """
 
-    prefix: str  # of names outside encoder and decoder layers
-    layer_prefix: str  # of names in encoder and decoder layers
+    prefix: str  # for names outside encoder and decoder layers
+    layer_prefix: str  # for names in encoder and decoder layers
     rows: Mapping[str, str]
 
     def of(self, config: TransformerConfig) -> dict[str, list[str]]:

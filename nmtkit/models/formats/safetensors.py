@@ -1,4 +1,4 @@
-"""Writes a checkpoint as standard files: weights in safetensors, config as JSON, and SentencePiece models.
+"""Writes and reads a checkpoint as standard files: weights in safetensors, config as JSON, SentencePiece models.
 
 Needs the package safetensors.
 """
@@ -22,10 +22,10 @@ REQUIRED, OPTIONAL = ("architecture", "config", "plugins", "update"), ("run", "o
 
 
 def save(source: Path, destination: Path) -> None:
-    """Writes the checkpoint `source` as a folder: model.safetensors, nmtkit.json, and the SentencePiece models. A
-    shortlist is in shortlist.safetensors.
+    """Writes the checkpoint `source` as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
 
-    A parameter with several names is written once; nmtkit.json lists its other names under `shared`.
+    A shortlist is in shortlist.safetensors. A parameter with several names is written once; nmtkit.json lists its other
+    names under `shared`.
     """
     check_safetensors()
     contents = checkpoint.load(source)

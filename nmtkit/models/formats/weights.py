@@ -38,7 +38,9 @@ class Weights:
             raise ValueError(f"{self.path} has no weights {name}; it may be incomplete, or a different kind of model")
         tensor = self.tensors[name]
         if not torch.is_tensor(tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
-            kind = f"of type {tensor.dtype} and shape {list(tensor.shape)}" if torch.is_tensor(tensor) else "no tensor"
+            kind = (
+                f"of type {tensor.dtype} and shape {list(tensor.shape)}" if torch.is_tensor(tensor) else "not a tensor"
+            )
             raise ValueError(
                 f"{self.path}: {name} is {kind}; weights are vectors and matrices of floating-point numbers. Quantized "
                 "models cannot be imported"

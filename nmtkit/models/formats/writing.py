@@ -14,7 +14,7 @@ from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.layers.fixed_state import SSRU
 
-# Settings of which all programs support every value.
+# All programs support every value of these settings.
 SIZES = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SIZES |= {"attention_bias", "output_bias"}
 # Settings that affect only training.

@@ -105,6 +105,37 @@ def test_a_stalled_server_is_left_after_the_timeout(server: FileServer, tmp_path
     assert ranges(server) == [None, "bytes=1000-"]
 
 
+def stalled_error(handler: Handler, data: bytes) -> None:
+    """Answers with status 503 and a body that never ends."""
+    handler.send_response(503)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    handler.wfile.flush()
+    handler.server.state.stopping.wait(20)
+
+
+def cut_in_a_chunk(handler: Handler, data: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(b"20\r\n[")
+    handler.close_connection = True
+
+
+def test_an_error_without_its_text_keeps_the_received_part(server: FileServer, tmp_path: Path) -> None:
+    server.faults[PATH] = [cut(1000), stalled_error]
+    fetch(server, tmp_path, request_timeout=0.3)
+    assert (tmp_path / "big.zip").read_bytes() == DATA
+    assert ranges(server) == [None, "bytes=1000-", "bytes=1000-"]
+
+
+@pytest.mark.parametrize("fault", [stall(1), cut(2), cut_in_a_chunk])
+def test_json_is_read_again_after_a_broken_connection(server: FileServer, fault: Fault) -> None:
+    server.files["/api"], server.faults["/api"] = b"[1]", [fault]
+    client = HttpClient(HttpConfig(request_timeout=0.3), Waits())
+    assert client.json(f"{server.url}/api") == [1]
+
+
 @pytest.mark.parametrize(
     ("faults", "waits"),
     [

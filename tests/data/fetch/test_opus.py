@@ -17,6 +17,7 @@ from file_server import Fault, FileServer, body, cut, file_server, moses_zip, st
 from nmtkit.cli import main
 from nmtkit.data.corpora.provenance import read_provenance
 from nmtkit.data.fetch import downloads, opus
+from nmtkit.data.fetch.fetching import size
 from nmtkit.data.fetch.opus import API_VARIABLE
 
 ENGLISH = "".join(f"Line number {number} of the book .\n" for number in range(2000))
@@ -280,7 +281,7 @@ def test_a_broken_download_is_one_line_and_leaves_nothing(
     [
         ([body(b"<html>We are moving</html>")], "We are moving"),
         ([body(b"[]")], "not the API"),
-        ([body(b'{"corpora": [{"corpus": "Books"}]}')], "known fields"),
+        ([body(b'{"corpora": [{"corpus": "Books"}]}')], "expected fields"),
         ([status(404)], "404"),
         ([status(503)], "503"),
     ],
@@ -369,3 +370,10 @@ def test_a_zip_of_another_compression_is_named(server: FileServer) -> None:
     server.files[ARCHIVE] = bytes(data)
     result = fetch("opus:Books")
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "ZIP" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "text"), [(0, "0 B"), (976, "999 KB"), (976_300, "1 GB"), (3_000_000, "3.07 GB")]
+)
+def test_sizes_have_no_exponent(kilobytes: int, text: str) -> None:
+    assert size(kilobytes) == text

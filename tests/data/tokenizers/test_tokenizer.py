@@ -243,6 +243,9 @@ def test_a_tag_is_one_token_and_an_unknown_one_is_named(joint_tokenizer: Tokeniz
     assert joint_tokenizer.source_pieces(joint_tokenizer.encode_source(["<2de> a man"]).ids)[0] == "▁<2de>"
     with pytest.raises(ValueError, match="no tag '<2fr>'"):
         joint_tokenizer.check_tag("<2fr>")
+    word_model = Tokenizer(train_model(["the cat sat", "a dog ran"] * 20, 9, "word"))
+    with pytest.raises(ValueError, match="<2fr>"):
+        word_model.check_tag("<2fr>")
 
 
 def test_a_model_with_other_special_ids_is_refused() -> None:

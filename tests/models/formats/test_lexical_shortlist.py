@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from builders import tiny_tokenizer
 
+from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.formats.lexical_shortlist import LexicalEntries, read, write_binary, write_text
 
@@ -90,6 +91,13 @@ def test_a_text_file_has_target_source_and_probability(tokenizer: Tokenizer, tmp
     again = read(path, tokenizer)
     assert (again.sources.tolist(), again.targets.tolist(), again.unknown) == ([300, 301], [302, 303], 1)
     assert again.probabilities is not None and again.probabilities.tolist() == [0.25, 0.5]
+
+
+def test_pieces_that_are_spaces_are_read_again(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(train_model(["Bonjour\u00a0: le chat"] * 20, 285, "bpe"))
+    space = tokenizer.source_pieces(range(tokenizer.source_size)).index("\u00a0")
+    write_text(tmp_path / "lex.s2t", LexicalEntries(*(np.array([x]) for x in (space, space, 0.5)), None), tokenizer)
+    assert read(tmp_path / "lex.s2t", tokenizer).targets.tolist() == [space]
 
 
 def test_the_best_entries_of_each_source_piece_are_kept() -> None:
