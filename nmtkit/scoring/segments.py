@@ -36,7 +36,7 @@ class MetricName:
 
     @classmethod
     def parse(cls, text: str) -> "MetricName":
-        """Parses NAME or NAME=MODEL. Raises ValueError for a model of a metric that has none, and an empty model."""
+        """Parses NAME or NAME=MODEL. Raises ValueError if MODEL is empty, or if the metric has no model."""
         name, sign, model = text.partition("=")
         if name in NEURAL_METRICS:
             if sign and not model:
@@ -62,8 +62,8 @@ class MetricName:
 def check_segment_metric(text: str, flag: str, *, reference: bool = True) -> MetricName:
     """Returns the parsed name of a metric for single translations, without loading a model.
 
-    `reference` says whether the command has something to compare translations with. Raises ValueError, with the name of
-    the flag, for an unknown metric, and for a metric that needs a reference where there is none.
+    `reference` says whether the command has a reference. Raises ValueError, with the name of the flag, for an unknown
+    metric, and for a metric that needs a reference if there is none.
     """
     try:
         parsed = MetricName.parse(text)

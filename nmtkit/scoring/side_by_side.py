@@ -72,7 +72,7 @@ def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettin
 
 
 def gain(score: Score) -> float:
-    """Returns a score of which more is better."""
+    """Returns the value of a score, negated if lower values are better."""
     return -score.value if score.name.startswith(LOWER_IS_BETTER) else score.value
 
 
@@ -175,7 +175,7 @@ def _score_row(
 
 
 def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[list[str]]:
-    """Returns the scores of the first metric for bands of lengths of the first reference. BLEU has no short lines."""
+    """Returns the scores of the first metric for bands of lengths of the first reference. BLEU omits short lines."""
     bands = length_bands(texts.references[0])
     if metrics[0] == "bleu":
         bands = [band for band in bands if band.fewest >= WORDS_OF_BLEU]

@@ -106,7 +106,7 @@ class TranslationError(Exception):
 class QueuedRequest:
     """The lines of one request. `done` gets the translations of each line, best first.
 
-    Only workers of the process `models` translate the lines, so a request has one model also during a reload.
+    Only workers of the process `models` translate the lines, so a request keeps its model during a reload.
     """
 
     key: BatchKey
@@ -138,7 +138,7 @@ class QueuedRequest:
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key: the finishing time. If times are equal, new requests come first, then older ones."""
+        """Sort key: the finishing time. For equal times, requests that have not begun come first, then older ones."""
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":
@@ -216,7 +216,7 @@ class FairQueue:
 
     @property
     def waiting(self) -> int:
-        """The number of lines that wait, also of failed batches."""
+        """The number of waiting lines, including the lines of failed batches."""
         return self.size + sum(map(len, self.retries))
 
     def drop(self, request: QueuedRequest) -> None:

@@ -12,7 +12,7 @@ from nmtkit.scoring.neural.metricx import MetricX
 from nmtkit.scoring.neural.network import ModelFiles, NeuralMetric
 from nmtkit.scoring.neural.tokenization import TOKENIZER_FILES
 
-WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # with the index of several files
+WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # the patterns also match the index of sharded weights
 MT5_TOKENIZER = "google/mt5-xl"  # all mT5 models, and so all MetricX models, have the same tokenizer
 DIGITS = 12  # digits of a hash in a signature
 
@@ -59,10 +59,10 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
 
 
 def companion(folder: Path, pretrained: str, also: tuple[str, ...] = ()) -> Path:
-    """Returns a folder with the tokenizer of a model, and with the files `also`: the folder of the model, or else the
-    files of the pretrained model `pretrained`, which published checkpoints do not contain.
+    """Returns the folder that has the tokenizer of a model and the files `also`, which many checkpoints lack.
 
-    `pretrained` is a folder or a name on the Hub.
+    This is `folder` if it has these files, otherwise the folder of the pretrained model `pretrained`, a local folder or
+    a name on the Hub. Raises OSError or ValueError, with the missing files, if the download fails.
     """
     if any((folder / name).is_file() for name in TOKENIZER_FILES) and all((folder / name).is_file() for name in also):
         return folder
