@@ -168,7 +168,7 @@ def build_metrics(
     metrics = [_build(name, settings, sentence_level) for name in names]
     labels = [metric.label for metric in metrics if hasattr(metric, "label")]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a folder")
+        raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a model folder")
     for name, metric in zip(names, metrics, strict=True):
         if name in ("bleu", "ter", "tokenized-bleu") and references:
             warn_if_unsegmented(metric, name.upper(), references[0])

@@ -141,6 +141,8 @@ class SegmentMetric(ABC):
         if not self.reads_reference:
             values = dict(zip(counts, self.qualities([*counts], sources=[source] * len(counts)), strict=True))
             return [values[text] for text in candidates]
+        if len(candidates) < 2:  # there are no pairs, and neural metrics need at least one
+            return [0.0] * len(candidates)
         pairs = [(text, other) for text in counts for other in counts if text != other or counts[text] > 1]
         qualities = self.qualities(
             [text for text, _ in pairs], sources=[source] * len(pairs), references=[other for _, other in pairs]
@@ -148,4 +150,4 @@ class SegmentMetric(ABC):
         total = dict.fromkeys(counts, 0.0)
         for (text, other), quality in zip(pairs, qualities, strict=True):
             total[text] += quality * (counts[other] - (text == other))
-        return [total[text] / max(1, len(candidates) - 1) for text in candidates]
+        return [total[text] / (len(candidates) - 1) for text in candidates]

@@ -77,7 +77,7 @@ def gain(score: Score) -> float:
 
 
 def differences(first: str, second: str, references: Sequence[str]) -> tuple[list[Mark], list[Mark]]:
-    """Returns both texts in parts. Words that only one text has are "right" if a reference has them, else "wrong"."""
+    """Splits both texts into parts. Words that only one text has are "right" if a reference has them, else "wrong"."""
     a, b = TOKEN.findall(first), TOKEN.findall(second)
     known = {token for reference in references for token in TOKEN.findall(reference)}
     matcher = difflib.SequenceMatcher(None, a[:LONGEST], b[:LONGEST], autojunk=False)

@@ -28,7 +28,7 @@ class FileChanges:
         self.accept()
 
     def accept(self) -> None:
-        """Counts the present state of the files as loaded."""
+        """Records the present state of the files as loaded."""
         self.loaded = self.before = states(self.files)
 
     def check(self) -> bool:

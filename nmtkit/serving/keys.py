@@ -143,7 +143,7 @@ class Usage:
         return json.dumps(data, indent=1).encode()
 
     def save(self, contents: bytes) -> None:
-        """Writes the contents of the file. Raises OSError; `unsaved` then returns contents again."""
+        """Writes the contents of the file. If this fails, raises OSError, and `unsaved` returns the counts again."""
         assert self.path is not None
         try:
             with atomic_write(self.path) as file:

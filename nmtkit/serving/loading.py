@@ -61,7 +61,7 @@ class ServedModel:
 
     @property
     def takes_glossary(self) -> bool:
-        """Whether the search can require terms of a glossary. Not with a pivot: the search reads the pivot text."""
+        """Whether the search can require terms of a glossary. Models with a pivot cannot: they read the pivot text."""
         return self.first is None and not changed_flags(self.search).intersection(GLOSSARY_RULE.excludes)
 
     def check(self) -> None:

@@ -131,6 +131,11 @@ def test_a_text_in_many_pairs_runs_through_the_encoder_once(folder: Path, monkey
         assert utilities[index] == pytest.approx(np.mean(scores), abs=1e-4)
 
 
+@pytest.mark.parametrize("text", ["comet=comet", "comet=unite", "metricx=metricx"])
+def test_a_single_candidate_has_no_utility(text: str, folder: Path) -> None:
+    assert segment_metric(named(text, folder)).utilities(["a dog"], "the dog") == [0.0]
+
+
 def test_lower_errors_are_higher_qualities(folder: Path) -> None:
     metric = segment_metric(named("metricx-qe=metricx", folder))
     expected = [100 * (1 - error / 25) for error in ORIGINAL["metricx-qe=metricx"]]

@@ -199,7 +199,7 @@ class RecurrentContext(Protocol):
         """Returns the average of the tokens of the sentence up to each token: T D -> T D."""
 
     def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
-        """Returns sums of the tokens around each token: T D, T H W -> T D. See `light_convolution`."""
+        """Returns weighted sums of the tokens around each token: T D, T H W -> T D. See `light_convolution`."""
 
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Does the same as `AttentionContext.cross_attention`."""

@@ -18,7 +18,7 @@ SMALLEST = 1e-30  # avoids a division by zero for a row of zeros
 
 
 def is_quantizable(weight: Tensor) -> bool:
-    """Returns whether a checkpoint with 8-bit weights stores `weight` in 8 bits: not biases and gains."""
+    """Returns whether a checkpoint with 8-bit weights stores `weight` in 8 bits. Biases and gains are excluded."""
     return weight.is_floating_point() and weight.dim() > 1 and weight.shape[-1] >= MIN_WIDTH
 
 

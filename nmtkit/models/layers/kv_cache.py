@@ -28,8 +28,8 @@ from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit, S
 
 # B sentences, R hypotheses (rows) of a sentence, N = B x R, H heads of keys and values, G heads of queries that share a
 # head of keys and values (usually 1), K width of a query or key head, Kv width of a value head, D model width, S memory
-# tokens of all sentences, M memory tokens of the longest sentence (rounded up to a multiple of 16), E cache positions
-# of a sentence: every step adds one position for each row
+# tokens of all sentences, M memory tokens of the longest sentence (rounded up to a multiple of 16), E cache
+# positions of a sentence: every step adds one position for each row
 
 MULTIPLE = 16
 # Up to this number of rows, bf16 products take several times as long as fp32 products, because the setup of a bf16

@@ -21,7 +21,7 @@ class ConvolutionContext(Protocol):
     """The tokens around the input of a layer: whole sentences, or the newest tokens of a search."""
 
     def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
-        """Returns sums of the tokens around each token, with these weights: T D, T H W -> T D.
+        """Returns weighted sums of the tokens around each token: T D, T H W -> T D.
 
         The last `newer` weights belong to the tokens that follow the token.
         """

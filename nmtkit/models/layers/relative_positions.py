@@ -92,7 +92,7 @@ class RelativePositions(PositionTerms):
         return sums @ vectors(self.value_positions).to(weights.dtype)
 
     def _indices(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Returns the row of each distance in the tables, with the first three sizes of `like`: B H L M."""
+        """Returns the row of each distance in the tables, expanded to the first three sizes of `like`: B H L M."""
         return (distance.clamp(-self.limit, self.limit) + self.limit).expand(*like.shape[:3], -1)
 
 

@@ -53,8 +53,8 @@ class Comet(NeuralMetric):
     def __init__(self, files: ModelFiles, encoder_folder: Path, device: str, *, reads_reference: bool) -> None:
         """`encoder_folder` has the config and the tokenizer of the encoder.
 
-        Raises ValueError for an unknown or damaged checkpoint, and for a model that does not read the texts of the
-        metric.
+        Raises ValueError for an unknown or damaged checkpoint, and for a model that does not fit
+        `reads_reference`.
         """
         super().__init__(files, device)
         self.reads_reference = reads_reference

@@ -23,7 +23,7 @@ def load(name: str, model: str, device: str) -> NeuralMetric:
     Raises OSError or ValueError for a model that cannot be found, downloaded or read, and for a device that cannot be
     used.
     """
-    usable_device(device)  # before gigabytes are downloaded
+    usable_device(device)  # fails before gigabytes are downloaded
     with progress.pause_for(f"Loading {model}"):
         reads_reference = not name.endswith(("kiwi", "-qe"))
         if name.startswith("comet"):
@@ -50,7 +50,7 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
         fetched = download(repository, kind="model", revision=revision or None, patterns=patterns)
         return fetched.folder, repository, fetched.commit[:DIGITS]
     folder = Path(model)
-    if folder.suffix == ".ckpt" and folder.is_file():  # as in the command comet-score
+    if folder.suffix == ".ckpt" and folder.is_file():  # the command comet-score also takes the path of a checkpoint
         folder = folder.absolute().parents[1]
     if not folder.is_dir():
         hint = f"; a model of the Hub is {HUB_PREFIX}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""

@@ -61,7 +61,7 @@ class MetricX(NeuralMetric):
         return self.rows(list(zip(*columns, strict=True)))[:, 0].tolist()
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns the pieces of "source: … candidate: … reference: …" without eos."""
+        """Returns the ids of the pieces of "source: … candidate: … reference: …" without eos."""
         lines = [
             f"source: {source} candidate: {candidate}" + "".join(f" reference: {text}" for text in reference)
             for candidate, source, *reference in texts

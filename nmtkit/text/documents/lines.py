@@ -40,7 +40,7 @@ def sentence_ranges(lines: Sequence[str], joins: Callable[[str, str], bool] = co
 
 @dataclass
 class Word:
-    """A unit without a line break inside: a word with its codes, or a character of a script without spaces."""
+    """A unit that no line break divides: a word with its codes, or a character of a script without spaces."""
 
     raw: str = ""  # text of the word as in the file
     text: str = ""  # text of the word without codes

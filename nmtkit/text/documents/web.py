@@ -78,7 +78,7 @@ class Token:
 def tokens(text: str) -> Iterator[Token]:
     """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page.
 
-    A tag without an end extends to the next <, so that the rest of a damaged page is read. A browser drops that rest.
+    A tag without an end extends to the next <, so that the rest of a damaged page is read. A browser drops the rest.
     """
     grammar = _TAG
     cursor = 0  # start of the text that has not been yielded
