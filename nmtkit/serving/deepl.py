@@ -236,7 +236,7 @@ class DeepL:
         )
 
     async def usage(self, request: Request, fields: NoFields) -> Response:
-        """Answers with the characters of the shortest period that has a quota, or of the month."""
+        """Answers with the characters of the month, or of the first period with a quota if the month has none."""
         key: ApiKey = request.state.key
         quotas = {quota.period: quota.limit for quota in key.quotas if quota.unit == "characters"}
         period: Period = "month" if "month" in quotas or not quotas else next(iter(quotas))
