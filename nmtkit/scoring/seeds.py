@@ -78,7 +78,7 @@ def compare_seeds(
             begin += len(seeds)
             result[system].append(
                 SeedScores(
-                    name=metric.corpus_score(seeds[0], references).name,
+                    name=metric.corpus_score(seeds[0], references or None).name,
                     signature=str(metric.get_signature()),
                     values=own[:, 0].tolist(),
                     difference=difference(own, baseline) if number else None,
