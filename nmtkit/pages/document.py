@@ -1,4 +1,4 @@
-"""Renders HTML pages from the Jinja templates in this folder. Pages that are files include the style sheet."""
+"""Renders HTML pages from the Jinja templates in this folder. Pages saved as files contain the style sheet."""
 
 import importlib.resources
 from functools import cache

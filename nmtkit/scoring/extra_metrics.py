@@ -1,4 +1,4 @@
-"""Metrics with the interface of sacreBLEU that need an extra: tokenized BLEU, neural metrics and off-target."""
+"""Metrics with sacreBLEU's interface that need optional packages: tokenized BLEU, neural metrics and off-target."""
 
 import logging
 import re
@@ -131,9 +131,9 @@ class OffTarget(SentenceMetric):
     """Percentage of lines whose language, as identified by py3langid, is not the target language; lower is better.
 
     `languages` restricts the identifier to these languages and the target language. Without `languages`, the identifier
-    chooses among all languages that it knows, and confuses some short lines with a related language. The details of a
-    score show how often such mistakes occur: they contain the percentage for the references. A line without letters
-    counts as correct. The score of a line is 100 if the language is wrong, else 0.
+    chooses among all languages that it knows, and takes the language of some short lines for a related language. The
+    details of a score show how often such mistakes occur: they contain the percentage for the references. A line
+    without letters counts as correct. The score of a line is 100 if the language is wrong, else 0.
     """
 
     label = "off-target"

@@ -84,10 +84,10 @@ def part_scores(
     bootstrap: int = 0,
     sentence_level: bool = False,
 ) -> list[list[Score]]:
-    """Returns, for each metric, the corpus score of each part of the text. A part has the numbers of its rows.
+    """Returns, for each metric, the corpus score of each part of the text. A part is a list of row numbers.
 
-    The statistics of a sentence are computed once, even if several parts have the sentence. With `sentence_level`, BLEU
-    uses only n-gram lengths that do not exceed the length of the part. `bootstrap` and the errors are as in `score`.
+    The statistics of a sentence are computed once, even if it is in several parts. With `sentence_level`, BLEU uses
+    only n-gram lengths that do not exceed the length of the part. `bootstrap` and the errors are as in `score`.
     """
     check_sentences(hypotheses, references, metrics)
     table = []
@@ -96,7 +96,7 @@ def part_scores(
         progress.begin(f"Computing {name}")
         statistics = metric._extract_corpus_statistics(hypotheses, references or None)
         results = [_aggregate(metric, [statistics[row] for row in rows], bootstrap) for rows in parts]
-        signature = str(metric.get_signature())  # lists the number of resamples, so the scores come first
+        signature = str(metric.get_signature())  # read last, because it lists the number of resamples
         table.append(
             [
                 Score(
@@ -124,7 +124,7 @@ def _aggregate(metric: Any, statistics: list[Any], bootstrap: int) -> Any:
     if bootstrap:
         metric.n_bootstrap = bootstrap
         metric.seed, samples = _bootstrap_resample(statistics, metric, bootstrap)
-        for sample in samples:  # a sample that matches nothing has a float, the others of chrF np.float32
+        for sample in samples:  # scores of chrF are np.float32, except for samples without matches
             sample.score = float(sample.score)
         result.estimate_ci(samples)
     return result
@@ -134,14 +134,14 @@ def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str
     if not hypotheses:
         raise ValueError("there are no translations to score")
     if not references and (needed := reference_metrics(metrics)):
-        raise ValueError(f"there are no references to score against, and {', '.join(needed)} needs them")
+        raise ValueError(f"there are no references to score against, but they are required for {', '.join(needed)}")
     for text in references:
         if len(text) != len(hypotheses):
             raise ValueError(f"there are {len(hypotheses)} translations and {len(text)} references")
 
 
 def reference_metrics(names: Sequence[str]) -> list[str]:
-    """Returns the metrics that compare with a reference."""
+    """Returns the metrics that compare translations with a reference."""
     return [name for name in names if MetricName.parse(name).reads_reference]
 
 
@@ -168,7 +168,7 @@ def build_metrics(
     metrics = [_build(name, settings, sentence_level) for name in names]
     labels = [metric.label for metric in metrics if hasattr(metric, "label")]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a folder")
+        raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a model folder")
     for name, metric in zip(names, metrics, strict=True):
         if name in ("bleu", "ter", "tokenized-bleu") and references:
             warn_if_unsegmented(metric, name.upper(), references[0])

@@ -61,7 +61,7 @@ def comparison_report(results: Sequence[Comparison], test: Test, samples: int, w
 
 
 def with_test_set(report: ScoreReport, title: str, *, in_lines: bool) -> ScoreReport:
-    """Returns a report that names the published test set of the references, in JSON and perhaps as a last line."""
+    """Returns a report that names the published test set of the references, in JSON and perhaps in a last line."""
     value = report.value
     named = [{**row, "test_set": title} for row in value] if isinstance(value, list) else {**value, "test_set": title}
     return ScoreReport(named, [*report.lines, *([f"references  {title}"] if in_lines else [])])
@@ -125,8 +125,8 @@ def length_scores(
 ) -> tuple[BandScores, list[Score]]:
     """Returns the scores of each band of lengths, and the scores of all lines.
 
-    `by` is "source" or "reference", the side whose words are counted; of several references, the first. Raises
-    ValueError if there is no text of this side.
+    `by` is the side whose words are counted: "source", or "reference" for the first reference. Raises ValueError if
+    this side has no text.
     """
     counted = texts.sources if by == "source" else next(iter(texts.references), None)
     if counted is None:

@@ -14,8 +14,8 @@ from nmtkit.scoring.metrics import DEFAULT_METRICS, MetricSettings, build_metric
 from nmtkit.scoring.significance import SAMPLES
 
 ResampledScores = npt.NDArray[np.float64]
-SEED = 12345  # of the resamples, as in sacreBLEU
-QUANTILES = 1000  # values that stand for Student's t distribution
+SEED = 12345  # seed of the resamples, the same as in sacreBLEU
+QUANTILES = 1000  # number of values that represent Student's t distribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Difference:
 class SeedScores:
     """The scores of a system by a metric. `difference` is None for the baseline."""
 
-    name: str  # of the metric, in the output of sacreBLEU
+    name: str  # name of the metric in the output of sacreBLEU
     signature: str
     values: Sequence[float]  # one for each seed
     difference: Difference | None
@@ -78,7 +78,7 @@ def compare_seeds(
             begin += len(seeds)
             result[system].append(
                 SeedScores(
-                    name=metric.corpus_score(seeds[0], references).name,
+                    name=metric.corpus_score(seeds[0], references or None).name,
                     signature=str(metric.get_signature()),
                     values=own[:, 0].tolist(),
                     difference=difference(own, baseline) if number else None,
@@ -104,13 +104,13 @@ def resampled(
 
 @functools.cache
 def student_t(freedom: int) -> ResampledScores:
-    """Returns equally likely values of Student's t distribution, in ascending order."""
+    """Returns equally likely values, ascending, of Student's t distribution with `freedom` degrees of freedom."""
     draws = np.sort(np.random.default_rng(SEED).standard_t(freedom, 1000 * QUANTILES))
     return draws[500::1000]
 
 
 def difference(system: ResampledScores, baseline: ResampledScores) -> Difference:
-    """Returns the difference of two systems. Row i has the score of seed i, then its scores on resamples of sentences.
+    """Returns the difference of two systems. Row i of an array has the score of seed i, then its scores on resamples.
 
     Two sources of chance are added, as in the bootstrap over seeds and sentences of Sellam et al. (2022, section 3):
     the choice of the test sentences, from the resamples, and the choice of the seeds. With few seeds, a bootstrap of

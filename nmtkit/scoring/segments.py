@@ -36,7 +36,7 @@ class MetricName:
 
     @classmethod
     def parse(cls, text: str) -> "MetricName":
-        """Parses NAME or NAME=MODEL. Raises ValueError for a model of a metric that has none, and an empty model."""
+        """Parses NAME or NAME=MODEL. Raises ValueError if MODEL is empty, or if the metric has no model."""
         name, sign, model = text.partition("=")
         if name in NEURAL_METRICS:
             if sign and not model:
@@ -62,8 +62,8 @@ class MetricName:
 def check_segment_metric(text: str, flag: str, *, reference: bool = True) -> MetricName:
     """Returns the parsed name of a metric for single translations, without loading a model.
 
-    `reference` says whether the command has something to compare translations with. Raises ValueError, with the name of
-    the flag, for an unknown metric, and for a metric that needs a reference where there is none.
+    `reference` says whether the command has a reference. Raises ValueError, with the name of the flag, for an unknown
+    metric, and for a metric that needs a reference if there is none.
     """
     try:
         parsed = MetricName.parse(text)
@@ -141,6 +141,8 @@ class SegmentMetric(ABC):
         if not self.reads_reference:
             values = dict(zip(counts, self.qualities([*counts], sources=[source] * len(counts)), strict=True))
             return [values[text] for text in candidates]
+        if len(candidates) < 2:  # there are no pairs, and neural metrics need at least one
+            return [0.0] * len(candidates)
         pairs = [(text, other) for text in counts for other in counts if text != other or counts[text] > 1]
         qualities = self.qualities(
             [text for text, _ in pairs], sources=[source] * len(pairs), references=[other for _, other in pairs]
@@ -148,4 +150,4 @@ class SegmentMetric(ABC):
         total = dict.fromkeys(counts, 0.0)
         for (text, other), quality in zip(pairs, qualities, strict=True):
             total[text] += quality * (counts[other] - (text == other))
-        return [total[text] / max(1, len(candidates) - 1) for text in candidates]
+        return [total[text] / (len(candidates) - 1) for text in candidates]

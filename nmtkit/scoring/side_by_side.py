@@ -72,12 +72,12 @@ def sentences(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettin
 
 
 def gain(score: Score) -> float:
-    """Returns a score of which more is better."""
+    """Returns the value of a score, negated if lower values are better."""
     return -score.value if score.name.startswith(LOWER_IS_BETTER) else score.value
 
 
 def differences(first: str, second: str, references: Sequence[str]) -> tuple[list[Mark], list[Mark]]:
-    """Returns both texts in parts. Words that only one text has are "right" if a reference has them, else "wrong"."""
+    """Splits both texts into parts. Words that only one text has are "right" if a reference has them, else "wrong"."""
     a, b = TOKEN.findall(first), TOKEN.findall(second)
     known = {token for reference in references for token in TOKEN.findall(reference)}
     matcher = difflib.SequenceMatcher(None, a[:LONGEST], b[:LONGEST], autojunk=False)
@@ -175,7 +175,7 @@ def _score_row(
 
 
 def _by_length(texts: ScoredTexts, metrics: Sequence[str], settings: MetricSettings) -> list[list[str]]:
-    """Returns the scores of the first metric for bands of lengths of the first reference. BLEU has no short lines."""
+    """Returns the scores of the first metric for bands of lengths of the first reference. BLEU omits short lines."""
     bands = length_bands(texts.references[0])
     if metrics[0] == "bleu":
         bands = [band for band in bands if band.fewest >= WORDS_OF_BLEU]

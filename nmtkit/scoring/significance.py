@@ -34,8 +34,8 @@ def compare(
 
     "bootstrap" resamples sentences (Koehn 2004) and always gives confidence intervals. "randomization" chooses
     sentences at random and exchanges the translations of two systems for these sentences (Riezler and Maxwell 2005).
-    It gives intervals if `confidence` is set. The randomization test is two-sided. sacreBLEU's bootstrap counts chance
-    in the direction of the observed difference only, so its p-values are about half as large. A copy of the baseline
+    It gives intervals if `confidence` is set. The randomization test is two-sided. sacreBLEU's bootstrap test is
+    one-sided, so its p-values are about half as large. A copy of the baseline
     gets p = 1, although sacreBLEU would return the smallest possible p-value.
 
     Raises ValueError for fewer than two systems, and the same errors as `metrics.score`.

@@ -62,8 +62,8 @@ class ServeConfig(Config):
     )
     max_queue: int = option(
         10_000,
-        "maximum waiting lines of large requests, and of all small requests; a request that exceeds this number gets "
-        "status 429",
+        "maximum waiting lines in each of two queues: large requests and small requests; a request that exceeds this "
+        "number gets status 429",
         min=1,
         max=10**8,
     )
@@ -147,14 +147,14 @@ class ServeJob:
     """
 
     config: ServeConfig
-    paths: Sequence[ModelPath]  # of --path
+    paths: Sequence[ModelPath]  # models of --path
     plugins: Sequence[str]
     search: SearchOptions
     devices: DeviceOptions
     translator: TranslatorOptions
     text: TextOptions
     processors: Mapping[str, Mapping[str, Any]]  # settings of the logits processors, by name
-    listed: Sequence[ModelPath] = ()  # of --models
+    listed: Sequence[ModelPath] = ()  # models of --models
 
     @property
     def all_paths(self) -> Sequence[ModelPath]:

@@ -24,7 +24,7 @@ class UploadedFile:
 
 
 class ContentTranslator:
-    """Translates the contents of requests: the door to the workers for the routes of all interfaces."""
+    """Translates the contents of requests with the workers. The routes of all interfaces use this class."""
 
     def __init__(self, door: Door, pool: Pool) -> None:
         self.door, self.pool, self.threads = door, pool, door.threads
@@ -34,7 +34,7 @@ class ContentTranslator:
     ) -> list[list[LineResult]]:
         """Returns a list of results for each piece: first the translation, then the alternatives.
 
-        `pairs` has the language pair of each piece. A piece with two equal languages stays as it is.
+        `pairs` has the language pair of each piece. A piece whose two languages are equal is not translated.
 
         Raises Refusal if the pieces together exceed --char-limit or --batch-limit, and QuotaExceeded if they exceed a
         quota of the API key. The characters count only if the translation succeeds, or if the client has disconnected.
@@ -61,7 +61,7 @@ class ContentTranslator:
     async def _translated_lines(
         self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
     ) -> dict[Pair, Iterator[list[LineResult]]]:
-        """Returns the results of the lines of all pieces of each language pair."""
+        """Returns, for each language pair, an iterator over the results of the lines of its pieces."""
         translated: dict[Pair, Iterator[list[LineResult]]] = {}
         for pair in dict.fromkeys(pairs):
             of_pair = [piece for piece, other in zip(pieces, pairs, strict=True) if other == pair]
@@ -77,7 +77,7 @@ class ContentTranslator:
     # --- files --------------------------------------------------------------------------------------------------------
 
     async def read_file(self, file: Any, source: str, target: str, name: str | None = None) -> UploadedFile:
-        """Reads an uploaded file. `name` replaces the name of the file. Raises Refusal."""
+        """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
         content = await self.threads.run(len(data), reading.content_of, extension, data, target)
         (pair,), _ = await self.pairs_of(source, target, ["\n".join(content.segments)])

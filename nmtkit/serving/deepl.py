@@ -34,7 +34,7 @@ from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.documents import ReadOptions, TaggedText, TagRules
 from nmtkit.text.languages import name_of
 
-NO_LIMIT = 10**12  # DeepL's limit of an account without a limit
+NO_LIMIT = 10**12  # limit of characters that DeepL reports for an account without a limit
 UPLOAD_SECONDS = 1.0  # time that an upload waits for the translation, so that short documents need a single poll
 POLL_SECONDS = 5  # remaining seconds that the status of an unfinished document reports
 MAX_DOCUMENTS = 10_000
@@ -95,8 +95,8 @@ class DeepL:
     def served_languages(self, fields: TranslationFields) -> Pair:
         """Returns the served codes of the languages of a request, or auto if the request has no source language.
 
-        Without a language detector, the only source language of the target is the language of every text. Raises
-        Refusal for languages that are not served, and for fields that no model here can honour.
+        Without a language detector, the source is the only language that is translated into the target. Raises Refusal
+        for languages that are not served, and for fields that this server does not support.
         """
         if fields.unsupported:
             raise Refusal(400, f"this server does not support {', '.join(fields.unsupported)}")
@@ -119,7 +119,7 @@ class DeepL:
         return source, target
 
     def settings(self, key: ApiKey, fields: TranslationFields, pairs: Sequence[Pair]) -> BatchKey:
-        """Returns the settings of a translation, of any pair: tag of formality and glossary.
+        """Returns the settings of a translation without the language pair: formality tag and glossary.
 
         Raises Refusal if a model does not support a setting.
         """
@@ -176,7 +176,7 @@ class DeepL:
         task = asyncio.create_task(translate())
         try:
             await asyncio.wait([task], timeout=UPLOAD_SECONDS)
-        except asyncio.CancelledError:  # the client has disconnected, so nobody knows the id
+        except asyncio.CancelledError:  # the client has disconnected, so no client knows the id
             task.cancel()
             raise
         if task.done() and (refusal := task.result()) is not None:
@@ -236,7 +236,7 @@ class DeepL:
         )
 
     async def usage(self, request: Request, fields: NoFields) -> Response:
-        """Answers with the characters of the shortest period that has a quota, or of the month."""
+        """Answers with the characters of the month, or of the first period with a quota if the month has none."""
         key: ApiKey = request.state.key
         quotas = {quota.period: quota.limit for quota in key.quotas if quota.unit == "characters"}
         period: Period = "month" if "month" in quotas or not quotas else next(iter(quotas))
@@ -254,7 +254,7 @@ class DeepL:
 
 
 def base_languages(pair: Pair) -> Languages:
-    """Returns the languages of a pair without script and region, as glossaries have them."""
+    """Returns the languages of a pair without script and region, which are the languages of glossaries."""
     return code_parts(pair[0])[0], code_parts(pair[1])[0]
 
 

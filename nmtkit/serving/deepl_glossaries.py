@@ -111,7 +111,7 @@ class DeepLGlossaries:
 
     async def create(self, request: Request, fields: MultilingualGlossaryFields) -> Response:
         if fields.name is None or not fields.dictionaries:
-            raise Refusal(400, "a glossary has a name and dictionaries")
+            raise Refusal(400, "a new glossary needs a name and dictionaries")
         terms = await self.terms(fields.dictionaries)
         stored = await self.store.write(
             self.store.create, request.state.key.account, name=fields.name, dictionaries=terms

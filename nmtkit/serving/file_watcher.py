@@ -28,7 +28,7 @@ class FileChanges:
         self.accept()
 
     def accept(self) -> None:
-        """Counts the present state of the files as loaded."""
+        """Records the present state of the files as loaded."""
         self.loaded = self.before = states(self.files)
 
     def check(self) -> bool:
@@ -55,7 +55,7 @@ class FileWatcher:
         return [model.path for model in self.job.all_paths]
 
     async def run(self) -> None:
-        """Models are also loaded again when the search of their engine has been compiled, which is started here."""
+        """Watches the files. Also starts the compilation of the search, and reloads the models when it has ended."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.reload_requested.wait(), WATCH_SECONDS)
@@ -86,7 +86,7 @@ class FileWatcher:
                 logger.warning("could not reload the API keys, so the old ones stay: %s", error)
 
     def load_list(self) -> bool:
-        """Reads the list of models. Returns False if the list is wrong: the old models stay."""
+        """Reads the list of models. If the list is wrong, keeps the old models and returns False."""
         self.list_changes.accept()
         try:
             self.job = dataclasses.replace(self.job, listed=self.job.config.listed_models())

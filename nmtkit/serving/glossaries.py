@@ -1,6 +1,6 @@
 """Glossaries that clients create: a folder for each glossary, with a file of terms for each of its language pairs.
 
-The files of terms have the format of `--glossary`, so the workers read them as they read that file.
+The files of terms have the format of `--glossary`, so the workers read them with the same code.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class GlossaryStore:
         return sorted(mine, key=lambda stored: (stored.creation_time, stored.id))
 
     def get(self, account: str, id: str) -> StoredGlossary:
-        """Returns a glossary of an account. Raises Refusal 404."""
+        """Returns a glossary of an account. Raises Refusal 404 if the account does not have this glossary."""
         stored = self.glossaries.get(id)
         if stored is None or stored.account != account:
             raise Refusal(404, "this glossary does not exist")
@@ -159,7 +159,7 @@ class GlossaryStore:
     def delete(self, account: str, id: str) -> None:
         self.get(account, id)
         assert self.folder is not None
-        (self.folder / id / FACTS).unlink(missing_ok=True)  # the glossary is gone, even if the rest fails
+        (self.folder / id / FACTS).unlink(missing_ok=True)  # without this file, the folder is not a glossary
         del self.glossaries[id]
         shutil.rmtree(self.folder / id, ignore_errors=True)
 
@@ -173,7 +173,7 @@ def _lines(terms: Terms) -> bytes:
 
 
 def read_terms(entries: str, format: str) -> Terms:
-    """Returns the terms in the lines of a client. Lines of `csv` may also have the languages.
+    """Returns the terms in the lines of a client. Lines of `csv` may also contain both languages.
 
     Raises Refusal, with the number of the line, for a line that is not a term and for a repeated term. The target terms
     may be alternatives, separated by |, as in the file of --glossary.

@@ -5,8 +5,8 @@ Each line of the file is a key, perhaps followed by settings:
     secret-of-the-website requests=100/minute characters=500000/month
     secret-of-the-office account=office
 
-Keys with the same account share counts and glossaries, so a key can be replaced by another key. The other keys have an
-account each. PeriodCounts are kept for days and months of UTC. They never contain a key, but the hash of the key.
+Keys with the same account share counts and glossaries, so a key can be replaced by another key. Each other key has a
+separate account. Days and months begin at midnight UTC. Saved counts contain the hash of a key, but never the key.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class PeriodCounts:
 
 @dataclass
 class Usage:
-    """PeriodCounts the requests and characters of all accounts, in memory, and in `path` if it is not None.
+    """Counts the requests and characters of all accounts, in memory, and in `path` if it is not None.
 
     Raises ValueError if the file exists but does not contain counts.
     """
@@ -143,7 +143,7 @@ class Usage:
         return json.dumps(data, indent=1).encode()
 
     def save(self, contents: bytes) -> None:
-        """Writes the contents of the file. Raises OSError; `unsaved` then returns contents again."""
+        """Writes the contents of the file. If this fails, raises OSError, and `unsaved` returns the counts again."""
         assert self.path is not None
         try:
             with atomic_write(self.path) as file:
@@ -153,7 +153,7 @@ class Usage:
             raise
 
 
-Keys = Mapping[bytes, ApiKey]  # by the hash of the key
+Keys = Mapping[bytes, ApiKey]  # SHA-256 of a key -> its account and quotas
 
 
 def found(keys: Keys, sent: bytes) -> ApiKey | None:

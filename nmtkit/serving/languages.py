@@ -35,7 +35,7 @@ def served_code(code: str, served: Iterable[str]) -> str:
 # --- codes of DeepL ---------------------------------------------------------------------------------------------------
 
 _CHINESE_SCRIPTS = {"cn": "hans", "sg": "hans", "tw": "hant", "hk": "hant", "mo": "hant"}
-# DeepL's codes for languages of which clients of DeepL demand a region as target language
+# languages that need a region as a target language in DeepL's interface -> DeepL's codes
 _REGIONS = {"EN": ("EN-GB", "EN-US"), "PT": ("PT-BR", "PT-PT")}
 
 
@@ -51,10 +51,10 @@ def code_parts(code: str) -> tuple[str, str, str]:
 
 
 def served_code_for_deepl(code: str, served: Iterable[str]) -> str | None:
-    """Returns the served code that DeepL's code means, or None.
+    """Returns the served code that a code of DeepL selects, or None.
 
     The language must be the same. Scripts and regions may be missing on one side: EN-US selects en, and EN selects
-    en_US or eng_Latn. The same region is better than no region. Of several scripts, simplified Chinese comes first.
+    en_US or eng_Latn. The same region is better than no region. If both Chinese scripts match, simplified is chosen.
     """
     codes = list(dict.fromkeys(served))
     if (same := served_code(code, codes)) in codes:

@@ -61,7 +61,7 @@ class ServedModel:
 
     @property
     def takes_glossary(self) -> bool:
-        """Whether the search can require the terms of a glossary, and reads the text in which they are found."""
+        """Whether the search can require terms of a glossary. Models with a pivot cannot: they read the pivot text."""
         return self.first is None and not changed_flags(self.search).intersection(GLOSSARY_RULE.excludes)
 
     def check(self) -> None:
@@ -166,7 +166,7 @@ def through_pivot(models: ServedModels, pivot: str) -> ServedModels:
     if not result:
         raise ValueError(
             f"--pivot {pivot} has no effect: no pair can be translated through {pivot}; such a pair needs a model into "
-            f"{pivot} and a model out of {pivot}, and has no trained model of its own"
+            f"{pivot} and a model out of {pivot}, and must not have a trained model itself"
         )
     return result
 

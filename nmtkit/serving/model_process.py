@@ -1,4 +1,4 @@
-"""The processes that load models, and their workers, as the server sees them."""
+"""The server's handles for the processes that load models, and for their workers."""
 
 import asyncio
 import contextlib

@@ -41,7 +41,7 @@ logger = logging.getLogger("nmtkit")
 class Pool:
     """The workers, and the queues of the lines that they translate. A pool is an asynchronous context manager.
 
-    Large requests have a separate queue and separate workers. They are forked when a large request arrives and
+    Large requests have a separate queue and separate workers. These workers are forked when a large request arrives and
     have a low priority, so small requests do not wait for large requests, whatever the large requests cost.
     """
 
@@ -279,7 +279,7 @@ class Pool:
             self._close(worker)
 
     def _close_unneeded(self, old: ModelProcess) -> None:
-        """Closes the workers with old models that translate nothing, unless lines of their requests wait."""
+        """Closes the idle workers with old models, unless lines wait for the old models."""
         for worker in [worker for worker in self.workers if worker.parent is old and not worker.tasks]:
             if not self.queues[worker.is_large].requests_of(old):
                 self._close(worker)
@@ -333,7 +333,7 @@ class Pool:
             await asyncio.sleep(RESTART_SECONDS)
 
     async def reload(self, job: ServeJob | None = None) -> bool:
-        """Loads the models of `job`, or the last job again. Workers with the old models finish their batches.
+        """Loads the models of `job`, or of the last job again. Workers with the old models finish their batches.
 
         Returns False if loading fails: the log gives the reason, and the old models stay.
         """

@@ -102,12 +102,12 @@ class HttpProtocol(H11Protocol):
 class UnambiguousRequests:
     """Middleware that rejects requests whose length or host is ambiguous, and adds `nosniff` to every answer.
 
+    A proxy in front of the server might interpret an ambiguous request differently. For example, h11 ignores
+    Content-Length if there is a Transfer-Encoding. A proxy that ignores Transfer-Encoding would treat the rest of the
+    body as the next request, perhaps of a different client. The connection of such a request is closed.
+
     A target with an address, such as `GET http://example.org/health`, is read as RFC 9112, section 3.2.2, demands: the
     host of the target replaces the header Host.
-
-    A proxy in front of the server might interpret such a request differently. For example, h11 ignores Content-Length
-    if there is a Transfer-Encoding. A proxy that ignores Transfer-Encoding would treat the rest of the body as the next
-    request, perhaps of a different client. The connection of such a request is closed.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -37,7 +37,7 @@ EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be u
 
 T = TypeVar("T")
 
-_BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # of a multipart form
+_BOUNDARY = re.compile(rb"[ !#-\[\]-~]{1,200}")  # boundary of a multipart form
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
 
 
@@ -50,7 +50,7 @@ class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error
 
 
 def query_fields(request: Request) -> dict[str, Any]:
-    """Returns the fields of the query string. A repeated field has a list of values. Raises Refusal."""
+    """Returns the fields of the query string. A repeated field has a list of values. Raises Refusal if invalid."""
     return _decoded_form(request.url.query.encode(), "query string")
 
 
@@ -74,15 +74,15 @@ def _media_type(headers: Headers) -> str:
 class BodyMemory:
     """Bounds the memory of the bodies of all requests.
 
-    Beyond BODIES_BYTES, only a body of at most OTHER_BYTES is accepted, so slow clients with large bodies do not keep
-    out short requests.
+    Beyond BODIES_BYTES, only a body of at most OTHER_BYTES is accepted, so slow clients with large bodies do not
+    block short requests.
     """
 
     bytes = 0  # size of the bodies in memory
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that counts bytes of a body, or raises Refusal 429. The bytes are free after the block."""
+        """Yields a function that counts bytes of a body, or raises Refusal 429. The bytes are released at the end."""
         size = 0
 
         def hold(count: int) -> None:
@@ -189,7 +189,7 @@ async def _multipart(headers: Headers, body: bytes) -> dict[str, Any]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    # The `charset` of the client is not used: some codecs take quadratic time, and Python keeps all unknown names.
+    # The `charset` of the client is not used: some codecs take quadratic time, and Python caches every unknown name.
     _, options = parse_options_header(headers["content-type"])
     boundary = options.get(b"boundary", b"")
     if not _BOUNDARY.fullmatch(boundary):
@@ -281,7 +281,7 @@ def web_page(text: str, target: str, tags: TagRules | None = None) -> Document:
 
 
 def listed(texts: Any) -> list[Any]:
-    """Returns the field `q` as a list."""
+    """Returns the texts of a field, which is a text or a list of texts, as a list."""
     return texts if isinstance(texts, list) else [texts]
 
 

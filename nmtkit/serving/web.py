@@ -29,7 +29,7 @@ STATIC_FILES = {
     **{f"messages.{code}.json": "application/json" for code in LANGUAGES},
 }
 
-# Browsers run only scripts of this server, load nothing from other servers, and do not embed these pages.
+# Browsers run only scripts of this server, load nothing from other servers, and do not show these pages in frames.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -49,9 +49,9 @@ logger = logging.getLogger("nmtkit")
 
 
 def main(control: socket.socket) -> None:
-    """Loads the models of the job that the server sends, reports them, and starts a worker whenever the server asks.
+    """Loads the models of the job that the server sends, reports them, and starts a worker for each later order.
 
-    The server then sends the socket of the channel of the new worker.
+    An order contains the niceness of the worker and the socket of its channel.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the server handles these signals
         if hasattr(signal, name):

@@ -179,9 +179,9 @@ class PositionMap:
     def target_position(self, position: int) -> int:
         """Returns the position in the translation for a position at the edge of a source word.
 
-        The result is an edge of the translation of the nearest linked word: the end of the translation if this word is
-        before `position`, the start if it is after `position`. Without links, the result is the end of a word at about
-        the same share of the length. The start of the source maps to the start of the translation. The end of the
+        The result is an edge of the translation of the nearest linked word: the end of this translation if the word is
+        before `position`, the start if the word is after `position`. Without links, the result is the end of a word at
+        about the same share of the length. The start of the source maps to the start of the translation. The end of the
         source maps to the position before the last punctuation of the translation, or to the position after this
         punctuation if `position` is after the last punctuation of the source.
         """

@@ -13,7 +13,7 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Concatenated sentences, such as the ids of pieces, eos included."""
+    """Concatenated sentences: the ids of all tokens, such as pieces and eos, and the length of each sentence."""
 
     ids: Ids
     lengths: Lengths
@@ -57,7 +57,7 @@ class Encoded:
 
 
 def starts_of(lengths: Lengths) -> Lengths:
-    """Returns the index of the first item of each part. The parts stand one after the other."""
+    """Returns the index of the first item of each part, for concatenated parts of these lengths."""
     return np.cumsum(lengths) - lengths
 
 

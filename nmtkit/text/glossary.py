@@ -133,7 +133,7 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def is_within_word(term: str, before: str, after: str) -> bool:
-    """Returns whether a letter next to a sign at the edge of a term belongs to the word of the term, as in C++en.
+    """Returns whether a term is part of a longer word, because a letter touches a sign at its edge, as in C++en.
 
     `before` and `after` are the characters next to the term, or empty. A term of signs alone is always a word.
     """

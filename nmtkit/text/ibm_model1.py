@@ -19,7 +19,7 @@ from nmtkit.text.encoded import Encoded, ranges, starts_of
 BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
 # number of links whose `IndexedLinks` stay in memory (4 bytes for each link); others are computed in each iteration
 KEPT_LINKS = 1 << 28
-ITERATIONS = 5  # of the EM algorithm; the pairs are also read once before
+ITERATIONS = 5  # iterations of the EM algorithm, after a first pass that collects the entries of the table
 FLOOR = 1e-7  # probability of a pair of words without an entry
 
 LinkKeys = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class BlockLinks(NamedTuple):
     """The links of consecutive sentence pairs."""
 
     first: int  # index of the first pair
-    last: int  # index of the pair after the last
+    last: int  # index of the last pair + 1
     keys: LinkKeys  # keys of all links, grouped by target word; the first link of a target word is the link with NULL
     starts: LinkKeys  # index of the first link of each target word
     widths: LinkKeys  # number of links of each target word
@@ -41,7 +41,7 @@ class BlockLinks(NamedTuple):
 class IndexedLinks(NamedTuple):
     """The links of consecutive sentence pairs, and the indices of their entries in the table."""
 
-    last: int  # index of the pair after the last
+    last: int  # index of the last pair + 1
     entries: npt.NDArray[np.int32]  # indices of the table entries that the links use, ascending, each once
     position: npt.NDArray[np.int32]  # index in `entries` of the entry of each link
     starts: LinkKeys  # index of the first link of each target word

@@ -20,9 +20,9 @@ from nmtkit.text.languages import subtags
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
 MAX_BYTES = 200  # number of bytes at the beginning of a line that are read
-MIN_LINES, MIN_LETTERS = 20, 12  # texts with fewer such lines are not judged, because single lines are not reliable
-EXCHANGED = 0.85  # share of lines in the language of the other side of an exchanged corpus
-CLEAR = 0.6  # mean probability of a language that a text clearly has
+MIN_LINES, MIN_LETTERS = 20, 12  # a text needs this many lines of this many letters, because short texts mislead
+EXCHANGED = 0.85  # if the share of lines in the language of the other side is larger, texts are exchanged
+CLEAR = 0.6  # mean probability above which a text clearly has a language
 BUFFER = 1 << 13  # number of features whose weights are read at once
 
 
@@ -103,7 +103,7 @@ class BatchIdentifier:
         # number of lines that are longer than each position
         active = np.searchsorted(-lengths[order], -np.arange(width), side="left").tolist()
         states = np.zeros(len(texts), np.uint32)
-        visited = []  # for each position, the states of the lines that are longer
+        visited = []  # for each position, the states of the lines that are longer than the position
         for column, count in zip(table, active, strict=True):
             moves = self._rows.take(states[:count], mode="clip")
             moves += column[:count]
@@ -115,7 +115,7 @@ class BatchIdentifier:
         size = 4 if len(texts) << bits <= 1 << 32 else 8
         lines = order.astype(f"u{size}") << bits
         keys = np.concatenate([lines[:count] for count in active])
-        keys |= features.astype(f"i{size}").view(f"u{size}")  # all bits are 1 without a feature
+        keys |= features.astype(f"i{size}").view(f"u{size}")  # without a feature, all bits are 1
         keys.sort()
         keys = keys[: np.searchsorted(keys, np.iinfo(keys.dtype).max)]
         first = np.flatnonzero(np.diff(keys, prepend=~keys[:1]))
@@ -213,12 +213,12 @@ def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str
 
 
 def different_languages(lines: Sequence[str], references: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the codes of the languages of both texts, if each text clearly has a language, and not the same.
+    """Returns the language codes of two texts, if both languages are clear and different. Otherwise returns None.
 
-    The result is None without py3langid, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
+    The result is also None without py3langid, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
     """
     texts = _judged(lines), _judged(references)
-    if min(map(len, texts)) < MIN_LINES:  # the model takes half a second to read
+    if min(map(len, texts)) < MIN_LINES:  # checked first, because reading the model takes half a second
         return None
     try:
         model = BatchIdentifier()

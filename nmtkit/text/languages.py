@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-USUAL = ("en", "de", "fr", "es", "zh")  # languages of printed commands, if a model has them
+USUAL = ("en", "de", "fr", "es", "zh")  # languages that examples of commands prefer, if a model has them
 
 # Pairs of a three-letter code (ISO 639-3) and the two-letter code (ISO 639-1) that BCP 47 prefers.
 _SHORT = """
@@ -99,7 +99,7 @@ def name_of(code: str) -> str:
 
 
 def example_codes(codes: Iterable[str], source: str | None = None, target: str | None = None) -> tuple[str, str]:
-    """Returns a source and a target language for a command that can be typed: the given codes, or two of `codes`.
+    """Returns a source and a target language for an example of a command: the given codes, or two of `codes`.
 
     The codes of USUAL languages come first. Without enough codes, a missing language is "".
     """

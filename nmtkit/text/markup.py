@@ -1,4 +1,4 @@
-"""Removes inline HTML and XML markup before translation. Then puts the tags around the translations of their words."""
+"""Removes inline HTML and XML markup before translation, and puts the tags around the translated words afterwards."""
 
 import html
 import re
@@ -42,9 +42,9 @@ class Tag(NamedTuple):
 
 
 def unescape_entities(text: str) -> str:
-    """Replaces entities and character references by characters, as a browser does.
+    """Replaces entities and character references by characters, like a browser.
 
-    A number that is not a character becomes U+FFFD. `html.unescape` raises ValueError for a number of 4,301 digits.
+    A number that is not a character becomes U+FFFD. `html.unescape` raises ValueError for more than 4,300 digits.
     """
     return html.unescape(_LONG_REFERENCE.sub(_short_reference, text))
 
@@ -60,7 +60,7 @@ def tags(line: str) -> Iterator[Tag]:
     """
     if "<" not in line:
         return
-    # code that holds tags may be a text in which tags stand for codes of a document
+    # other code that contains tags, such as {{ <g0/> }}, may be a text whose tags stand for codes of a document
     spans = [code for code in codes(line) if line[code.start] == "<" or "<" not in line[code.start : code.end]]
     ends = {code.start: code.end for code in spans if line[code.start] == "<"}
     placeholders = _placeholders(line)
@@ -88,7 +88,7 @@ def tags(line: str) -> Iterator[Tag]:
 
 
 def _placeholders(line: str) -> set[int]:
-    """Returns the position of < in each placeholder such as %<count>d. In 50%<br> or 50%<b>off</b>, it begins a tag."""
+    """Returns the position of < in each placeholder such as %<count>d. In 50%<br> or 50%<b>off</b>, < begins a tag."""
     matches = [match for match in _CONVERSION.finditer(line) if match[2] is not None]
     names = VOID.union(name.lower() for name in _END_TAG.findall(line)) if matches else ()
     return {match.start(1) for match in matches if match[2].lower() not in names}
@@ -201,7 +201,7 @@ def marked(line: str) -> Marked:
 
 
 def _before_word(source: str, source_position: int, target: str, position: int) -> int:
-    """Returns `position`, or the end of white space there if a word of the source begins at `source_position`."""
+    """Returns `position`, or the end of the white space there if a source word begins at `source_position`."""
     if source[source_position : source_position + 1].strip():
         while target[position : position + 1].isspace():
             position += 1

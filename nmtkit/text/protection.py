@@ -53,7 +53,7 @@ def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 def protected_spans(
     text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()
 ) -> list[ProtectedSpan]:  # fmt: skip
-    """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as one of these.
+    """Returns the matches of the patterns, the spans of `also`, and whole words with the text of such a span.
 
     If spans overlap, the span that begins first is returned, or the longest of the spans with the same start. If
     `patterns` include the built-in patterns, two kinds of text are one span: a plural or select message of ICU, because

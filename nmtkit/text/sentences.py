@@ -23,7 +23,7 @@ logger = logging.getLogger("nmtkit")
 
 
 def splitter() -> Splitter:
-    """Returns the function that splits a text. Raises ImportError, with the install command, without sentencex."""
+    """Returns the function that splits a text. Raises ImportError with the install command if sentencex is missing."""
     try:
         import sentencex
     except ImportError:

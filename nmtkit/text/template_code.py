@@ -1,7 +1,7 @@
 """Finds the code of templates in text and markup: PHP, ERB and JSP, Jinja, Handlebars, Blade, Angular.
 
-A template engine reads its code before anybody reads the markup. So the code may stand inside a tag, and may contain
-quotes, `<` and `>`. Each pattern takes linear time: code without an end reaches at most to the next beginning of code.
+A template engine replaces its code before a browser reads the markup. So the code may stand inside a tag, and may
+contain quotes, `<` and `>`. Each pattern takes linear time: code without an end extends at most to the next code.
 """
 
 import re
@@ -35,7 +35,7 @@ _VALUE_OF_ERB = re.compile(r"<%==?(?!.*(?:\bdo\b(?:\s*\|[^|]*\|)?|\{)\s*-?%>\Z)"
 _STATEMENT_OF_BRACES = re.compile(
     r"\{\{+[-~]?\s*(?:[#/^>]|(?:else|end|if|range|with|define|block|template|partial)\b(?![.(]|\s*\|))"
 )
-# directives of Blade with arguments or without, and blocks of Angular
+# directives of Blade with arguments, directives of Blade without arguments (_ALONE), and blocks of Angular (_BLOCK)
 _DIRECTIVE = re.compile(
     "(?:end)?(?:if|elseif|unless|isset|empty|auth|guest|for|foreach|forelse|while|switch|case|section|yield|extends|"
     "include(?:If|When|Unless|First)?|each|push|stack|prepend|php|method|error|lang|choice|json|component|slot|props|"
@@ -46,7 +46,7 @@ _ALONE = re.compile(
     f"end(?:{_DIRECTIVE.pattern})|else|default|empty|auth|guest|csrf|show|stop|overwrite|append|parent|production|once|"
     "verbatim|break|continue|livewireStyles|livewireScripts"
 )
-_BLADE = re.compile(  # a file with one of these is a template of Blade, in which each @name may be a directive
+_BLADE = re.compile(  # a text with one of these directives is a template of Blade, where each @name is a directive
     r"(?<![\w@.])@(?:csrf|vite|extends|section|yield|include|foreach|endif|end[a-z]+|push|stack|props|php)\b|\{!!|\{\{--"
 )
 _BLOCK = re.compile("if|else|for|empty|switch|case|default|defer|placeholder|loading|error")
@@ -140,7 +140,7 @@ def _partners(text: str) -> dict[int, int]:
 
 
 def masked(text: str, spans: Sequence[TemplateCode]) -> str:
-    """Returns a text of the same length in which each code is a word, so that code cannot be mistaken for markup."""
+    """Returns a text of the same length in which letters replace code, so that code cannot be mistaken for markup."""
     parts, cursor = [], 0
     for start, end, _ in spans:
         parts += [text[cursor:start], "x" * (end - start)]

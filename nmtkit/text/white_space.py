@@ -1,6 +1,6 @@
 """Puts no-break spaces and other special spaces of a source back into its translation.
 
-A vocabulary without a piece for such a space shows the model a space of U+0020, so the translation has this space, too.
+If the vocabulary has no piece for such a space, the model reads and writes a space of U+0020 instead.
 """
 
 import re
@@ -18,10 +18,10 @@ def with_source_spaces(
 ) -> tuple[str, list[Link]]:  # fmt: skip
     """Returns a translation with the white space of its source, and the links of the result.
 
-    `spaces` matches the special spaces. White space with such a space comes back at the edges of the text, and between
-    two neighbouring words of the translation whose source words are neighbours, too: words with links to the source
-    words, or equal words such as numbers and units. A text that one link covers, such as a protected text, stays as it
-    is. An ideographic space comes back only between words of like scripts.
+    `spaces` matches the special spaces. White space with a special space is restored at the edges of the text, and
+    between two neighbouring words of the translation whose source words are also neighbours. A source word is linked
+    to its translation, or equal to it, such as a number or a unit. A text that one link covers, such as a protected
+    text, is not changed. An ideographic space is restored only if the scripts on both sides are of the same kind.
     """
     if not target.strip() or not spaces.search(source):
         return target, list(links)

@@ -109,22 +109,21 @@ def scheduled(folder: Path) -> list[Path]:
 
 
 def last_of(folder: Path, count: int) -> list[Path]:
-    """Returns the newest `count` checkpoints that were saved at the intervals of the run, which are evenly spaced.
+    """Returns the newest `count` checkpoints that were saved at the regular intervals of the run.
 
     If there are none, chooses among all other checkpoints, which were saved at the end of the run, by
     --save-interval-minutes or at a signal. Raises OSError, or ValueError if there are fewer than `count`.
     """
-    paths = scheduled(folder) or _numbered(folder)
+    at_intervals = scheduled(folder)
+    paths = at_intervals or _numbered(folder)
     if len(paths) < count:
-        raise ValueError(
-            f"{folder} has {len(paths)} checkpoints that were saved at an interval, not {count}; give --last "
-            f"{len(paths)}"
-        )
+        kind = " that were saved at an interval" if at_intervals else ""
+        raise ValueError(f"{folder} has {len(paths)} checkpoints{kind}, not {count}; give --last {len(paths)}")
     return paths[-count:]
 
 
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
-    """Returns the `count` checkpoints with the best validation scores, best first. Scores must be finite.
+    """Returns the `count` checkpoints with the best validation scores, best first. Only finite scores count.
 
     `metric` is the name of a score, or name:max or name:min to set whether higher or lower is better. Raises OSError,
     or ValueError if fewer checkpoints have a score.

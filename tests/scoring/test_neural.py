@@ -23,6 +23,7 @@ from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
 from nmtkit.scoring.neural import network
 from nmtkit.scoring.neural.comet import Comet, sparsemax
 from nmtkit.scoring.neural.network import batches
+from nmtkit.scoring.seeds import compare_seeds
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.scoring.significance import compare
 
@@ -129,6 +130,17 @@ def test_a_text_in_many_pairs_runs_through_the_encoder_once(folder: Path, monkey
         others = candidates[:index] + candidates[index + 1 :]
         scores = [metric.scores([text], sources=["the dog"], references=[other])[0] for other in others]
         assert utilities[index] == pytest.approx(np.mean(scores), abs=1e-4)
+
+
+def test_seeds_are_compared_without_references(folder: Path) -> None:
+    systems = {"a": [TEXTS], "b": [TEXTS[::-1]]}
+    scores = compare_seeds(systems, [], [named("cometkiwi=kiwi", folder)], SETTINGS, samples=5)
+    assert scores["a"][0].mean == pytest.approx(np.mean(ORIGINAL["cometkiwi=kiwi"]), abs=1e-3)
+
+
+@pytest.mark.parametrize("text", ["comet=comet", "comet=unite", "metricx=metricx"])
+def test_a_single_candidate_has_no_utility(text: str, folder: Path) -> None:
+    assert segment_metric(named(text, folder)).utilities(["a dog"], "the dog") == [0.0]
 
 
 def test_lower_errors_are_higher_qualities(folder: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
     assert averaging.best_of(tmp_path, 2, "bleu:min") == [names[1], names[2]]
-    with pytest.raises(ValueError, match=r"has 4 checkpoints .*interval, not 5"):
+    with pytest.raises(ValueError, match=r"has 4 checkpoints, not 5"):
         averaging.last_of(tmp_path, 5)
     with pytest.raises(ValueError, match=r"has 3 checkpoints .*loss, not 4"):
         averaging.best_of(tmp_path, 4, "loss")

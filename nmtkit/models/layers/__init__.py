@@ -69,17 +69,18 @@ def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
 class ModuleWatch:
     """Tells whether modules of models have hooks, new code, new modules or new weights since the watch began.
 
-    The search of one line takes half a millisecond. So a call of the methods does not walk through the models.
+    An engine asks this before each search, and the search of one line can take only half a millisecond. So the methods
+    compare lists of objects, and do not walk through the models.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self.modules = list(dict.fromkeys(module for model in models for module in model.modules()))
         self.attributes = [module.__dict__ for module in self.modules]
-        # torch changes these dictionaries, and never replaces them
+        # torch changes these dictionaries in place and never replaces them
         names = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
         self.hooks = [getattr(module, name) for module in self.modules for name in names]
         self.parts = [part for module in self.modules for part in (module._modules, module._parameters)]
-        self.kept = [each for part in self.parts for each in part.values()]  # so that no identity is used again
+        self.kept = [each for part in self.parts for each in part.values()]  # so that no id() is reused
         parameters = dict.fromkeys(each for each in self.kept if isinstance(each, nn.Parameter))
         self.weights = [each for each in parameters if not each.is_inference()]
         self.state = self.fingerprint()
@@ -93,7 +94,7 @@ class ModuleWatch:
         return identities, [parameter._version for parameter in self.weights]
 
     def have_hooks(self) -> bool:
-        """Returns whether a module has a hook or a replaced `forward`, like `is_unmodified`."""
+        """Returns whether a module has a hook or a replaced `forward`. See `is_unmodified`."""
         replaced = any("forward" in attributes for attributes in self.attributes)
         return replaced or any(self.hooks) or nn.modules.module._has_any_global_hook()
 

@@ -47,7 +47,7 @@ class AdaptedLinear(nn.Linear):
 
 
 def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Returns W + scale B A."""
+    """Returns W + scale B A, for W [out, in], A [rank, in] and B [out, rank]."""
     return torch.addmm(weight, b, a, alpha=scale)
 
 

@@ -118,7 +118,7 @@ def attention(
 
 
 def _with_rows(x: Tensor, rows: int) -> Tensor:
-    """Returns x [T, …] with zeros appended up to this number of rows."""
+    """Returns x [T, …] with rows of zeros appended up to `rows` rows."""
     return x if len(x) == rows else F.pad(x, (0, 0) * (x.dim() - 1) + (0, rows - len(x)))
 
 
@@ -137,8 +137,8 @@ def backend(
 ) -> Backend:
     """Returns the fastest backend for heads of these widths in sentences of up to `max_length` tokens.
 
-    `window` is None for cross-attention. `capability` is the compute capability of the CUDA device. Only the reference
-    adds position terms.
+    `window` is None for cross-attention. `capability` is the compute capability of the CUDA device. Only the
+    reference backend adds position terms.
 
     On a CPU, batched products (forward and backward) are faster than the kernel of torch up to about 256 tokens. At 16
     tokens, they are 12 times as fast in bf16 and twice as fast in fp32. At 1,024 tokens, they take 1.5 times as long as
@@ -176,7 +176,7 @@ class AttentionContext(Protocol):
     """The keys and values that the attention of one layer attends to: packed sentences, or a KV cache.
 
     Both methods return the attended values, T H*Kv. Several heads of queries may share a head of keys and values.
-    `positions` has the positions of the tokens of the input [T], or is the position of all tokens.
+    `positions` has the position of each input token [T], or is one integer if all tokens have the same position.
     """
 
     @property
@@ -199,7 +199,7 @@ class RecurrentContext(Protocol):
         """Returns the average of the tokens of the sentence up to each token: T D -> T D."""
 
     def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
-        """Returns sums of the tokens around each token: T D, T H W -> T D. See `light_convolution`."""
+        """Returns weighted sums of the tokens around each token: T D, T H W -> T D. See `light_convolution`."""
 
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Does the same as `AttentionContext.cross_attention`."""

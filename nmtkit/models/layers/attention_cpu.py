@@ -16,8 +16,8 @@ from nmtkit.models.layers.attention_reference import AttentionSpec, attention_ma
 from nmtkit.models.layers.dropout import dropout, dropped, keep_scale, noise_for
 from nmtkit.models.layers.shape_padding import padded_size
 
-# B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
-# of 16), H heads, K width of a query or key head, Kv width of a value head
+# B sentences, T query tokens, S key tokens, L and M tokens of the longest query and key sentence (M rounded up to a
+# multiple of 16), H heads, K width of a query or key head, Kv width of a value head
 
 KEY_MULTIPLE = 16
 QUERY_MULTIPLE = 4

@@ -40,7 +40,7 @@ SplitHeads = Callable[[Tensor], tuple[Tensor, ...]]
 class HeadSplit:
     """Splits the output of a stacked projection into its parts, and each part into heads: T H*(K+…) -> T H K, …
 
-    `heads` are the numbers of heads of the parts, and `widths` the widths of one head.
+    `heads` has the number of heads of each part, and `widths` has the width of a head of each part.
     """
 
     def __init__(self, heads: Sequence[int], widths: Sequence[int]) -> None:

@@ -67,8 +67,8 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
 
     If `norm` is an unmodified `nn.LayerNorm` with weight and bias, one fused operation computes the result: on a CPU,
     and in training on a GPU if Triton works. Under autocast, the result of the fused operation has the dtype of
-    `change`: bf16 takes half the memory, and the next product needs no cast. The fused operation takes sums and
-    statistics in fp32.
+    `change`: bf16 takes half the memory, and the next product needs no cast. The sum is rounded to this dtype, and the
+    statistics are computed in fp32.
     """
     if (p or torch.is_grad_enabled()) and is_unmodified(norm, nn.LayerNorm):
         arguments = x, change, norm.weight, norm.bias, norm.eps, p

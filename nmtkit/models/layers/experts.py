@@ -75,7 +75,7 @@ class Experts(nn.Module):
         self.balance_losses: list[dict[str, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns [T, D] for tokens [T, D]."""
+        """Returns the weighted sums of the outputs of the selected experts [T, D], for tokens x [T, D]."""
         with torch.autocast(x.device.type, enabled=False):  # with rounded logits a gate would select different experts
             weights, indices = self.gates(x.float())
         # tokens are sorted by expert, so that the tokens of an expert are contiguous: T k -> T*k

@@ -29,7 +29,7 @@ from nmtkit.models.layers.static_kv_cache import (
 )
 
 # T target tokens, D width of the model, H heads and W width of a convolution, B sentences or slots, R hypotheses (rows)
-# of each, N = B x R
+# of a sentence or slot, N = B x R
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

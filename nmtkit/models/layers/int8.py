@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 LIMIT = 127  # largest absolute value of an integer
-MIN_WIDTH = 8  # rows of fewer weights stay as they are, because their scales take too much space
-LOW_BITS = 7  # bits that a scale does not use of the 24 significant bits of fp32
+MIN_WIDTH = 8  # minimum weights of a row; for shorter rows, the scales would take too much space
+LOW_BITS = 7  # the lowest 7 of the 24 significant bits of a scale are zero
 SMALLEST = 1e-30  # avoids a division by zero for a row of zeros
 
 
 def is_quantizable(weight: Tensor) -> bool:
-    """Returns whether a checkpoint with 8-bit weights stores `weight` in 8 bits. Biases and gains of norms stay."""
+    """Returns whether a checkpoint with 8-bit weights stores `weight` in 8 bits. Biases and gains are excluded."""
     return weight.is_floating_point() and weight.dim() > 1 and weight.shape[-1] >= MIN_WIDTH
 
 

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers.attention_reference import AttentionSpec, HeadSplit, SplitHeads
 
-# B sentences, R hypotheses (rows) of each, N = B x R, H heads of keys and values, G heads of queries for each (1 unless
-# they share keys and values), K width of a query or key head, Kv width of a value
-# head, D model width, S memory tokens of all sentences, M of the longest (rounded up to a multiple of 16), E cache
-# positions of a sentence: every step adds one for each row
+# B sentences, R hypotheses (rows) of a sentence, N = B x R, H heads of keys and values, G heads of queries that share a
+# head of keys and values (usually 1), K width of a query or key head, Kv width of a value head, D model width, S memory
+# tokens of all sentences, M memory tokens of the longest sentence (rounded up to a multiple of 16), E cache
+# positions of a sentence: every step adds one position for each row
 
 MULTIPLE = 16
 # Up to this number of rows, bf16 products take several times as long as fp32 products, because the setup of a bf16
@@ -72,7 +72,7 @@ class KeysAndValues:
 class MemoryCache:
     """Keys and values of the memory for all layers: base class of the decoder states of a Transformer.
 
-    These classes are decoder states (see `architectures.interface.DecoderState`). `projections` has a function for each
+    Subclasses are decoder states (see `architectures.interface.DecoderState`). `projections` has a function for each
     layer, which computes keys and values of the memory. `heads` is the number of heads of queries. `dtype` is the type
     of projections and products.
     """
@@ -93,7 +93,7 @@ class MemoryCache:
         self.heads = self.memory.tensors[0].shape[3]
         self.groups = heads // self.heads
         self.widths = self.memory.tensors[0].shape[-1], self.memory.tensors[-1].shape[-1]
-        self.positions: Tensor | int = 0  # of the tokens of a step
+        self.positions: Tensor | int = 0  # positions of the tokens of a step
 
     @property
     def rows(self) -> int:

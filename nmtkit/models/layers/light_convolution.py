@@ -21,9 +21,9 @@ class ConvolutionContext(Protocol):
     """The tokens around the input of a layer: whole sentences, or the newest tokens of a search."""
 
     def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
-        """Returns sums of the tokens around each token, with these weights: T D, T H W -> T D.
+        """Returns weighted sums of the tokens around each token: T D, T H W -> T D.
 
-        The last `newer` weights belong to tokens after the token.
+        The last `newer` weights belong to the tokens that follow the token.
         """
 
 
@@ -32,7 +32,7 @@ class LightConvolution(nn.Module):
 
     A lightweight convolution has fixed weights (equation 1). The weights of a dynamic convolution are a linear function
     of the token (section 4). Tokens outside the sentence count as zeros. A causal convolution reads the `width` newest
-    tokens, another convolution reads the tokens around its token.
+    tokens. Any other convolution also reads tokens after the current token.
     """
 
     def __init__(
@@ -64,14 +64,13 @@ class LightConvolution(nn.Module):
 def packed_convolution(x: Tensor, weights: Tensor, newer: int, layout: Layout) -> Tensor:
     """Computes `ConvolutionContext.convolution` for whole sentences: T D, T H W -> T D.
 
-    The sum is a product with a band matrix for each head,
-    which is as fast as the second product of attention.
+    The sum is a product with a band matrix for each head, which is as fast as the second product of attention.
     """
     heads, width = weights.shape[1:]
     padded = Packed(x, layout).to_padded().unflatten(-1, (heads, -1)).transpose(1, 2)  # B H L D/H
     kernel = Packed(weights, layout).to_padded().transpose(1, 2)  # B H L W
     token = torch.arange(layout.max_length, device=x.device)
-    index = token - token[:, None] + width - 1 - newer  # L L, of the weight of each other token
+    index = token - token[:, None] + width - 1 - newer  # L L: index of the weight that a token gives to another token
     inside = (index >= 0) & (index < width)
     band = kernel.gather(-1, index.clamp(0, width - 1).expand(*kernel.shape[:2], -1, -1)) * inside
     return Packed.from_padded((band @ padded).transpose(1, 2).flatten(2), layout).values

@@ -204,7 +204,7 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
     the logits, and saves two passes over the logits. If a label has a tiny probability, the logits of its token are
     computed again.
     """
-    # an `if` on such tokens would break a compiled graph, and would wait for a GPU
+    # an `if` on label probabilities would break a compiled graph, and would wait for a GPU
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         p = torch.softmax(logits, -1, out=logits)
         label_p = p.gather(1, labels)[:, 0].float()

@@ -20,7 +20,7 @@ Precision = Literal["fp32", "bf16", "int8"]
 log = logging.getLogger("nmtkit")
 
 ROWS = 128  # the packed layout is optimised for this number of rows; any number of rows works
-MIN_REDUCED_INPUTS, MIN_REDUCED_OUTPUTS = 512, 4096  # of layers that compute in bf16 or int8
+MIN_REDUCED_INPUTS, MIN_REDUCED_OUTPUTS = 512, 4096  # a layer below both limits computes in fp32
 SMALL_PRODUCT = 4 * 128 * 384  # number of multiplications that take as long as the set-up of oneDNN
 MIN_BF16_CACHE_WIDTH = 512
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
@@ -102,7 +102,7 @@ def keep_freed_memory() -> None:
 
     By default glibc returns blocks above 32 MiB to the system at once. The logits of every step, such as 544 rows of
     37,000 columns, would then be written to new pages. int8 projection and softmax took 66 ms with new pages, and 40 ms
-    without.
+    with kept pages.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has this function
     if mallopt is not None:
@@ -114,7 +114,7 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """Returns the dtype in which a search keeps the keys and values that `linear` computes.
 
     This is the dtype of the weights, or bf16 if `prepack` packed the weights in bf16 or int8. Batched products in
-    bf16 take half the time of fp32, because they move half the memory. For packed weights, the dtype is fp32 on a
+    bf16 take half the time of fp32, because they read half as many bytes. For packed weights, the dtype is fp32 on a
     processor without bf16 products, and for models of fewer than 512 dimensions. The keys and values of such models fit
     into the cache of the processor, where bf16 products are not faster (at 256 sentences, they are half as fast).
     """
@@ -272,7 +272,7 @@ def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
     try:
         torch.backends.quantized.engine = "fbgemm"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hides a deprecation
+            warnings.simplefilter("ignore")  # hides a deprecation warning
             weight = torch._make_per_channel_quantized_tensor(
                 quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
             )

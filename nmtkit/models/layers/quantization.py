@@ -1,7 +1,7 @@
 """Training with the rounding of 8-bit weights (quantisation-aware training, Jacob et al. 2018, section 3).
 
-The forward pass rounds the weights of linear layers and embeddings with the functions of checkpoints with 8-bit weights
-(`int8.py`). Linear layers also round their inputs, as int8 inference does in the compiled engine.
+The forward pass rounds the weights of linear layers and embeddings with the functions that also round the weights of
+8-bit checkpoints (`int8.py`). Linear layers also round their inputs, like int8 inference in the compiled engine.
 Gradients pass through the rounding unchanged (the straight-through estimator, Bengio et al. 2013).
 """
 

@@ -28,7 +28,7 @@ class Rotary:
         return positions[..., None] * self.base**-exponent
 
     def __call__(self, x: Tensor, positions: Tensor | int) -> Tensor:
-        """Returns the turned heads, T H K. `positions` has the position of each token [T], or of all tokens."""
+        """Returns the turned heads, T H K. `positions` are the positions of the tokens [T], or one integer for all."""
         angles = self.angles(torch.as_tensor(positions, device=x.device))[..., None, :]  # T 1 K/2
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, -1)
@@ -92,7 +92,7 @@ class RelativePositions(PositionTerms):
         return sums @ vectors(self.value_positions).to(weights.dtype)
 
     def _indices(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Returns the row of each distance in the tables, with the first three sizes of `like`: B H L M."""
+        """Returns the row of each distance in the tables, expanded to the first three sizes of `like`: B H L M."""
         return (distance.clamp(-self.limit, self.limit) + self.limit).expand(*like.shape[:3], -1)
 
 

@@ -1,7 +1,7 @@
 """Weights of residual connections for deep models with norms after the sub-layers: DeepNorm and Admin.
 
-A layer computes norm(scale * x + f(x)) for each sub-layer f. The layer has the scales in `scales`, by the name of the
-sub-layer.
+A layer computes norm(scale * x + f(x)) for each sub-layer f. Its attribute `scales` maps the name of each
+sub-layer to its scale.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +25,9 @@ def deepnorm(*, encoder_layers: int, decoder_layers: int) -> tuple[tuple[float, 
 
 
 def use_deepnorm(layers: Iterable[nn.Module], *, alpha: float, beta: float) -> None:
-    """Sets the scales of layers to `alpha`, and multiplies the initial weights of their products by `beta`.
+    """Sets the scales of layers to `alpha`, and multiplies the initial weights of their linear layers by `beta`.
 
-    The weights of queries and keys stay as they are.
+    The weights that compute queries and keys are not changed.
     """
     for layer in dict.fromkeys(layers):  # tied layers occur several times
         layer.scales = dict.fromkeys(SUBLAYERS, alpha)  # type: ignore[assignment]
@@ -44,7 +44,7 @@ def use_admin(layers: Sequence[nn.Module], width: int, run: Callable[[], object]
     """Sets the scales of a stack of layers from the variances of one forward pass, `run` (Liu et al. 2020, section 4).
 
     The scales are vectors of parameters. The scale of sub-layer i is sqrt(Var[x_0] + sum of Var[f_j(x_j-1)] for j < i),
-    where x_0 is the input of the stack, so the input and the output of a sub-layer are in the proportion of a model
+    where x_0 is the input of the stack, so the input and the output of a sub-layer have the same ratio as in a model
     with norms before the sub-layers.
     """
     by_sublayer: dict[nn.Module, nn.Parameter] = {}

@@ -50,8 +50,8 @@ def sequential_scan_(update: Tensor, forget: Tensor, reverse: bool = False) -> T
 def parallel_scan(update: Tensor, forget: Tensor) -> Tensor:
     """Returns c_t = f_t c_{t-1} + u_t by doubling (Hillis and Steele 1986): B L D.
 
-    After n rounds, each token has the terms of the last 2^n tokens. A GPU and a compiler prefer log2(L) operations on
-    all tokens to L operations on one token of each sentence.
+    After n rounds, each token has the terms of the last 2^n tokens. On a GPU and in compiled code, log2(L)
+    operations on all tokens are faster than L operations on one token of each sentence.
     """
     span, length = 1, update.shape[1]
     while span < length:

@@ -29,9 +29,9 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Packed
 from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
 
-# B slots, R hypotheses (rows) of each, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
+# B slots, R hypotheses (rows) of a slot, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
 # target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads of keys and
-# values, G heads of queries for each of them, K width of a query or key head, Kv width of a value head, D model width
+# values, G heads of queries per head of keys, K width of a query or key head, Kv width of a value head, D model width
 
 Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
 
@@ -176,7 +176,7 @@ class StaticMemoryContext:
         """
         groups = query.shape[1] // keys.shape[1]
         rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B HG R K
-        if groups > 1:  # the rows of the heads that share keys are rows of one head
+        if groups > 1:  # the rows of heads that share keys become rows of one head
             mask = mask if mask.shape[1] > 1 else mask.expand(-1, rows.shape[1], -1, -1)
             rows, mask = (x.unflatten(1, (-1, groups)).flatten(2, 3) for x in (rows, mask))  # B H GR …
         attended = F.scaled_dot_product_attention(rows, keys, values, mask)
@@ -189,7 +189,7 @@ class StaticContext(StaticMemoryContext):
     """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
 
     cache: StaticKVCache
-    position: Tensor  # B, of the newest tokens
+    position: Tensor  # B: position of the newest token of each slot
     newest: Tensor  # N*H: indices of the new keys and values among B*H*E
     mask: Tensor  # B 1 R E, added to scores
 

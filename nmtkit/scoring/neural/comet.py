@@ -53,8 +53,8 @@ class Comet(NeuralMetric):
     def __init__(self, files: ModelFiles, encoder_folder: Path, device: str, *, reads_reference: bool) -> None:
         """`encoder_folder` has the config and the tokenizer of the encoder.
 
-        Raises ValueError for an unknown or damaged checkpoint, and for a model that does not read the texts of the
-        metric.
+        Raises ValueError for an unknown or damaged checkpoint, and for a model that does not fit
+        `reads_reference`.
         """
         super().__init__(files, device)
         self.reads_reference = reads_reference
@@ -71,7 +71,7 @@ class Comet(NeuralMetric):
         self.label = f"{'COMET' if reads_reference else 'CometKiwi'} {files.name.rsplit('/', 1)[-1]}"
         self.segments = settings.value("input_segments", ["mt", "src", "ref"]) if self.kind == CLASSES[2] else []
         self._check_reference()
-        # Models of this class were trained with softmax, although their checkpoints say sparsemax (issue 195 of COMET).
+        # Unified models were trained with softmax, although their checkpoints say sparsemax (issue 195 of COMET).
         # So hparams.yaml of the published models says sparsemax_patch since version 2.2.4 of unbabel-comet.
         mixing = settings.text("layer_transformation", "sparsemax" if self.kind == CLASSES[2] else "softmax")
         self.sparse = mixing == "sparsemax" and named.values.get("layer_transformation") != "sparsemax_patch"
@@ -156,7 +156,7 @@ class Comet(NeuralMetric):
         return (self.scale * self.finite(torch.cat(values))).tolist()
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns <s> text </s>, or <s> text </s> </s> text </s>. Each text, and the whole input, has a limit."""
+        """Returns the ids of <s> text </s>, or <s> text </s> </s> text </s>. Texts and inputs are cut to a limit."""
         limit = self.positions - 2  # tokens of a text with <s> and </s>
         distinct = list(dict.fromkeys(text for each in texts for text in each))
         encoded = self.tokenizer.encode_batch(distinct, add_special_tokens=False)
@@ -173,7 +173,7 @@ class Comet(NeuralMetric):
         return result
 
     def run(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns the embedding of each text, or the score of each input of a unified metric."""
+        """Returns the embedding of each text [B, D], or the score of each input of a unified metric [B, 1]."""
         layers = self.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
         real = mask[..., None].float()
         tokens = sum(

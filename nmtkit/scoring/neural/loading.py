@@ -12,7 +12,7 @@ from nmtkit.scoring.neural.metricx import MetricX
 from nmtkit.scoring.neural.network import ModelFiles, NeuralMetric
 from nmtkit.scoring.neural.tokenization import TOKENIZER_FILES
 
-WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # with the index of several files
+WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # the patterns also match the index of sharded weights
 MT5_TOKENIZER = "google/mt5-xl"  # all mT5 models, and so all MetricX models, have the same tokenizer
 DIGITS = 12  # digits of a hash in a signature
 
@@ -23,7 +23,7 @@ def load(name: str, model: str, device: str) -> NeuralMetric:
     Raises OSError or ValueError for a model that cannot be found, downloaded or read, and for a device that cannot be
     used.
     """
-    usable_device(device)  # before gigabytes are downloaded
+    usable_device(device)  # fails before gigabytes are downloaded
     with progress.pause_for(f"Loading {model}"):
         reads_reference = not name.endswith(("kiwi", "-qe"))
         if name.startswith("comet"):
@@ -50,7 +50,7 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
         fetched = download(repository, kind="model", revision=revision or None, patterns=patterns)
         return fetched.folder, repository, fetched.commit[:DIGITS]
     folder = Path(model)
-    if folder.suffix == ".ckpt" and folder.is_file():  # as in the command comet-score
+    if folder.suffix == ".ckpt" and folder.is_file():  # the command comet-score also takes the path of a checkpoint
         folder = folder.absolute().parents[1]
     if not folder.is_dir():
         hint = f"; a model of the Hub is {HUB_PREFIX}{model}" if re.fullmatch(r"[\w.-]+/[\w.@-]+", model) else ""
@@ -59,10 +59,10 @@ def located(model: str, patterns: tuple[str, ...]) -> tuple[Path, str, str]:
 
 
 def companion(folder: Path, pretrained: str, also: tuple[str, ...] = ()) -> Path:
-    """Returns a folder with the tokenizer of a model, and with the files `also`: the folder of the model, or else the
-    files of the pretrained model `pretrained`, which published checkpoints do not contain.
+    """Returns the folder that has the tokenizer of a model and the files `also`, which many checkpoints lack.
 
-    `pretrained` is a folder or a name on the Hub.
+    This is `folder` if it has these files, otherwise the folder of the pretrained model `pretrained`, a local folder or
+    a name on the Hub. Raises OSError or ValueError, with the missing files, if the download fails.
     """
     if any((folder / name).is_file() for name in TOKENIZER_FILES) and all((folder / name).is_file() for name in also):
         return folder

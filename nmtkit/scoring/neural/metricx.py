@@ -17,7 +17,7 @@ from nmtkit.scoring.neural.tokenization import load_tokenizer
 from nmtkit.scoring.segments import TextLines
 
 SCORE_ID = 250_089  # <extra_id_10>: the logit of this piece in the first step of the decoder is the score
-MAX_TOKENS = 1536  # of an input with eos, in the training of the models
+MAX_TOKENS = 1536  # maximum tokens of an input, eos included, in the training of the models
 HIGHEST = 25.0
 
 
@@ -34,7 +34,7 @@ class MetricX(NeuralMetric):
         path = files.folder / "config.json"
         values = read_json(path)
         if values.get("model_type") != "mt5":
-            raise ValueError(f"{path}: the model is of the type {values.get('model_type')!r}, not mt5 as MetricX")
+            raise ValueError(f"{path}: the model type is {values.get('model_type')!r}, but MetricX has the type 'mt5'")
         weights = read_weights(files.folder)
         with naming(files.folder):
             projection = weights.pop("lm_head.weight")
@@ -61,7 +61,7 @@ class MetricX(NeuralMetric):
         return self.rows(list(zip(*columns, strict=True)))[:, 0].tolist()
 
     def encode(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Returns the pieces of "source: … candidate: … reference: …" without eos."""
+        """Returns the ids of the pieces of "source: … candidate: … reference: …" without eos."""
         lines = [
             f"source: {source} candidate: {candidate}" + "".join(f" reference: {text}" for text in reference)
             for candidate, source, *reference in texts

@@ -16,7 +16,7 @@ from nmtkit.scoring.segments import SegmentMetric
 
 Texts = tuple[str, ...]  # texts that the network reads together
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}  # maximum number of padded tokens of a batch
-MEMORY = 65_536  # results of texts that a metric keeps for later calls
+MEMORY = 65_536  # maximum number of results that a metric keeps for later calls
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NeuralMetric(SegmentMetric):
         return facts | {"scale": f"{self.scale:g}", "version": f"nmtkit-{__version__}"}
 
     def rows(self, inputs: Sequence[Texts]) -> Tensor:
-        """Returns the row of each input on the CPU: [inputs, D]. Equal inputs, and inputs of recent calls, run once."""
+        """Returns the result of each input on the CPU: [inputs, D]. Repeated and recent inputs are computed once."""
         known = {texts: self._memory[texts] for texts in inputs if texts in self._memory}
         new = [texts for texts in dict.fromkeys(inputs) if texts not in known]
         if new:
@@ -87,12 +87,12 @@ class NeuralMetric(SegmentMetric):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """A context without gradients and without the number type of a training that calls the metric."""
+        """A context without gradients, and without the autocast of a training that calls the metric."""
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
     def columns(self, **texts: Sequence[str] | None) -> list[Sequence[str]]:
-        """Returns the given texts. Raises ValueError for texts that are missing or have another number of lines."""
+        """Returns the given texts. Raises ValueError if a text is missing or has a different number of lines."""
         for name, lines in texts.items():
             if lines is None:
                 remedy = " (give --src FILE, --data or --test-set)" if name == "sources" else ""
@@ -133,7 +133,7 @@ def quiet_transformers() -> Iterator[None]:
 
 def pretrained(architecture: Any, config: Any, weights: Mapping[str, Tensor], path: Path, **options: Any) -> Any:
     """Returns a network of transformers with given weights. Raises ValueError for missing or unfitting weights."""
-    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report names the weights
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # the report lists the wrong weights
     with quiet_transformers():
         network, report = architecture.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     wrong = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})

@@ -1,4 +1,4 @@
-"""Subword tokenizers of XLM-R and mT5, which COMET and MetricX read."""
+"""Subword tokenizers of XLM-R and mT5, which COMET and MetricX use."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ def load_tokenizer(folder: Path, family: Literal["xlm-roberta", "mt5"], embeddin
         raise ValueError(f"{path} is damaged, or is not a tokenizer: {error}") from error
     if (size := tokenizer.get_vocab_size()) > embeddings:
         raise ValueError(
-            f"{path} has {size} pieces, but the network has {embeddings} embeddings; the tokenizer is of another model"
+            f"{path} has {size} pieces, but the network has {embeddings} embeddings; the tokenizer is for another model"
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()

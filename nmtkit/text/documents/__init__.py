@@ -31,7 +31,7 @@ EXTENSIONS = {
 
 
 def format_of(name: str) -> str | None:
-    """Returns the format for the extension of a file name, or None for text."""
+    """Returns the format for the extension of a file name, or None for plain text."""
     return EXTENSIONS.get(PurePath(name).suffix.lower())
 
 

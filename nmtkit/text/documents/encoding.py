@@ -15,7 +15,7 @@ _MARKS = (
 )
 # Allowed encodings. Some other codecs of Python compress or escape data instead.
 _KNOWN = re.compile(
-    r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|8[56]\d|874|932|949)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
+    r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|720|8[56]\d|874|932|949|950)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
     r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620|iso2022_jp"
 )
 # Browsers read some declared encodings as a different encoding, for example ISO 8859-1 as Windows-1252.

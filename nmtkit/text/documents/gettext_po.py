@@ -137,7 +137,7 @@ def checked(entry: CatalogueEntry, text: str) -> CatalogueEntry:
         raise ValueError(f"line {line_of(text, entry.start)}: an entry without {(*missing, 'msgid')[0]}")
     if ("msgid_plural" in entry.messages) == ("msgstr" in entry.messages):
         line = line_of(text, entry.start)
-        raise ValueError(f"line {line}: an entry has either msgstr, or msgid_plural and msgstr[0]")
+        raise ValueError(f"line {line}: an entry must have either msgstr, or msgid_plural and msgstr[0]")
     return entry
 
 
@@ -232,7 +232,7 @@ class Catalogue(Document):
         return any("fuzzy" in re.split(r"[,\s]+", self.text[slice(*line)]) for line in entry.flags)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yields source and translation of each entry that is not fuzzy: the first form and the last plural form."""
+        """Yields source and translation of each entry that is not fuzzy. Plural entries yield up to two pairs."""
         for entry in self.all_entries:
             if entry is self.header or not entry.translated or self.is_fuzzy(entry):
                 continue

@@ -69,9 +69,9 @@ def is_markup(text: str) -> bool:
 def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
     """Returns the range of pieces to translate: from the first text to the last text.
 
-    A code before the first text or after the last text is included if its partner is inside the range, or if it shows
-    and a sign touches the code, because the translation may lack the sign. A pair of codes around the whole text is
-    left out, because its position is known.
+    A code before the first text or after the last text is included if its partner is inside the range, or if it is
+    spaced and a sign touches the code, because the translation may lack the sign. A pair of codes around the whole text
+    is left out, because its position is known.
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
@@ -116,7 +116,7 @@ class Inline:
         self.spaces = _spaces(pieces)
         ends_blank = True  # the translator sees the text without codes, so spaces around a code are merged
         for index, piece in enumerate(pieces):
-            if self.is_glued(piece):  # to the translator, the words on both sides are not one word
+            if self.is_glued(piece):  # the translator must not join the words on both sides
                 parts.append(" ")
                 ends_blank = True
             if piece.role == "text":
@@ -138,7 +138,7 @@ class Inline:
         self.source = self.parts(self.markup)
 
     def is_glued(self, piece: Piece) -> bool:
-        """Returns whether a spaced code stands between two letters without spaces, such as a line break."""
+        """Returns whether a spaced code, such as a line break, stands between two letters without spaces."""
         return piece.spaced and self.spaces[id(piece)] == (False, False)
 
     @property

@@ -23,7 +23,7 @@ def ends_sentence(text: str) -> bool:
 def continues(before: str, after: str) -> bool:
     """Returns whether a sentence of the line `before` continues in the line `after`.
 
-    `before` must not end a sentence. In addition, `before` ends with a comma, or `after` begins with a small letter.
+    `before` must not end a sentence. In addition, it must end with a comma, or `after` must begin with a small letter.
     """
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
@@ -40,7 +40,7 @@ def sentence_ranges(lines: Sequence[str], joins: Callable[[str, str], bool] = co
 
 @dataclass
 class Word:
-    """A unit without a line break inside: a word with its codes, or a character of a script without spaces."""
+    """A unit that no line break divides: a word with its codes, or a character of a script without spaces."""
 
     raw: str = ""  # text of the word as in the file
     text: str = ""  # text of the word without codes

@@ -1,6 +1,6 @@
 """Placeholders of the string formats of gettext, such as %s in a c-format.
 
-The programs of gettext refuse a translation whose placeholders do not take the arguments of its source.
+The programs of gettext refuse a translation whose placeholders do not take the same arguments as its source.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 _NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
 
-# The placeholders of each format. A sign that could begin a placeholder and does not is a placeholder, too, because the
+# The placeholders of each format. A sign that could begin a placeholder but does not is also listed, because the
 # translation must not contain such a sign by chance.
 _PRINTF = (
     r"%%|%\{[^{}]*+\}|%(?:\([^()]*+\)|\d{1,2}\$)?[-+ #0',]{0,6}+(?:\d++|\*)?+(?:\.(?:\d++|\*)?+)?+"
@@ -33,9 +33,9 @@ _ANY = re.compile(f"{_PRINTF}|{_BRACES}")
 
 
 def placeholders(text: str, formats: Collection[str] = ()) -> list[str]:
-    """Returns the placeholders of a text in order: of its formats, such as "c", or without a format of the usual kinds.
+    """Returns the placeholders of a text in order. Signs that stand for themselves, such as %%, are left out.
 
-    Signs that stand for themselves, such as %%, are left out.
+    `formats` are the formats of the text, such as "c". Without formats, placeholders of the usual kinds are returned.
     """
     text = _QUOTED.sub("''", text) if "java" in formats else text
     patterns = [pattern for names, pattern in _KINDS if {*formats} & {*names}] if formats else [_ANY]
@@ -46,7 +46,7 @@ def in_order(source: str, target: str, formats: Collection[str]) -> str | None:
     """Returns the translation with placeholders that take the same arguments as in the source.
 
     If the order of unnamed placeholders changed, they get numbers, as in %2$d %1$s. Returns None if the translation has
-    other placeholders than the source, and if the format cannot number the placeholders.
+    other placeholders than the source, or if the format cannot number the placeholders.
     """
     wanted, present = (placeholders(text, formats) for text in (source, target))
     if not formats or wanted == present:

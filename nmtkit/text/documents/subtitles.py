@@ -105,7 +105,7 @@ def timing(text: str, start: int, end: int, *, expected: bool = False) -> tuple[
 def are_clocks(line: str, *, expected: bool) -> bool:
     """Returns whether a line is a clock, an arrow or a dash, and a second clock, in a notation that no player reads.
 
-    A line with --> beside a clock is such a line, and any line with --> where times are `expected`.
+    A line with --> next to a clock also counts. If times are `expected`, every line with --> counts.
     """
     line = _TAG.sub("", line)
     if (expected and "-->" in line) or _CLOCK_WITH_ARROW.search(line):
@@ -278,8 +278,8 @@ class WebVTT(Subtitles):
     def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
         """Returns whether the line before `index` is the identifier of the cue whose times are at `index`.
 
-        The text of the previous cue may come directly before the times. In this case, a line counts as an identifier
-        only if it is a number after a blank line.
+        The text of the previous cue may come directly before the times. So a line counts as an identifier only if it is
+        a number after a blank line.
         """
         blank = index > 1 and not self.text[slice(*lines[index - 2])].strip()
         return super().has_identifier(lines, index) and blank

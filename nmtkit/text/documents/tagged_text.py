@@ -73,7 +73,7 @@ class TaggedText(Document):
 def _parts(text: str) -> Iterator[Piece]:
     """Yields the texts and tags of a text. Comments and declarations are tags without a name."""
     for role, start, end, name in split_markup(text):
-        if name:  # in XML, also <br> has an end tag
+        if name:  # in XML, <br> also has an end tag
             role = "closing" if text.startswith("</", start) else "alone" if text[end - 2] == "/" else "opening"
         words = markup.unescape_entities(text[start:end]) if role == "text" else ""
         yield Piece(role, words, name=name, start=start, end=end)

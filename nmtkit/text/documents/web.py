@@ -56,7 +56,7 @@ DESCRIPTIONS = names(
 RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
 _MESSAGE = "{"  # the name of the piece of a message of ICU
-# a tag as in the HTML standard; TAG is the same, but for a < inside it
+# a tag as in the HTML standard, which may contain <; TAG does not allow < inside a tag
 _TAG = re.compile(TAG.pattern.replace("<>", ">"))
 _TAG_START = re.compile("</?[A-Za-z]")
 _ATTRIBUTE = re.compile(r"([^\s>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s>]++)))?")
@@ -78,7 +78,7 @@ class Token:
 def tokens(text: str) -> Iterator[Token]:
     """Yields the tokens of the whole page in order. A comment without an end extends to the end of the page.
 
-    A tag without an end extends to the next <, so that the rest of a damaged page is read. A browser drops that rest.
+    A tag without an end extends to the next <, so that the rest of a damaged page is read. A browser drops the rest.
     """
     grammar = _TAG
     cursor = 0  # start of the text that has not been yielded
@@ -419,7 +419,7 @@ class WebPage(Document):
     def language_edits(self) -> list[FileEdit]:
         """Returns the changes of the attributes lang and dir of <html>.
 
-        A page without <html> has no changes, nor has a page whose template writes attributes of <html>.
+        The list is empty for a page without <html>, and for a page whose template writes attributes of <html>.
         """
         language, root = self.options.target_language, self.reader.root
         if language is None or root is None or self.reader.has_code(root):
@@ -444,6 +444,6 @@ class WebPage(Document):
 
 
 def written(text: str, quote: str = "") -> str:
-    """Returns a text as HTML, with visible entities for no-break spaces, and for `quote`."""
+    """Returns a text as HTML. No-break spaces and the character `quote` are written as entities."""
     text = html.escape(text, quote=False).replace("\u00a0", "&#160;")
     return text.replace(quote, "&quot;" if quote == '"' else "&#39;") if quote else text

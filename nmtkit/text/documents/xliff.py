@@ -178,7 +178,7 @@ class _TreeBuilder:
 def texts_of(node: Node) -> Iterator[str]:
     """Yields the texts of an element, without the content of inline codes.
 
-    A space stands for a placeholder between two letters, such as a line break.
+    A placeholder between two letters, such as a line break, becomes a space.
     """
     before = ""  # the last character of the text
     is_placeholder = False  # whether a placeholder follows the text
@@ -219,7 +219,7 @@ class SourcePart:
     end: int
     inline: Inline
     markup: bool
-    lines: Sequence[int] = (0,)  # the number of characters of each line, where lines are preserved
+    lines: Sequence[int] = (0,)  # number of characters of each line, if lines are preserved
 
     def written(self, translation: str) -> str | None:
         """Returns the translation as XML, or None if the translation equals the source."""
@@ -313,7 +313,7 @@ class Xliff(Document):
                     yield source, target
 
     def parts(self, container: Node) -> Iterator[SourcePart]:
-        """Yields the parts of a source: its preserved lines, where a sentence may continue on the next line, or all."""
+        """Yields the parts of a source: all of it, or if lines are preserved, each group of lines of one sentence."""
         markup = is_markup("".join(texts_of(container)))
         pieces: Sequence[Piece] = list(self.pieces(container, markup))
         has_section = "<![CDATA[" in self.text[container.inner : container.inner_end]
@@ -423,7 +423,7 @@ class Xliff(Document):
 
 
 def _preserved_lines(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
-    """Returns the pieces of each line, with the line feed. A pair of codes over several lines keeps all in one."""
+    """Returns the pieces of each line, with the line feed. If a pair of codes spans lines, all pieces are one line."""
     line, lines_of = 0, []
     for piece in pieces:
         lines_of.append(line)

@@ -334,3 +334,10 @@ def test_names_of_encodings_mean_the_same_as_in_browsers(label, codec, text):
     page = f"<meta charset={label}><p>{text}".encode(codec)
     document = read_document(page, "html", "a.html")
     assert document.segments == [text] and document.encoded(document.render(document.segments)) == page
+
+
+@pytest.mark.parametrize(("label", "codec", "text"), [("cp950", "big5hkscs", "中"), ("dos-720", "cp720", "ع")])
+def test_encodings_that_browsers_do_not_know_are_read(label, codec, text):
+    page = f"<meta charset={label}><p>{text}".encode(codec)
+    document = read_document(page, "html", "a.html")
+    assert document.segments == [text] and document.encoded(document.render(document.segments)) == page
