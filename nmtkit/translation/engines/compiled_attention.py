@@ -1,6 +1,6 @@
 """Attention of a row in the compiled engine, as code for LLVM: softmax(q K^T x scale) V for each head.
 
-Keys and values lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
+Keys and values can lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
 kernels of the usual widths of heads keep a query and the sum of its values in registers, and add up the products of
 four keys together. Memory for weights has a multiple of LANES numbers.
 """
@@ -41,7 +41,7 @@ def totals(code: Vectors, vectors: list[Any]) -> Any:
 def write_products(
     code: Vectors, parts: int, query: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
 ) -> Any:
-    """Writes the products of a query and `count` keys, times `scale`, to y. Returns the largest.
+    """Writes the products of a query and `count` keys, times `scale`, to y. Returns the largest product.
 
     The last part of LANES numbers is written whole, with -inf for missing keys.
     """

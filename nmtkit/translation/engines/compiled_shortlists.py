@@ -65,8 +65,8 @@ def pack_shortlist(output: Any, columns: Array, table: Array, slot: int) -> None
     """Packs the output projection of the target pieces `columns` for a slot of the search.
 
     Row `slot` of a table of linear layers has the addresses of the memory of the packed projection.
-    The outputs that fill the last block have the bias -inf, so that the search never chooses these outputs. Their old
-    weights are finite.
+    Padding outputs in the last block have the bias -inf, so the search never chooses these outputs. They keep old
+    weights, which are finite.
     """
     count, address = len(columns), columns.ctypes.data
     size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS

@@ -108,7 +108,7 @@ class MemorySizes:
     positions: int  # longest source or output
     vocabulary: int
     shortlists: bool
-    recorded: int  # source tokens with attention weights of each target token; 0: attention is not recorded
+    recorded: int  # source tokens whose attention weights are recorded for each target token; 0: no recording
 
     @property
     def hypotheses(self) -> int:
@@ -171,7 +171,7 @@ class SearchMemory:
         self.write_addresses()
 
     def kept(self, shape: tuple[int, ...], dtype: Any) -> int:
-        """Returns the address of zeros, whose array lives as long as this memory."""
+        """Returns the address of a new array of zeros, which lives as long as this memory."""
         array = aligned(shape, dtype)
         array[...] = 0
         self.arrays.append(array)
