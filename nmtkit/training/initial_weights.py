@@ -38,9 +38,8 @@ def start_from(
 ) -> dict[SideName, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
-    `VocabularyChange` explains the copies of the weights of pieces. If `relative` is given, tokens of new languages
-    start from the token of this language. The model also gets the shortlist of the checkpoint, unless the vocabularies
-    differ.
+    For the weights of pieces, see `VocabularyChange`. If `relative` is given, tokens of new languages start from the
+    token of this language. The model also gets the shortlist of the checkpoint, unless the vocabularies differ.
 
     If `partial` is true, parameters that the checkpoint does not have, or has with another shape, keep their initial
     values. So a smaller model can start with a part of a larger model ("shrink and fine-tune", Shleifer and Rush 2020).

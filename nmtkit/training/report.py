@@ -277,7 +277,7 @@ def sections(
 
 
 def _cut(translation: str) -> str:
-    """Returns a translation, or its first `SHOWN` characters and …. A model that repeats a word writes long lines."""
+    """Returns a translation. A translation of more than `SHOWN` characters is cut, with … at its end."""
     return translation if len(translation) <= SHOWN else translation[:SHOWN].rstrip() + " …"
 
 

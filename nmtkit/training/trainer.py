@@ -65,8 +65,8 @@ class Trainer:
     ) -> None:
         """Builds the optimizer and prepares the model for one or several processes.
 
-        `adapters` describes the adapters of the model, if it has any (see checkpoint.py). Then only the adapters are
-        saved. `schedule_start` is the update after which the learning-rate schedule begins.
+        `adapters` describes the adapters of the model, if it has any (models/checkpoint.py). Then only the adapters
+        are saved. `schedule_start` is the update after which the learning-rate schedule begins.
         """
         self.job = job
         self.device = device

@@ -128,7 +128,7 @@ class Pipeline:
         return lines
 
     def check(self, requests: Sequence[Request], first_id: int = 0) -> None:
-        """Raises the errors of `segments` about constraints and references, except terms of a glossary."""
+        """Raises the errors of `segments` about constraints and references, except errors about glossary terms."""
         if self.search.score_reference:
             self.segments(requests, first_id)
             return

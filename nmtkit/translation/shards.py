@@ -55,7 +55,7 @@ class TranslationSettings:
     plugins: Sequence[str] = ()
 
     def load(self, threads: int | None = None) -> "ShardTranslator":
-        """Loads the model, which computes with `threads` threads, or with the number of threads that torch has.
+        """Loads the model. If `threads` is given, torch computes with this number of threads.
 
         Raises OSError or ValueError if the files or the settings cannot be used.
         """
@@ -96,7 +96,7 @@ class TranslationSettings:
 
 
 def engine_of(devices: DeviceOptions) -> str:
-    """Returns the name of the engine for `fingerprint`. If translations can be different, so are the names.
+    """Returns the name of the engine for `fingerprint`. Names are different if translations can be different.
 
     In int8, the translations of the compiled search and of PyTorch differ, so machines with and without Numba do not
     share a job with --engine auto.

@@ -39,7 +39,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
     et al. 2024). Raises ValueError if no matrix is trained.
     """
     # The factor "lr_scale" of --base-width is for Adam, so it is replaced. Orthogonalised updates need no factor: four
-    # updates change the logits at width 512 by 1.1 times as much as at width 128, and by 0.4 times with the factor.
+    # updates change the logits 1.1 times as much at width 512 as at width 128, and with the factor 0.4 times as much.
     matrices = [group for group in groups if group["name"].startswith("matrices")]
     others = [group for group in groups if not group["name"].startswith("matrices")]
     if not matrices:

@@ -98,7 +98,7 @@ def replace_by_exponentials(code: Vectors, x: Any, count: Any, largest: Any) -> 
 def write_sum(
     code: Vectors, parts: int, weights: Any, factor: Any, values: Any, places: Any, count: Any, stride: Any, y: Any
 ) -> None:
-    """Writes the sum of `count` values, each times its weight, times `factor`."""
+    """Writes `factor` times the weighted sum of `count` values to y."""
     builder = code.builder
     sums = [code.variable(code.constant(0)) for _ in range(parts)]
     for total in sums:

@@ -51,7 +51,7 @@ def selected(code: Vectors, columns: Any, count: Any, x: Any, y: Any) -> None:
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER)
 def filled(code: Vectors, y: Any, first: Any, end: Any, bits: Any) -> None:
-    """Writes a 32-bit number to the places from `first` to `end`."""
+    """Writes a 32-bit number to the places of y from `first` to `end`."""
     builder = code.builder
     with code.loop(builder.sub(end, first), 1) as index:
         builder.store(builder.trunc(bits, INT), code.at(y, builder.add(first, index), INT))

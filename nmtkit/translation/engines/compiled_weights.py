@@ -160,9 +160,9 @@ def gates_of(config: TransformerConfig) -> int:
 
 
 def position_tables(model: Transformer, length: int) -> dict[str, Array]:
-    """Returns the tables of a model for at least `length` positions. The keys are fields of the record MODEL.
+    """Returns the position tables of a model, for at least `length` positions, by fields of the record MODEL.
 
-    If the model adds no positions to its embeddings, the tables of added positions are 0.
+    If the model adds no positions to its embeddings, the tables of added positions are zeros.
     """
     config, size = model.config, max(1024, 2 * length)
     if config.positions in ADDED_POSITIONS:

@@ -74,7 +74,7 @@ def avoided_texts(texts: Sequence[AvoidedText]) -> AvoidedTexts:
 
 @functools.lru_cache(maxsize=1024)
 def pieces_of(text: AvoidedText) -> list[Array]:
-    """Returns the lists of pieces of a text that `compiled_rules.AvoidedTexts` describes."""
+    """Returns the lists of pieces of a text. `compiled_rules.AvoidedTexts` describes these lists."""
     pieces = text.pieces
     lists: list[list[int]] = [pieces.contains(text.text), []]
     for size in range(1, len(text.text)):
@@ -89,7 +89,7 @@ def spelled(pieces: PieceTexts) -> Ragged:
 
 
 def joined(parts: Sequence[Ragged]) -> Ragged:
-    """Returns the lists of all parts, one after another."""
+    """Returns the lists of all parts in order, as a single `Ragged`."""
     return ragged([part.values[a:b] for part in parts for a, b in itertools.pairwise(part.starts)], np.uint8)
 
 

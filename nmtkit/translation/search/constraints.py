@@ -1,4 +1,4 @@
-"""Constraints on the translation of a sentence: a prefix in ids, and texts that it contains or does not contain."""
+"""Constraints on the translation of a sentence: a prefix in ids, and texts that it must or must not contain."""
 
 import re
 from bisect import bisect_left
@@ -51,7 +51,7 @@ def text_bytes(text: str) -> bytes:
 
 
 class PieceTexts:
-    """The bytes of the pieces of a vocabulary, with the pieces that contain, begin with, or equal a text."""
+    """The texts of the pieces of a vocabulary as bytes. Finds pieces that contain, begin with, or equal a text."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = list(texts)
@@ -102,7 +102,7 @@ def target_texts(tokenizer: Tokenizer, capitals: bool = False) -> PieceTexts:
 
 @dataclass(frozen=True)
 class AvoidedText:
-    """A text that no translation contains, with the texts of the pieces that can spell it.
+    """A text that no translation may contain, with the texts of the pieces that can spell it.
 
     A space at the start or the end of a line counts as part of the line, so " in " avoids a whole word. A line feed
     stands before the space at the start.
@@ -117,7 +117,7 @@ class AvoidedText:
         return AvoidedText(text_bytes(line_of(text)), target_texts(tokenizer))
 
     def is_in(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the text of `tokens`, without its end, contains the avoided text."""
+        """Returns whether the text of `tokens`, as the beginning of a line, contains the avoided text."""
         text = b"\n " + b"".join(self.pieces.texts[token] for token in tokens)
         return self.text in re.sub(b" +", b" ", text)
 

@@ -1,4 +1,4 @@
-"""A search over one batch with required phrases, scores of references, and results about complete translations."""
+"""Searches one batch with required phrases, scores references, and annotates complete translations."""
 
 import dataclasses
 import math
