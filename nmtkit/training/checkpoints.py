@@ -23,7 +23,7 @@ RESUMABLE = 2  # number of checkpoints that keep their training state; if the ne
 
 
 def file_name(update: int) -> str:
-    """Returns the name of the checkpoint that a run writes after `update`."""
+    """Returns the name of the checkpoint that a run writes after update number `update`."""
     return f"update_{update:08d}.pt"
 
 
@@ -121,7 +121,7 @@ class CheckpointManager:
     def newest(self) -> tuple[Path, checkpoint_file.Checkpoint] | None:
         """Returns the newest checkpoint from which a run can resume, or None if there are no checkpoints.
 
-        Skips damaged files with a warning. Raises ValueError if no run can resume from any of the checkpoints.
+        Skips damaged files with a warning. Raises ValueError if there are checkpoints, but no run can resume from them.
         """
         paths = numbered(self.folder) if self.folder.is_dir() else []
         for path in reversed(paths):

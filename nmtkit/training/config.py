@@ -51,7 +51,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "callbacks": CALLBACKS,
 }
 SEVERAL = tuple(kind for kind, entries in REGISTRIES.items() if entries.several)
-CALLING_PARTS = ("expected_reward", "guided_alignment")  # criterions that call methods of a model other than forward
+CALLING_PARTS = ("expected_reward", "guided_alignment")  # criterions that call model methods other than `forward`
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "architecture": ("transformer_base",),
     "criterion": ("label_smoothed_cross_entropy",),
@@ -160,7 +160,7 @@ class JobConfig:
         """Raises ValueError if --base-width is given with SGD or Adafactor.
 
         --base-width multiplies the learning rates of parts of the model by factors for Adam. SGD needs other factors
-        (Yang et al. 2021, table 8). Adafactor multiplies each update by the size of the weights already.
+        (Yang et al. 2021, table 8). Adafactor already scales each update by the size of the weights.
         """
         optimizer, architecture = (self.components[table] for table in ("optimizer", "architecture"))
         if optimizer.name in ("sgd", "adafactor") and getattr(architecture.config, "base_width", None) is not None:
@@ -217,9 +217,9 @@ def architecture_of(path: Path) -> Component:
 
 
 def _without_translations(components: dict[str, Component], chosen: bool) -> dict[str, Component]:
-    """Returns the components without the default metrics, because a language model does not translate.
+    """Returns the components of a language model, which does not translate: without the default metrics.
 
-    Raises ValueError if the metrics are `chosen` and one of them scores translations.
+    Metrics that the user has `chosen` are kept. Raises ValueError if one of the chosen metrics scores translations.
     """
     metrics = {table: component for table, component in components.items() if kind_of(table) == "metrics"}
     if not chosen:

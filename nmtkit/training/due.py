@@ -45,7 +45,7 @@ class Requests(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """The work that is due after an update, in this order. A new best score and a callback can add to it."""
+    """The work that is due after an update, in the order of the fields. A new best score or a callback can add work."""
 
     log: bool = False
     validate: bool = False

@@ -23,8 +23,8 @@ from nmtkit.training.trainer import StepMetrics
 log = logging.getLogger("nmtkit")
 
 FIRST_EXCESS = 2.0  # nats per token by which the first loss may exceed the loss of uniform guesses
-DIVERGED_EXCESS = 2.0  # the same in a log line: a run with a higher loss diverges
-DIVERGED_UPDATES = 100  # number of updates with such a loss, one after the other, that end the run
+DIVERGED_EXCESS = 2.0  # the same limit for the loss of a log line: a run with a higher loss diverges
+DIVERGED_UPDATES = 100  # number of consecutive updates with such a loss that end the run
 SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
 PLATEAU = 0.2  # nats per token below the entropy of the target pieces that a run must reach
 PROGRESS = 0.05  # nats per token by which the loss of a run that leaves the plateau falls between two log lines
@@ -46,7 +46,7 @@ class TrainingHealth:
     def __init__(self, job: JobConfig, train: Split, fresh: bool) -> None:
         self.save_dir = job.run.save_dir
         self.highest = None if job.run.finetune_from else math.log(train.tokenizer.target_size) + DIVERGED_EXCESS
-        self.good_until = 0  # update of the newest log line of a run that did not diverge
+        self.good_until = 0  # update of the newest log line with a loss of at most `highest`
         self.uniform = math.log(train.tokenizer.target_size)
         self.entropy = target_entropy(train)
         warmup = getattr(job.components["lr-scheduler"].config, "warmup_updates", 0)
@@ -83,8 +83,8 @@ class TrainingHealth:
             return
         if update - self.good_until >= DIVERGED_UPDATES:
             raise DivergedError(
-                f"update {update} has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: the run diverges "
-                f"since update {self.good_until + 1}. {self._good_checkpoint()} Try a lower --lr, a longer "
+                f"update {update} has {shown(nll)}, but uniform guesses have {shown(self.uniform)}: the run has "
+                f"diverged since update {self.good_until + 1}. {self._good_checkpoint()} Try a lower --lr, a longer "
                 "--warmup-updates, or --clip-norm 1, in another --save-dir: the same command resumes the diverged run"
             )
         self._warn_of_divergence(update, nll)
@@ -102,7 +102,7 @@ class TrainingHealth:
         """Returns a sentence about the newest checkpoint from before the divergence."""
         newest = file_name(self.good_until)
         good = [path for path in numbered(self.save_dir) if path.name <= newest] if self.save_dir.is_dir() else []
-        return f"The newest checkpoint before is {good[-1]}." if good else "No checkpoint is older."
+        return f"The newest checkpoint before this update is {good[-1]}." if good else "No checkpoint is older."
 
     def after_log_line(self, record: Mapping[str, Any]) -> None:
         """Checks the mean loss since the previous log line."""
@@ -132,7 +132,7 @@ class TrainingHealth:
     def after_validation(self, update: int, scores: Mapping[str, float]) -> None:
         """Compares the first validation of the run with the training loss before it.
 
-        Before the first log line, a validation tells of a run that diverges, because such a run has no other sign yet.
+        Before the first log line, there is no training loss, so only the warning about a run that diverges is possible.
         """
         if not self.valid_due or "ppl" not in scores:
             return
@@ -142,7 +142,7 @@ class TrainingHealth:
             return
         self.valid_due = False
         if self.highest is not None and self.logged[1] > self.highest:
-            return  # the run diverges, which has another cause
+            return  # the run diverges, so the data is probably not the cause
         nll = math.log(scores["ppl"])
         if nll > self.logged[1] + VALID_EXCESS:
             log.warning(

@@ -20,11 +20,11 @@ from nmtkit.models.checkpoint import tied_to
 from nmtkit.models.formats.vocabulary import HIDDEN
 
 SideName = Literal["source", "target"]
-Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: they cannot spell the piece
+Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empty: no old pieces spell it
 
 log = logging.getLogger("nmtkit")
 
-IMPROBABLE = 20.0  # nats by which the bias of a piece that the data does not have is below the mean
+IMPROBABLE = 20.0  # nats below the mean bias; the bias of hidden pieces that the targets do not contain
 
 
 def start_from(
@@ -38,7 +38,7 @@ def start_from(
 ) -> dict[SideName, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
-    `VocabularyChange` describes the weights of pieces. If `relative` is given, tokens of new languages start from the
+    For the weights of pieces, see `VocabularyChange`. If `relative` is given, tokens of new languages start from the
     token of this language. The model also gets the shortlist of the checkpoint, unless the vocabularies differ.
 
     If `partial` is true, parameters that the checkpoint does not have, or has with another shape, keep their initial
@@ -144,9 +144,9 @@ def _check_same_function(
 ) -> None:
     """Raises ValueError if the model cannot compute the function of the checkpoint. Warns if training must adapt it.
 
-    A shape shows only a part of the differences. The others are settings such as the number of heads, parameters of the
-    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. `joint`
-    says that both vocabularies are joint or both are separate; if they differ, so do the shared embeddings.
+    Shapes do not show all differences. Other differences are settings such as the number of heads, parameters of the
+    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. Shared
+    matrices are compared only if `joint` is true: both vocabularies are joint, or both are separate.
     """
     refused = changed_settings(config, old_config, "refused")
     adapts = changed_settings(config, old_config, "adapts")
@@ -183,7 +183,7 @@ def _fitting(
 ) -> dict[str, Tensor]:
     """Returns the parameters of the model that the checkpoint has with the same shape.
 
-    Unless `partial` is true, raises ValueError for the first other parameter. Else logs the numbers of parameters.
+    Unless `partial` is true, raises ValueError for the first parameter that does not fit. Otherwise logs the counts.
     """
     fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
     new = [key for key in state if key not in fitting]
@@ -361,7 +361,7 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: SideName, p
     """Copies vectors of pieces from a text file into an embedding. Returns the number of known pieces in the file.
 
     The file has the format of word2vec, GloVe and fastText: each line has a piece and its numbers, separated by spaces.
-    The first line may hold the counts of lines and numbers. Values are copied without scaling (the Transformer
+    The first line may hold the number of lines and the width. Values are copied without scaling (the Transformer
     multiplies embeddings by sqrt(d_model)). Raises OSError, or ValueError for vectors of a different width, fields that
     are not numbers, and a file without a known piece.
     """

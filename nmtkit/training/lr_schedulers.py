@@ -195,7 +195,7 @@ class StepDecay(LRScheduler):
 class WarmupStableDecayConfig(Config):
     lr: float = option(5e-4, "Learning rate between warm-up and decay.", above=0)
     warmup_updates: int = option(1000, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
-    decay_share: float = option(0.2, "Share of the run with a falling rate, at its end.", above=0, max=1)
+    decay_share: float = option(0.2, "Share of the run, at its end, in which the rate falls.", above=0, max=1)
 
 
 @LR_SCHEDULERS.register("warmup_stable_decay", WarmupStableDecayConfig())

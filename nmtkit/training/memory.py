@@ -82,8 +82,8 @@ def is_sharded(trainer: Trainer) -> bool:
 def fits(trainer: Trainer, loader: BatchLoader, micro_batches: Sequence[RowNumbers], spare: float = 0.0) -> bool:
     """Returns whether the device has enough memory for the forward and backward pass of each micro-batch.
 
-    During the passes, memory for the optimizer state is occupied, and the share `spare` of the memory of a GPU, because
-    micro-batches of later epochs may be larger.
+    During the passes, memory for the optimizer state is reserved. The share `spare` of the memory of a GPU is reserved,
+    too, because micro-batches of later epochs may be larger.
     """
     occupied = []
     try:

@@ -243,7 +243,7 @@ class CometKiwiConfig(Config):
 
 @METRICS.register("cometkiwi", CometKiwiConfig())
 class CometKiwiScore(NeuralScore):
-    """CometKiwi, times 100, which reads no reference (Rei et al. 2022)."""
+    """CometKiwi without a reference, times 100 (Rei et al. 2022)."""
 
     def __init__(self, config: CometKiwiConfig) -> None:
         super().__init__("cometkiwi", config.cometkiwi_model)

@@ -1,4 +1,4 @@
-"""Computes the plan of a run: the values that its settings have on this machine.
+"""Computes the plan of a run: its settings, with the device, precision and batch size for this machine.
 
 The run, its dry run, the cost estimate and the memory probe take device, precision, processes, threads and batch size
 from the same plan, so that they all describe the same run.
@@ -53,7 +53,7 @@ class RunPlan:
     def even_max_tokens(self, max_tokens: int) -> int:
         """Returns a --max-tokens of at most `max_tokens` with which each process gets the same number of micro-batches.
 
-        The number is the same only if sentences divide almost evenly (see `SHARE_MARGIN`).
+        The numbers are the same only if sentences divide almost evenly (see `SHARE_MARGIN`).
         """
         rounds = math.ceil(self.batch_tokens / max_tokens / self.world_size)
         return min(max_tokens, _share(self.batch_tokens, rounds * self.world_size))

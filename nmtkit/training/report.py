@@ -47,7 +47,7 @@ UNITS = {
     "gradient norm": "L2 norm",
 }
 LARGEST_POINT = 1e100  # a curve leaves out larger numbers, such as the perplexity of a run that diverged
-SHOWN = 300  # characters of a translation that the page shows
+SHOWN = 300  # maximum number of characters of a translation on the page
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
 # numbers of a record that have no curve
@@ -115,7 +115,7 @@ class ValidatedTranslations(Protocol):
 
 
 class RunPage:
-    """The page report.html of a run. A page that cannot be written is a warning."""
+    """The page report.html of a run. If the page cannot be written, a warning is logged."""
 
     def __init__(self, folder: Path, progress: "RunProgress") -> None:
         self.folder, self.progress = folder, progress
@@ -141,7 +141,7 @@ class RunPage:
 
 
 def write(folder: Path, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()) -> None:
-    """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError."""
+    """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError if reading or writing fails."""
     lines = read_lines(folder / "log.jsonl")
     records = latest_records(lines)
     page = html(records, state_of(lines) | sections(records, best, worst), folder.resolve().name)
@@ -153,7 +153,7 @@ def translations_file(folder: Path, update: int) -> Path:
 
 
 def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
-    """Writes the translations of a validation, in the order of the validation set. Raises OSError."""
+    """Writes the translations of a validation, in the order of the validation set. Raises OSError if writing fails."""
     path = translations_file(folder, update)
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, "".join(f"{line}\n" for line in lines))
@@ -286,7 +286,7 @@ def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str,
 def sections(
     records: Sequence[Mapping[str, Any]], best: Sequence[RatedTranslation], worst: Sequence[RatedTranslation]
 ) -> dict[str, Any]:
-    """Returns the values of the template `report.html`. `records` are the log records, oldest first."""
+    """Returns the values of the template `report.html` about validations. `records` are log records, oldest first."""
     valid = sorted((record for record in records if record["kind"] == "valid"), key=lambda record: record["update"])
     examples = [
         (title, [(round(chrf), source, _cut(translation), reference) for source, translation, reference, chrf in rows])
@@ -302,7 +302,7 @@ def sections(
 
 
 def _cut(translation: str) -> str:
-    """Returns the start of a long translation, such as of a model that repeats a word, with … at its end."""
+    """Returns a translation. A translation of more than `SHOWN` characters is cut, with … at its end."""
     return translation if len(translation) <= SHOWN else translation[:SHOWN].rstrip() + " …"
 
 

@@ -49,8 +49,8 @@ class Run:
     def __init__(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback] = ()) -> None:
         """Sets up or resumes the run. `callbacks` are called in addition to the callbacks that `job` names.
 
-        On rank 0, locks the folder of an existing run. After a mistake of the user, releases the lock and raises
-        ValueError or OSError.
+        On rank 0, locks the folder of an existing run, and releases the lock if the setup fails. Raises ValueError or
+        OSError for a mistake of the user.
         """
         self.stop = StopSignal()
         self.display = display
@@ -275,7 +275,7 @@ class Run:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def _save(self, scores: dict[str, float] | None, *, scheduled: bool, must: bool) -> None:
-        """Saves a checkpoint. `scheduled` says whether the run saves at its intervals or for a different reason.
+        """Saves a checkpoint. `scheduled` is true if the checkpoint is due at one of the intervals of the run.
 
         If the file cannot be written, raises OSError if `must` is true, and otherwise logs a warning.
         """
@@ -344,7 +344,7 @@ class Run:
                 f"--best-checkpoint-metric {before.name}, or with --reset-lr-scheduler"
             )
         if contents["run"]["settings"]["lr-scheduler"]["name"] != self.job.components["lr-scheduler"].name:
-            state = state | {"scheduler": self.trainer.scheduler.state()}  # another kind of schedule has another state
+            state = state | {"scheduler": self.trainer.scheduler.state()}  # each kind of schedule has a different state
         self.trainer.load_weights(contents["model"])
         self.trainer.model.shortlist = contents.get("shortlist")
         self.trainer.load_state_dict(state, updates)
@@ -435,7 +435,7 @@ class TrainingResult(StopReason):
 def train_job(job: JobConfig, callbacks: Sequence[Callback] = (), display: Lines | None = None) -> TrainingResult:
     """Trains a job in this process, or resumes its run. `callbacks` are called in addition to the callbacks of the job.
 
-    Raises OSError or ValueError.
+    Raises ValueError for settings that cannot be used, and OSError for files that cannot be read or written.
     """
     if job.data is None:
         raise ValueError("nmtkit.train needs data, a dataset made by nmtkit.preprocess")

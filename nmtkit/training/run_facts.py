@@ -53,7 +53,7 @@ def config_text(heading: str, facts: Mapping[str, Any], toml: str) -> str:
 
 
 def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
-    """Writes config.toml into the folder of the run. Raises OSError."""
+    """Writes config.toml into the folder of the run. Raises OSError if writing fails."""
     folder = job.run.save_dir
     text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
     write_atomically(folder / "config.toml", text)
@@ -72,8 +72,8 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
 def _base_facts(base: Path | None) -> dict[str, Any]:
     """Returns facts about the base of fine-tuning, or nothing for a run from random weights.
 
-    `base_origin` says where an imported base comes from, or the base of this base. `base_directions` are the directions
-    that a base with language tokens was trained on; an empty list if they are unknown.
+    `base_origin` is the origin of an imported base, or of the imported model from which the base was fine-tuned.
+    `base_directions` are the directions that a base with language tokens was trained on; empty if they are unknown.
     """
     if base is None:
         return {}

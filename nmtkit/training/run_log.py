@@ -146,11 +146,11 @@ def _cut(line: str, width: int) -> str:
 
 
 def fields(record: Mapping[str, Any], order: Sequence[str] = (), width: int | None = None) -> list[str]:
-    """Returns the fields of a record as texts: the update, the fields of `order`, then the others by importance.
+    """Returns the fields of a record as texts: the update, the fields of `order`, then other fields by importance.
 
-    With `width`, leaves out fields, so that the others, joined by two spaces, have at most `width` columns. The time of
-    a validation and the norm of the gradient are left out first, and fields of `order` later; epoch and time left stay
-    as long as possible.
+    With `width`, leaves out fields until the rest, joined by two spaces, has at most `width` columns. The time of a
+    validation and the norm of the gradient are left out first, and fields of `order` later. Epoch and time left stay as
+    long as possible.
     """
     shown = {}
     if "update" in record:

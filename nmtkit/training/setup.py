@@ -158,8 +158,8 @@ def build_transforms(job: JobConfig, split: Split) -> TransformPipeline | None:
         if transform.monolingual and not split.has_monolingual_rows:
             raise ValueError(
                 f"--transforms {name} has no effect: it changes pairs from a language to itself, and the training set "
-                "has none; preprocess makes them of a corpus with one language in --corpora, or of equal --source-lang "
-                "and --target-lang"
+                "has no such pairs; preprocess makes them from a corpus with one language in --corpora, or if "
+                "--source-lang and --target-lang are equal"
             )
     return TransformPipeline(chosen, split.tokenizer, job.run.seed) if chosen else None
 
@@ -221,7 +221,7 @@ def build_trainer(
     total = updates or job.run.max_update
     # If no updates are left, the run ends at once, but a schedule is still created.
     remaining = total - schedule_start if total is not None and total > schedule_start else total
-    # a model with a base width shares the learning rate of the model of this width
+    # with --base-width, the learning rate is the rate of a model of the base width
     width = getattr(architecture.config, "base_width", None) or getattr(architecture.config, "d_model", None)
     run = RunInfo(d_model=width, max_update=remaining)
     return Trainer(

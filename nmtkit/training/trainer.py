@@ -65,8 +65,8 @@ class Trainer:
     ) -> None:
         """Builds the optimizer and prepares the model for one or several processes.
 
-        `adapters` describes the adapters of the model, if it has any (see checkpoint.py). Then only the adapters are
-        saved. `schedule_start` is the update after which the learning-rate schedule begins.
+        `adapters` describes the adapters of the model, if it has any (models/checkpoint.py). Then only the adapters
+        are saved. `schedule_start` is the update after which the learning-rate schedule begins.
         """
         self.job = job
         self.device = device
@@ -119,7 +119,7 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         of_rank = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        # transforms change the number of tokens, and a rank transforms only its own pairs: add the numbers of all ranks
+        # transforms change the number of tokens, and a rank transforms only its own pairs: add the counts of all ranks
         if self.transforms_pairs:
             tokens = int(distributed.all_reduce(torch.tensor(of_rank)))
         sums: dict[str, Tensor] = {}

@@ -64,7 +64,7 @@ class Validator:
     target_lang: str | None = None  # language of the references, for metrics
     # for a split of many directions: the directions over which the scores of the split are averaged
     averaged: Sequence[Direction] = ()
-    told: set[str] = field(default_factory=set)  # engines that the log has named
+    told: set[str] = field(default_factory=set)  # engines that the log has already named
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
@@ -298,7 +298,7 @@ class Validator:
         return codes_for(self.split.tokenizer, direction.source, direction.target)
 
     def _translator(self, model: Architecture) -> "Translator":
-        """Returns a translator with a copy of the model, which has the engine and the layers of `nmtkit generate`.
+        """Returns a translator that uses a copy of the model, with the engine and the layers of `nmtkit generate`.
 
         The copy has 16-bit weights on a GPU. Autocast is not enough: it computes keys and values in 16 bits, but the
         cache has 32 bits like the weights. FSDP modules cannot be copied, so they are used unchanged. On a GPU, FSDP

@@ -27,7 +27,7 @@ class Attention:
 
     source: list[str]  # S pieces; the last piece is "end", for eos
     target: list[str]  # T pieces; the last piece is "end", for eos
-    weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
+    weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> [H, L, M] of each layer
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
@@ -54,7 +54,7 @@ def attend(
 ) -> Attention:
     """Returns the attention weights of a model over `source` and `target`.
 
-    `languages` are the codes of both, for a model of several languages. Without `target`, the model translates
+    `languages` are the language codes of both, for a model of several languages. Without `target`, the model translates
     `source`. Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
     """
     if not source.strip():

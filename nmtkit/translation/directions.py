@@ -53,7 +53,7 @@ class DirectionsTranslator:
     def run(
         self, windows: Iterable[Sequence[Request]], decoder: BatchDecoder | None = None, processes: int = 1
     ) -> Iterator[Translation]:
-        """Yields the translations in order. `windows` are the results of `requests`, maybe with added fields."""
+        """Yields the translations in order. `windows` are the results of `requests`, possibly with added fields."""
         remaining, first = iter(windows), 0
         for part, pipeline in zip(self.parts, self.pipelines, strict=True):
             of_part = islice(remaining, -(-len(part) // self.window))

@@ -7,7 +7,7 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.translation.search.options import SearchOptions
 
-Codes = tuple[str | None, str | None]  # of the source and of the target language
+Codes = tuple[str | None, str | None]  # codes of the source language and of the target language
 
 
 def codes_for(tokenizer: Tokenizer, source: str | None, target: str | None) -> Codes:
@@ -21,7 +21,7 @@ def codes_for(tokenizer: Tokenizer, source: str | None, target: str | None) -> C
 
 
 def in_language(search: SearchOptions, tokenizer: Tokenizer, models: Sequence[Architecture]) -> SearchOptions:
-    """Returns the options of a search. A language model needs only the target language, so the source gets its code.
+    """Returns the options of a search. For a language model, the source gets the code of the target language.
 
     `models` may be empty for a translation model. Raises ValueError if a source language is given for language models.
     """
@@ -30,7 +30,7 @@ def in_language(search: SearchOptions, tokenizer: Tokenizer, models: Sequence[Ar
     if search.source_lang is not None:
         raise ValueError(f"--source-lang {search.source_lang} has no effect: a language model reads no source")
     if tokenizer.has_target_languages_only and search.target_lang is None:
-        # the token would begin the source, which is empty
+        # the token begins the source, which a language model does not read, so any language works
         return dataclasses.replace(search, target_lang=next(iter(tokenizer.languages)))
     if tokenizer.languages and not tokenizer.has_target_languages_only:
         known = ", ".join(sorted(tokenizer.languages))

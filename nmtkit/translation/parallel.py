@@ -22,7 +22,7 @@ def worker_processes(
 ) -> Iterator[BatchDecoder]:
     """Starts `count` processes with one thread each. Yields a decoder that uses the processes.
 
-    Forked processes share the weights of `translator`; without fork, each process loads its own with `load`. Call this
+    Forked processes share the weights of `translator`; without fork, each process calls `load`. Call this
     function before other threads start. The decoder yields results when they are ready. It raises the errors of the
     workers, and raises ChildProcessError if a worker was killed.
     """

@@ -128,7 +128,7 @@ class Pipeline:
         return lines
 
     def check(self, requests: Sequence[Request], first_id: int = 0) -> None:
-        """Raises the errors of `segments` about constraints and references, except terms of a glossary."""
+        """Raises the errors of `segments` about constraints and references, except errors about glossary terms."""
         if self.search.score_reference:
             self.segments(requests, first_id)
             return
@@ -138,7 +138,7 @@ class Pipeline:
                     self.model_input.before(SegmentNode(replace(self.first_segment(id, request), ids=[])))
 
     def check_all(self, windows: Iterable[Sequence[Request]]) -> None:
-        """Checks all lines of a text before the first batch, like `check`. Warnings about files follow later."""
+        """Checks all lines like `check`, before the first batch. Logs no warnings: the translation logs them."""
         checked = 0
         logger.disabled = True
         try:
@@ -188,7 +188,7 @@ class Pipeline:
     def translation(self, line: SegmentNode) -> Translation:
         """Returns the translation of a line. The search must have finished all leaves of the line."""
         hypotheses = self.hypotheses(line, 0)
-        for avoided in line.segment.constraints.avoided:  # a step may have copied such a text, but no search writes it
+        for avoided in line.segment.constraints.avoided:  # the search writes no such text, but a step may copy it
             if any(avoided.is_in_line(each.text) for each in hypotheses):
                 logger.warning(
                     "line %d: the translation contains %r, which --avoid forbids, because the text was copied from the "
@@ -311,7 +311,7 @@ class ModelInput(Step):
         strings = segment.protected.strings if segment.protected is not None else ()
         # leave out targets that contain a protected text, because the translation would repeat this text
         constraints = segment.constraints
-        tags = takewhile(self.tags.__contains__, ids)  # of a dataset, or of a line with tags
+        tags = takewhile(self.tags.__contains__, ids)  # at the start of ids of a dataset, or of a line with tags
         first = [*self.first, *segment.tags] if ids else []
         source_tokens = len(first) + len(list(tags))
         terms = [self.required_term(without(each.term.targets, strings)) for each in segment.terms]
@@ -397,8 +397,8 @@ class ModelInput(Step):
     def with_copies(self, segment: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> list[str]:
         """Returns the pieces of an output, with the source piece of the highest attention weight for each <unk>.
 
-        The spaces around the copied piece are the spaces that the pieces have: a copied piece that begins a word in the
-        source begins a word. If the target vocabulary has no piece for a space alone, each <unk> begins a word.
+        A copied piece begins a word of the output if it begins a word of the source. If the target vocabulary has no
+        piece for a single space, each <unk> begins a word.
         """
         leading = self.leading(segment)
         spans = self.source_spans(segment)
@@ -431,7 +431,7 @@ def without_first(hypothesis: Hypothesis, count: int) -> Hypothesis:
 
 @lru_cache(maxsize=8)
 def required_terms(tokenizer: Tokenizer) -> Callable[[tuple[str, ...]], RequiredText]:
-    """Returns a function that makes a required text of the target terms of a source term, with a cache.
+    """Returns a function, with a cache, that makes a required text from the target terms of a source term.
 
     The result has no alternatives if the vocabulary can spell none of the terms. Pipelines with the same tokenizer
     share the cache.

@@ -76,7 +76,7 @@ class PivotTranslator:
         processes: int = 1,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests, like `Translator.run`. Step i uses `decoders[i]`."""
-        sources: deque[tuple[str, Translation]] = deque()  # the lines in the second step: source and first step
+        sources: deque[tuple[str, Translation]] = deque()  # source and first translation of each line
 
         def in_pivot_language() -> Iterator[list[Request]]:
             line = 0

@@ -126,7 +126,7 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
 
 
 def known_features(lists: Sequence[NBest], name: str) -> list[str]:
-    """Returns the models, names of `FIELDS`, whose log probabilities all hypotheses have.
+    """Returns the models (keys of `FIELDS`) whose log probabilities all hypotheses have.
 
     Raises ValueError if only some hypotheses have the log probability of a model. `name` is the file of the lists.
     """
@@ -151,13 +151,13 @@ class ChannelModels:
     ) -> None:
         """Loads the checkpoints. `source_lang` is the language of the sources x, `target_lang` of the translations y.
 
-        Raises ValueError if a model is of the wrong kind or of another direction, or if it needs a language.
+        Raises ValueError for a model of the wrong kind or direction, and if the language that a model needs is missing.
         """
         device = rank_device(DeviceOptions().named_device, 1)
         self.backward, self.lm = (
             None if file is None else Translator.load(file, device, engine="torch") for file in (backward, lm)
         )
-        self.languages: Codes = target_lang, source_lang  # of the backward model, which reads y
+        self.languages: Codes = target_lang, source_lang  # languages of the backward model, which reads y
         self.lm_language: str | None = None
         if lm is not None and self.lm is not None:
             check_language_model(lm, self.lm.models[0])
@@ -180,7 +180,7 @@ class ChannelModels:
         pairs = [(each.source, hypothesis) for each in lists for hypothesis in each.hypotheses]
         texts = [hypothesis["text"] for _, hypothesis in pairs]
         if self.backward is not None:
-            # tags are for models that read the source, and the backward model writes it
+            # tags are only for models that read the source, but the backward model writes the source
             sources = [self.backward.tokenizer.without_tags(source) for source, _ in pairs]
             progress.begin("Backward model", "hypotheses", len(texts))
             _add(pairs, BACKWARD, likelihoods_of_readable(self.backward, texts, sources, languages=self.languages))
@@ -208,7 +208,7 @@ def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, scored: Sequen
 
 
 def language_for_lm(path: Path, model: Translator, target_lang: str | None) -> str | None:
-    """Returns the language code that a language model needs. Raises ValueError for a model of another language."""
+    """Returns the language code that a language model needs. Raises ValueError for a model of a different language."""
     if model.tokenizer.languages:
         if model.tokenizer.has_target_languages_only:
             return None  # the tokens are in the source, which a language model does not read
@@ -221,7 +221,7 @@ def language_for_lm(path: Path, model: Translator, target_lang: str | None) -> s
 
 
 def check_language(path: Path, model: Translator, flag: str, code: str | None) -> None:
-    """Raises ValueError, with the known codes, if a model of several languages does not get a language that it has."""
+    """Raises ValueError, with the known codes, if `code` is not a language of a model of several languages."""
     if code not in model.tokenizer.languages:
         known = ", ".join(sorted(model.tokenizer.languages))
         raise ValueError(f"{path} is a model of several languages; give {flag}, one of {known}")

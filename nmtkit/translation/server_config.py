@@ -21,7 +21,7 @@ class ServerConfig(Config):
     server_model: str | None = option(None, "Name of the model, for --server-api openai.", metavar="NAME")
     prompt: str = option(PROMPT, "Instruction to the model, with {source} and {target} for the languages.")
     candidates: int = option(1, "Translations of each line to ask for.", min=1, max=64)
-    candidate_temperature: float = option(0.7, "Temperature of several candidates; one candidate has 0.", min=0, max=2)
+    candidate_temperature: float = option(0.7, "Temperature for several --candidates; for one: 0.", min=0, max=2)
     choose: Literal["first", "mbr", "reference"] = option(
         "first", "Chosen candidate: the first; the most similar to all others (mbr); the nearest to --references."
     )
@@ -36,16 +36,20 @@ class ServerConfig(Config):
     )
     requests_per_minute: float | None = option(None, "Limit of the server; none: no limit.", above=0)
     parallel_requests: int = option(8, "Requests at the same time.", min=1, max=1024)
-    attempts: int = option(8, "Attempts for a request that fails for a reason that may pass.", min=1, max=100)
+    attempts: int = option(8, "Attempts for a request whose failure may be temporary.", min=1, max=100)
     request_timeout: float = option(120.0, "Seconds until an attempt fails.", above=0, max=86_400)
     api_key_variable: str = option("NMTKIT_SERVER_KEY", "Environment variable with the key of the server.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.from_server is not None and not self.from_server.startswith(("http://", "https://")):
+            raise ValueError(f"--from-server {self.from_server} is not a URL; begin it with http:// or https://")
         if self.server_api == "openai" and self.from_server is not None and self.server_model is None:
             raise ValueError("--server-api openai needs --server-model NAME")
         if self.server_api == "deepl" and (self.candidates > 1 or self.server_model is not None):
-            raise ValueError("--server-api deepl has no models and one candidate; leave out these flags")
+            raise ValueError(
+                "--server-api deepl has one candidate and no models; leave out --server-model and --candidates"
+            )
         if (self.choose == "reference") != (self.references is not None):
             raise ValueError("--choose reference and --references belong together; give both")
         check_segment_metric(self.choose_by, "--choose-by")

@@ -4,6 +4,7 @@ The server speaks the protocol of OpenAI (`/v1/chat/completions`, which vLLM, ll
 (`/v2/translate`). The job works in shards, so a stopped job continues after its last complete shard.
 """
 
+import http.client
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ LONGEST_WAIT = 120.0  # seconds before another attempt
 
 
 class PermanentError(ValueError):
-    """The server refuses a request for a reason that does not pass, such as a wrong key."""
+    """The server refuses a request for a permanent reason, such as a wrong key."""
 
 
 @dataclass
@@ -96,10 +97,10 @@ class TranslationServer:
             "temperature": self.config.candidate_temperature if self.config.candidates > 1 else 0,
             **({"n": count} if count > 1 else {}),
         }
-        return [str(choice["message"]["content"]) for choice in self._answer(body)["choices"]]
+        return [str(choice["message"]["content"] or "") for choice in self._answer(body)["choices"]]
 
     def _answer(self, body: Mapping[str, Any]) -> Any:
-        """Sends a request and returns the object of the answer. Tries again if the reason of a failure may pass."""
+        """Sends a request and returns the object of the answer. Tries again if a failure may be temporary."""
         data = json.dumps(body).encode()
         for attempt in range(1, self.config.attempts + 1):
             self.limit.wait()
@@ -118,7 +119,7 @@ class TranslationServer:
                     raise PermanentError(f"{self.url}: {reason}{advice}") from None
                 after = error.headers.get("Retry-After", "")
                 asked_wait = float(after) if after.isdigit() else 0.0
-            except (OSError, ValueError) as error:  # ValueError: the answer is not JSON
+            except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: the answer is not JSON
                 reason = f"{getattr(error, 'reason', None) or error}"
             if attempt < self.config.attempts:
                 if not self.warned:
@@ -162,7 +163,7 @@ class ServerWorker:
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the pairs of a shard. Empty lines, and lines whose translations are all empty, give no pair."""
         config, (source, target) = self.server.config, self.server.languages
-        device = rank_device("auto", 1)  # of the metric of --choose-by
+        device = rank_device("auto", 1)  # device for the metric of --choose-by
         decoders = [LineDecoder(path, shard.first + 1) for path in self.texts]
         windows = [
             line_windows(path, start, shard.lines, decoder)
@@ -207,7 +208,7 @@ def open_job(
 
 
 def write_shards(plan: Plan, worker: ServerWorker, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Writes shards one after another, because the server is the limit. Yields each shard with its record."""
+    """Writes shards one after another, because the server limits the speed. Yields each shard with its record."""
     for shard in shards:
         counts: Counter[str] = Counter()
         yield shard, plan.write(shard, worker.output(shard, counts), counts)

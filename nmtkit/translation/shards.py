@@ -55,7 +55,7 @@ class TranslationSettings:
     plugins: Sequence[str] = ()
 
     def load(self, threads: int | None = None) -> "ShardTranslator":
-        """Loads the model, which computes with `threads` threads, or with the number of threads that torch has.
+        """Loads the model. If `threads` is given, torch computes with this number of threads.
 
         Raises OSError or ValueError if the files or the settings cannot be used.
         """
@@ -96,7 +96,7 @@ class TranslationSettings:
 
 
 def engine_of(devices: DeviceOptions) -> str:
-    """Returns the name of the engine, as far as the name tells which translations are made.
+    """Returns the name of the engine for `fingerprint`. Names are different if translations can be different.
 
     In int8, the translations of the compiled search and of PyTorch differ, so machines with and without Numba do not
     share a job with --engine auto.
@@ -114,7 +114,7 @@ class ShardTranslator:
 
     def __init__(self, settings: TranslationSettings, translator: Translator) -> None:
         self.settings, self.translator = settings, translator
-        # here, so that errors come before the plan
+        # created here, so that errors are raised before the plan is made
         self.pipeline = translator.pipeline(settings.search, settings.text, settings.source_tag)
         translator.batch_decoder(settings.search)  # prepares the engine, whose memory forked processes share
 
@@ -192,7 +192,7 @@ class ShardedTranslation:
                 "--shard 1/2, --device cuda:1 --shard 2/2, and so on"
             )
         self._processes = shard_processes(options, workers)
-        # With Ray, each actor loads the model. Otherwise, errors of the model come before the plan is made.
+        # With Ray, each actor loads the model. Otherwise, errors of the model are raised before the plan is made.
         loaded = settings.load() if options.executor == "local" else None
         line_files = dict(zip(settings.fields, settings.texts[1:], strict=True))
         check_regular((*files, *line_files.values()))

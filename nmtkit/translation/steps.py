@@ -253,7 +253,7 @@ def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts:
     """Joins the translations of the parts of a text.
 
     `starts` has the position of each part in the source. `gaps` has the white space before each part. If a gap is None,
-    the script of the translations decides between a space and nothing. The utility is the mean of the parts.
+    the script of the translations decides between a space and nothing. The utility is the mean over the parts.
     """
     text, links = "", []
     for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):

@@ -84,12 +84,11 @@ class Translator:
 
         The folder of a run stands for its best checkpoint.
 
-        `precision` "auto" is fp32 on a CPU and on an Apple GPU (mps), and bf16 on other devices; int8 is only for
-        CPUs. `engine` is "auto" or a
-        registered engine, which decodes with `workers` batches at a time if it can. With `trainable`, the modules are
-        the same as in training: in fp32, with all parameters and hooks.
+        `precision` "auto" is fp32 on a CPU and on an Apple GPU (mps), and bf16 on other devices; int8 is only for CPUs.
+        `engine` is "auto" or a registered engine, which decodes `workers` batches at a time if it can. With
+        `trainable`, the modules are the same as in training: in fp32, with all parameters and hooks.
 
-        Raises FileNotFoundError or ValueError. The message names the file.
+        Raises FileNotFoundError, or ValueError with the name of the file that cannot be used.
         """
         paths = [checkpoint_of(Path(file)) for file in ([path] if isinstance(path, str | Path) else path)]
         contents = [building.from_checkpoint(file) for file in paths]

@@ -120,11 +120,16 @@ def test_failures_that_may_pass_are_tried_again_after_growing_waits(
     faulty: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits: list[float] = []
-    faulty.faults = list(TRANSIENT[:-1])
+    faulty.faults = list(TRANSIENT)
     assert server(faulty, waits.append).candidates("a") == ["A 1.0"]
-    assert waits == [1, 7, 4, 8, 16]
+    assert waits == [1, 7, 4, 8, 16, 32]
     (warning,) = caplog.messages  # at the first failure, not at each
     assert faulty.url in warning
+
+
+def test_an_answer_without_text_is_not_a_translation(faulty: Faulty) -> None:
+    faulty.faults = [ok({"choices": [{"message": {"content": None}}]})]
+    assert server(faulty).candidates("a") == [""]
 
 
 def test_the_last_failure_is_told(faulty: Faulty) -> None:
@@ -209,6 +214,7 @@ def test_the_nearest_candidate_to_the_reference_is_kept_with_the_others(faulty: 
     ("flags", "message"),
     [
         (["--from-server", "http://localhost"], "--server-model"),
+        (["--from-server", "localhost:8000/v1", "--server-model", "m"], "http://"),
         (["--from-server", "http://localhost", "--server-model", "m"], "-s and -t"),
         (["--from-server", "http://localhost", "--server-model", "m", "-s", "en", "-t", "de"], "--output-dir"),
         (["--from-server", "http://localhost", "--top-k", "4"], "--top-k"),

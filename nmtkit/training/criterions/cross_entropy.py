@@ -15,7 +15,7 @@ from nmtkit.training.criterions.interface import CRITERIONS, Criterion, Loss
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropyConfig(Config):
-    """Settings of plain cross-entropy: none."""
+    """Plain cross-entropy has no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class RDropConfig(LabelSmoothedConfig):
 @dataclass(frozen=True, kw_only=True)
 class SimCutConfig(LabelSmoothedConfig):
     simcut_alpha: float = option(3.0, "Weight of the divergence between the two passes.", min=0)
-    simcut_rate: float = option(0.05, "Share of the tokens without embedding in the second pass.", min=0, max=1)
+    simcut_rate: float = option(0.05, "Share of the tokens whose embedding is zero in the second pass.", min=0, max=1)
 
 
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
@@ -80,7 +80,7 @@ class RDrop(CrossEntropy):
 
 @CRITERIONS.register("simcut", SimCutConfig())
 class SimCut(CrossEntropy):
-    """Smoothed cross-entropy plus alpha times both Kullback-Leibler divergences from a pass with token cut-off.
+    """Smoothed cross-entropy plus alpha times both Kullback-Leibler divergences to a second pass with token cut-off.
 
     In the second pass, the embedding of each source and target token is zero with probability `simcut_rate` (Gao et al.
     2022, "Bi-SimCut", equations 5 and 6). Both passes have dropout and gradients. Validation makes a single pass.

@@ -29,8 +29,8 @@ from nmtkit.translation.search.options import SearchOptions
 class ExpectedRewardConfig(Config):
     reward: str = option(
         "gleu",
-        "Sentence score: gleu, bleu (smoothed), chrf, chrf++, ter, or a neural metric: comet, metricx, or without a "
-        "reference cometkiwi, metricx-qe; comet=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION].",
+        "Sentence score: gleu, bleu (smoothed), chrf, chrf++, ter, or a neural metric (comet, metricx; without a "
+        "reference: cometkiwi, metricx-qe); comet=MODEL takes the model of a folder, or hf:ORG/NAME[@REVISION].",
         metavar="METRIC[=MODEL]",
     )
     candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
@@ -86,7 +86,7 @@ class ExpectedReward(Criterion):
         """Returns the language tokens with which each source and its target begin, as constraints of the candidates."""
         languages = self.tokenizer.languages.values()
         tags = {*languages, *self.tokenizer.source_tags}
-        # a vocabulary of target languages only has language tokens in sources, but not in targets
+        # if the vocabulary has only target languages, the language tokens are in sources, but not in targets
         of_targets = set() if self.tokenizer.has_target_languages_only else set(languages)
         directions = []
         for ids, (_, *target) in zip(_id_lists(source), _id_lists(target_input), strict=True):

@@ -35,7 +35,7 @@ class GuidedAlignmentConfig(LabelSmoothedConfig):
 class GuidedAlignment(CrossEntropy):
     """Smoothed cross-entropy, plus the cross-entropy between the attention of one head and given word alignments.
 
-    A target token that is aligned to n source tokens should attend to each of them with 1 / n (Garg et al. 2019,
+    A target token that is aligned to n source tokens should attend to each with weight 1 / n (Garg et al. 2019,
     section 4.2). Target tokens without alignment are ignored. A validation set without alignments is
     scored with cross-entropy only.
     """

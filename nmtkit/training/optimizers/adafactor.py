@@ -20,7 +20,7 @@ MIN_WEIGHT_RMS = 1e-3  # minimum of the RMS that scales an update; otherwise wei
 
 @dataclass(frozen=True, kw_only=True)
 class AdafactorConfig(Config):
-    beta2_decay: float = option(-0.8, "X in the decay of the second moment, 1 - update^X.", min=-10, max=0)
+    beta2_decay: float = option(-0.8, "X in the decay rate of the second moment: 1 - update^X.", min=-10, max=0)
     update_clip: float = option(
         1.0, "Maximum root mean square of an update before the learning rate is applied.", min=1
     )

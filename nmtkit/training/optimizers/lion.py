@@ -25,7 +25,7 @@ class LionConfig(Config):
 
 @OPTIMIZERS.register("lion", LionConfig(), works_on_shards=True)
 class Lion(DeviceSkippingOptimizer):
-    """All values of an update have the size of the learning rate, so use a third to a tenth of the rate of Adam."""
+    """Lion. All values of an update have the size of the learning rate. Use a third to a tenth of the rate of Adam."""
 
     def __init__(self, config: LionConfig, groups: ParameterGroups) -> None:
         super().__init__(groups, {"lr": 0.0, "betas": config.lion_betas, "weight_decay": config.weight_decay})

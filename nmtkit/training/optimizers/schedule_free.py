@@ -22,9 +22,9 @@ class ScheduleFreeConfig(AdamWConfig):
 
 @OPTIMIZERS.register("schedule_free_adamw", ScheduleFreeConfig(), works_on_shards=True)
 class ScheduleFreeAdamW(DeviceSkippingOptimizer):
-    """Algorithm 1 of the paper. Use it with a constant learning rate after a warm-up (--lr-scheduler fixed).
+    """Schedule-free AdamW (Defazio et al. 2024, algorithm 1). Use a constant rate after warm-up (--lr-scheduler fixed).
 
-    z are the weights of AdamW without momentum, and x their average, weighted by the squared learning rates. Gradients
+    z are the weights of AdamW without momentum. x is the average of z, weighted by squared learning rates. Gradients
     are computed at y = (1 - beta_1) z + beta_1 x, so the parameters of the model are y. The weights for validation and
     checkpoints are x.
     """

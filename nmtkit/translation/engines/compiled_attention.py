@@ -1,6 +1,6 @@
 """Attention of a row in the compiled engine, as code for LLVM: softmax(q K^T x scale) V for each head.
 
-Keys and values lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
+Keys and values can lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
 kernels of the usual widths of heads keep a query and the sum of its values in registers, and add up the products of
 four keys together. Memory for weights has a multiple of LANES numbers.
 """
@@ -41,7 +41,7 @@ def totals(code: Vectors, vectors: list[Any]) -> Any:
 def write_products(
     code: Vectors, parts: int, query: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
 ) -> Any:
-    """Writes the products of a query and `count` keys, times `scale`, to y. Returns the largest.
+    """Writes the products of a query and `count` keys, times `scale`, to y. Returns the largest product.
 
     The last part of LANES numbers is written whole, with -inf for missing keys.
     """
@@ -98,7 +98,7 @@ def replace_by_exponentials(code: Vectors, x: Any, count: Any, largest: Any) -> 
 def write_sum(
     code: Vectors, parts: int, weights: Any, factor: Any, values: Any, places: Any, count: Any, stride: Any, y: Any
 ) -> None:
-    """Writes the sum of `count` values, each times its weight, times `factor`."""
+    """Writes `factor` times the weighted sum of `count` values to y."""
     builder = code.builder
     sums = [code.variable(code.constant(0)) for _ in range(parts)]
     for total in sums:

@@ -1,8 +1,8 @@
 """Compilation of code for this processor, with machine code that is kept in files. Needs the package numba.
 
-Kernels are written in the language of LLVM, and compiled together once. All other functions are Python functions that
-Numba compiles; they call kernels by their addresses. Numba would otherwise compile a kernel again for each function
-that reaches it.
+Kernels are written in LLVM IR, and compiled together once. All other functions are Python functions that Numba
+compiles; they call kernels by their addresses. Otherwise, Numba would compile a kernel again for each function that
+calls the kernel.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ WHOLE_VECTORS = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-leg
 
 
 class Locator(caching._CacheLocator):
-    """Keeps the machine code of a function in the folder of `machine_code`, even if the folder cannot be written."""
+    """Keeps the machine code of a function in the folder of `machine_code`. The folder may be read-only."""
 
     @classmethod
     def from_function(cls, function: Any, path: str) -> "Locator":
@@ -53,7 +53,7 @@ class MachineCodeCache(caching.FunctionCache):
     _impl_class = CacheOfResults
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Returns kept machine code, or None. Numba would first import everything that its compiler can need."""
+        """Returns cached machine code, or None. Numba would first import all modules that its compiler may need."""
         rtsys.initialize(context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, context)
@@ -72,7 +72,7 @@ def compiled(function: F) -> F:
 
 
 def inner(function: F, **options: Any) -> Any:
-    """Does the same as `compiled` for a function that only compiled functions call: their files have its code, too."""
+    """Compiles a function that only compiled functions call. The files of these functions contain its machine code."""
     settings: Any = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     dispatcher: Any = numba.njit(**settings | options)(function)
     for_types = dispatcher.get_call_template
@@ -80,7 +80,7 @@ def inner(function: F, **options: Any) -> Any:
     def for_plain_types(arguments: Sequence[Any], keywords: Any) -> Any:
         return for_types(tuple(map(types.unliteral, arguments)), keywords)
 
-    dispatcher.get_call_template = for_plain_types  # else a function is compiled again for the number 0
+    dispatcher.get_call_template = for_plain_types  # else Numba compiles a function again for a literal 0
     return dispatcher
 
 
@@ -100,7 +100,7 @@ class Kernels:
     def kernel(self, *kinds: Any, result: Any = NOTHING) -> Callable[[Callable[..., Any]], Any]:
         """Adds a function that writes vector code. `kinds` are the kinds of its arguments after the `Vectors`.
 
-        Returns the kernel, which compiled code can call. The vector code is not written if its machine code is kept.
+        Returns the kernel, which compiled code can call. If a file has the machine code, the function is not called.
         """
 
         def decorate(write: Callable[..., Any]) -> Any:
@@ -110,13 +110,13 @@ class Kernels:
         return decorate
 
     def function(self, name: str) -> ir.Function:
-        """Returns a kernel in the language of LLVM, so that another kernel can call it."""
+        """Returns a kernel in LLVM IR, so that another kernel can call it."""
         return self.module.get_global(name)
 
     @functools.cached_property
     def module(self) -> ir.Module:
-        """The kernels in the language of LLVM."""
-        self.module = module = ir.Module(self.name)  # for `function`
+        """The kernels in LLVM IR."""
+        self.module = module = ir.Module(self.name)  # kernels that call `function` read it
         for name, (write, kind) in self.written.items():
             function = ir.Function(module, kind, name)
             builder = ir.IRBuilder(function.append_basic_block())
@@ -125,7 +125,7 @@ class Kernels:
         return module
 
     def text(self, machine: Any, triple: str) -> str:
-        """Returns the kernels in the language of LLVM, for a machine."""
+        """Returns the text of the kernels in LLVM IR, for a target machine."""
         self.module.triple, self.module.data_layout = triple, str(machine.target_data)
         return str(self.module).replace("\n{\n", " #0\n{\n") + "\n" + WHOLE_VECTORS
 
@@ -144,7 +144,7 @@ class Kernels:
         return str(machine.emit_assembly(self.optimized(self.text(machine, triple), machine)))
 
     def build(self) -> None:
-        """Compiles the kernels, or reads their machine code from a file. Must precede calls of compiled functions."""
+        """Compiles the kernels, or reads their machine code from a file. Call it before any compiled function."""
         name, features = machine_code.processor()
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=name, features=features, opt=3, reloc="default", codemodel="jitdefault", jit=True

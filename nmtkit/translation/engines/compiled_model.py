@@ -1,8 +1,8 @@
 """Transformers in compiled code: the encoder, and a step of the decoder for the rows of many sentences.
 
 A row is a token of a source sentence, or the newest token of a hypothesis. Weights and memory are addresses in records,
-so that one machine code serves all models, and Numba compiles only numbers. Keys and values are never moved. A
-hypothesis has the places of its tokens in the cache.
+so the same machine code serves all models, and Numba compiles only functions of numbers. Keys and values are never
+moved: a hypothesis stores the places of its tokens in the cache.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from nmtkit.translation.engines.compiled_products import linear
 Array = npt.NDArray[Any]
 # linear layers of an encoder layer and of a decoder layer, in the order of the table
 ENCODER_LINEARS = QKV, OUT, FC1, FC2 = range(4)
-# Average attention has its feed-forward network in the first two rows. Other models have no gates.
+# Average attention has its feed-forward network in the first two rows. Only average attention has gates.
 DECODER_LINEARS = SELF_IN, SELF_OUT, GATE, AVERAGE_GATE, QUERY, MEMORY, CROSS_OUT, DECODER_FC1, DECODER_FC2 = range(9)
 # norms of a layer; the last two are norms of SSRUs
 NORMS = SELF_NORM, CROSS_NORM, FEED_FORWARD_NORM, VALUE_NORM, FORGET_NORM = range(5)
@@ -50,17 +50,17 @@ def record(numbers: str, reals: str = "") -> Any:
 
 # `linears` is the address of a table with the columns of `compiled_products.linear`, `norms` of a table of norms.
 # `inner` is 0 for decoder layers without a feed-forward network. `turns` is the address of the cosines and sines of
-# each position (`kernels.turned`), or 0. Further numbers are addresses of embeddings.
+# each position (`compiled_kernels.turned`), or 0. Further numbers are addresses of embeddings.
 MODEL = record(
     "linears norms width heads inner encoder_inner encoder_layers decoder_layers vocabulary pre_norm activation gated "
     "self_attention average_inner gates zero_first source_tokens source_positions target_tokens target_positions "
     "turns output alignment_layer",
     "eps source_scale target_scale",
 )
-# Addresses of memory for the numbers of rows, and the numbers of a row (of `rounded`: bytes). x has the numbers that
-# the residual connections carry, `normal` normalised numbers, `projected` queries, keys and values, `inner` the
-# numbers of feed-forward networks, `rounded` and `scales` the inputs of a product in 8 bits, `weights` attention
-# weights of a head, `everything` the integers from 0.
+# Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes). `x` has the residual
+# stream, `normal` normalised numbers, `projected` queries, keys and values, `inner` the numbers of feed-forward
+# networks, `rounded` and `scales` the 8-bit inputs of a product and their scales, `weights` the attention weights of a
+# head, `everything` the integers from 0.
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
 # Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,
@@ -101,7 +101,7 @@ def sublayer_input(model: Any, space: Any, rows: int, norm: int) -> int:
 
 @inner
 def add_output(model: Any, space: Any, y: int, stride: int, rows: int, index: int, norm: int) -> None:
-    """Adds the last product of a sub-layer, whose input is y, to x. Then normalises x unless the model has pre-norm."""
+    """Adds the output of linear layer `index` for the input y to x. Then normalises x unless the model has pre-norm."""
     product(model, space, y, stride, rows, index, space.x, space.width, NO_FLOOR, 1)
     normalize_output(model, space, rows, norm)
 
@@ -146,7 +146,7 @@ def turn(model: Any, projected: int, position: int) -> None:
 
 @inner
 def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> None:
-    """Writes keys and values of the memory of several sentences to `cache.memory`.
+    """Encodes several sentences. Writes their keys and values for cross-attention to `cache.memory`.
 
     `ids` has the tokens of all sentences of the search, and `starts` the index of the first token of each of the
     sentences, then of the token after the last sentence.
@@ -190,7 +190,7 @@ def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> Non
 def update_states(model: Any, space: Any, cache: Any, rows: Array, count: int, layer: int, h: int, norms: int) -> None:
     """Computes the states of SSRUs or averages of a layer, and adds relu(state) of SSRUs to x.
 
-    Writes averages to `space.attended`. h is the address of the inputs of the layer, or of x.
+    Writes averages to `space.attended`. `h` is the address of the inputs of the layer.
     """
     width = model.width
     states, size = cache.states + 8 * width * cache.hypotheses * layer, 4 * width * cache.hypotheses
@@ -241,7 +241,7 @@ def add_averages(model: Any, space: Any, count: int, linears: int, h: int) -> No
 def step(model: Any, space: Any, cache: Any, rows: Array, count: int, share: Any) -> None:
     """Computes the features of the newest tokens of the first `count` rows. Writes them to `space.x`.
 
-    Of the attention weights of the alignment layer, `share` is added for each head at the address `recorded` of a row.
+    For each row, adds `share` times the attention weights of the alignment layer, averaged over heads, at `recorded`.
     """
     width, heads = model.width, model.heads
     head = width // heads

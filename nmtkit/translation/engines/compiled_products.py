@@ -1,8 +1,8 @@
 """Products of the compiled engine: linear layers in 8 bits and in fp32, with the instructions of the processor.
 
-Weights are packed once: OUTPUTS outputs form a block, and a block has the weights of its first inputs for 16 outputs,
-then of the next inputs. A vector holds 16 outputs of one row, so that a step of a product is one instruction for 16
-outputs and one, two or four inputs.
+Weights are packed once, in blocks of 16 outputs: a block has the weights of the first one, two or four inputs for all
+its outputs, then of the next inputs. A vector holds 16 outputs of one row, so a step of a product is one instruction
+for 16 outputs and one, two or four inputs.
 
 In 8 bits, a row of inputs has one scale, and an output has one scale. Sums of products are exact integers, so that
 every processor gives the same numbers.
@@ -37,8 +37,8 @@ LIMIT = 127  # largest absolute value of an input and of a weight in 8 bits
 class DotProducts:
     """An instruction that adds the products of four inputs and four weights, all of 8 bits, to a 32-bit sum.
 
-    vpdpbusd of x86 (VNNI) reads unsigned inputs, so `offset` is added to inputs. The sum of the products of these
-    additions and the weights is the correction of an output. sdot of ARM reads signed inputs.
+    vpdpbusd of x86 (VNNI) reads unsigned inputs, so `offset` is added to inputs. The correction of an output, which is
+    subtracted, is `offset` times the sum of its weights. sdot of ARM reads signed inputs.
     """
 
     group, kind = 4, BYTE
@@ -69,7 +69,7 @@ class DotProducts:
 
 
 class Widened:
-    """Products of 16-bit integers, whose pairs are added in 32 bits (pmaddwd): exact on every processor."""
+    """Products of 16-bit integers. Pairs of products are added in 32 bits (pmaddwd), exactly on every processor."""
 
     group, kind, offset = 2, WIDE, 0
 
@@ -106,7 +106,7 @@ class Floats:
 
 
 def instructions() -> DotProducts | Widened:
-    """Returns the fastest exact products of 8-bit integers of the processor."""
+    """Returns the fastest exact method of the processor for products of 8-bit integers."""
     if "avx512vnni" in features():
         return DotProducts("llvm.x86.avx512.vpdpbusd.512", 16, ir.VectorType(INT, 16), offset=128)
     if "avxvnni" in features():
@@ -117,7 +117,7 @@ def instructions() -> DotProducts | Widened:
 
 
 INTEGERS, REALS = instructions(), Floats()
-VECTORS = 4 if "avx512f" in features() else 1  # vectors of outputs: all sums of a block must fit into registers
+VECTORS = 4 if "avx512f" in features() else 1  # vectors of outputs of a kernel; all sums must fit into registers
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def product_name(kind: Any, rows: int) -> str:
 
 
 def product_kernel(kind: Any, rows: int) -> Any:
-    """Returns the product of `rows` rows of inputs and VECTORS x 16 outputs, for compiled code.
+    """Returns the kernel that computes VECTORS x 16 outputs for `rows` rows of inputs, for compiled code.
 
     The arguments are: inputs (address of the first row, and bytes of a row), scales of the rows, weights of the
     outputs, number of inputs, the scale, the correction and the bias of each output, results (address of the first
@@ -189,7 +189,7 @@ def packed_size(outputs: int) -> int:
 
 
 def packed(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
-    """Packs weights [outputs, inputs] as [outputs / 16, inputs / group, 16, group], with zeros where they end."""
+    """Packs weights [outputs, inputs] as [outputs / 16, inputs / group, 16, group], padded with zeros."""
     outputs, inputs = weight.shape
     whole = np.zeros((packed_size(outputs), -(-inputs // LANES) * LANES), weight.dtype)
     whole[:outputs, :inputs] = weight
@@ -200,7 +200,7 @@ def packed(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """Returns an array that begins at a multiple of 64 bytes, so that no vector lies on two lines of the cache."""
+    """Returns an array that begins at a multiple of 64 bytes, so that no vector crosses a cache line."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -217,9 +217,9 @@ COLUMNS = 8
 
 @kernel(NUMBER, NUMBER, REAL, NUMBER)
 def rounded(code: Vectors, x: Any, size: Any, factor: Any, y: Any) -> None:
-    """Writes the numbers of a row times `factor`, rounded, in the form that products of integers read.
+    """Writes the numbers of a row times `factor`, rounded to integers, in the format that `INTEGERS` reads.
 
-    The part of 16 numbers in which the row ends is written whole, with zeros for missing numbers.
+    The last part of 16 numbers is written whole, with zeros for missing numbers.
     """
     builder, factors = code.builder, code.broadcast(factor)
     offset = ir.Constant(INTS, [INTEGERS.offset] * LANES)

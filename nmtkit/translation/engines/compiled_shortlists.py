@@ -51,7 +51,7 @@ def selected(code: Vectors, columns: Any, count: Any, x: Any, y: Any) -> None:
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER)
 def filled(code: Vectors, y: Any, first: Any, end: Any, bits: Any) -> None:
-    """Writes a 32-bit number to the places from `first` to `end`."""
+    """Writes a 32-bit number to the places of y from `first` to `end`."""
     builder = code.builder
     with code.loop(builder.sub(end, first), 1) as index:
         builder.store(builder.trunc(bits, INT), code.at(y, builder.add(first, index), INT))
@@ -65,8 +65,8 @@ def pack_shortlist(output: Any, columns: Array, table: Array, slot: int) -> None
     """Packs the output projection of the target pieces `columns` for a slot of the search.
 
     Row `slot` of a table of linear layers has the addresses of the memory of the packed projection.
-    The outputs that fill the last block have the bias -inf, so that the search never chooses these outputs. Their old
-    weights are finite.
+    Padding outputs in the last block have the bias -inf, so the search never chooses these outputs. They keep old
+    weights, which are finite.
     """
     count, address = len(columns), columns.ctypes.data
     size = (count + OUTPUTS - 1) // OUTPUTS * OUTPUTS

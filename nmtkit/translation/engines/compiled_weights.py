@@ -40,7 +40,7 @@ class WeightTables:
         return array.ctypes.data
 
     def linear(self, weight: Tensor | None, bias: Tensor | None, missing: float = 0.0) -> None:
-        """Adds a linear layer, or an empty row. The bias of outputs that fill the last block is `missing`."""
+        """Adds a linear layer, or an empty row. Padding outputs in the last block have the bias `missing`."""
         if weight is None:
             self.linears.append([0] * 8)
             return
@@ -90,7 +90,7 @@ class WeightTables:
 
 
 def model_of(model: Transformer, precision: Precision) -> tuple[Array, WeightTables]:
-    """Returns the record MODEL of a model without tables of positions, and its weights, which must live as long."""
+    """Returns the record MODEL of a model, without tables of positions, and the weights to which the record points."""
     tables, config = WeightTables(precision), model.config
     for layer in model.encoder:
         assert isinstance(layer.self_attention, SelfAttention)
@@ -160,9 +160,9 @@ def gates_of(config: TransformerConfig) -> int:
 
 
 def position_tables(model: Transformer, length: int) -> dict[str, Array]:
-    """Returns the tables of a model for at least `length` positions. The keys are fields of the record MODEL.
+    """Returns the position tables of a model, for at least `length` positions, by fields of the record MODEL.
 
-    If the model adds no positions to its embeddings, the tables of added positions are 0.
+    If the model adds no positions to its embeddings, the tables of added positions are zeros.
     """
     config, size = model.config, max(1024, 2 * length)
     if config.positions in ADDED_POSITIONS:

@@ -128,7 +128,7 @@ class Engine(ABC):
     """Decodes batches with the models of `loaded`. Factories are called as `factory(config, loaded)`.
 
     A factory raises ValueError for models that the engine does not support, and ImportError for a missing package. An
-    engine keeps nothing of a call, so several calls can be under way, from several threads.
+    engine keeps no state of a call, so several threads can use the engine at the same time.
     """
 
     falls_back = True  # whether PyTorch decodes options that the engine refuses; otherwise, a refusal is an error
@@ -146,8 +146,8 @@ class Engine(ABC):
     def refuses(self, segment: Segment) -> bool:
         """Returns whether the engine does not support the prefix or the avoided phrases of a segment.
 
-        PyTorch searches such a segment, also with an engine whose refusals of options are errors.
-        An engine does not get the required phrases of a segment.
+        PyTorch searches such a segment, even if `falls_back` is false. An engine does not get the required phrases of a
+        segment.
         """
         return False
 
@@ -170,7 +170,7 @@ class Engine(ABC):
         """Called after each batch that PyTorch decodes because the engine is not ready."""
 
     def prepare(self) -> None:  # noqa: B027  # most engines are ready when they are created
-        """Does the work before the first batch that forked processes share. Called before each call."""
+        """Does the work whose results forked processes can share. Called before each call of `decode`."""
 
     def start(self) -> None:  # noqa: B027
         """Starts threads that a forked process would not have. Called in each process before its first batch."""
@@ -246,7 +246,7 @@ class TorchEngine(Engine):
 
 
 def without_required(segment: Segment) -> Segment:
-    """Returns a segment without required phrases, so that they do not change a search that finds them without help."""
+    """Returns a segment without required phrases, so that the phrases do not change a search that finds them anyway."""
     if not segment.constraints.required:
         return segment
     return replace(segment, constraints=replace(segment.constraints, required=()))
@@ -322,9 +322,9 @@ class Decoder:
     def engine_for(self, options: SearchOptions, alone: bool = True) -> Engine:
         """Returns the engine of a call.
 
-        Without `alone`, other calls may be under way. This call then uses the engine that `automatic` has chosen for
-        earlier calls, and leaves shared memory to them. Raises ValueError for options that an engine refuses whose
-        refusals are errors.
+        Without `alone`, other calls may be under way. This call then uses the engine that was chosen for these calls,
+        and leaves shared memory to them. Raises ValueError if the engine refuses the options and does not fall back to
+        PyTorch.
         """
         if options.score_reference or (self.engine.shares_memory and not alone):
             return self.torch
@@ -335,7 +335,7 @@ class Decoder:
         return engine
 
     def tell(self, options: SearchOptions) -> None:
-        """Logs once which engine searches with these options, and why if it is PyTorch in place of another engine.
+        """Logs once which engine searches with these options. If PyTorch replaces an engine, also logs the reason.
 
         Called with the first batch, so that an error of the input is reported without the name of an engine.
         """
@@ -420,7 +420,7 @@ class Decoder:
     def without_loops(self, batch: SegmentBatch, results: BatchHypotheses, options: SearchOptions) -> BatchHypotheses:
         """Returns `results`, with the hypotheses of a second search for each segment whose best hypothesis is a loop.
 
-        The hypotheses stay if the second search finds only another loop, nothing, or no required phrase.
+        The old hypotheses stay if the second search finds a loop again, finds nothing, or misses a required phrase.
         """
         tokenizer, loops = self.torch.loaded.tokenizer, []
         if searches_again(options):

@@ -1,4 +1,4 @@
-"""Runs the compiled search on batches of segments: arrays in, hypotheses out, with any number of threads."""
+"""Runs the compiled search on batches of segments, with any number of threads."""
 
 import math
 import os
@@ -55,7 +55,7 @@ class LockstepSearch:
         self.linears = [np.array(tables.linears, np.int64) for tables in self.tables]
         self.reserved = [0] * len(transformers)  # positions in the tables of each model
         self.extending = threading.Lock()
-        self.process: int | None = None  # the process whose threads `executor` has
+        self.process: int | None = None  # id of the process that created `executor`
         self.executor: ThreadPoolExecutor
         self.free: list[SearchMemory] = []  # memory of earlier searches, for the next searches
 
@@ -161,7 +161,7 @@ class LockstepSearch:
         )
 
     def memory(self, sizes: MemorySizes) -> SearchMemory:
-        """Returns memory for a search, which no other thread has."""
+        """Returns memory for a search. No other thread uses this memory."""
         try:
             memory = self.free.pop()
         except IndexError:
@@ -198,7 +198,7 @@ class LockstepSearch:
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads that search at the same time. Compiled functions release the lock of Python.
+        """Threads that search at the same time. Compiled functions release the GIL.
 
         A forked process makes new threads, because it has none of the threads of its parent.
         """

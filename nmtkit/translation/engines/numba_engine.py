@@ -111,7 +111,7 @@ class NumbaEngine(Engine):
 
 
 def supported(model: Architecture, source: Path) -> Transformer:
-    """Returns the model of the checkpoint `source`. Raises ValueError if the compiled search does not support it."""
+    """Returns the model of the checkpoint `source`. Raises ValueError for a model that the search does not support."""
     transformer = check_expressible(model, source, "--engine numba", SAME, ALLOWED, "give --engine torch")
     if not all(type(module) in MODULES and is_unmodified(module, type(module)) for module in model.modules()):
         raise ValueError(f"{source} has modules that --engine numba does not support: give --engine torch")

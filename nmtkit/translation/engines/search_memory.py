@@ -74,7 +74,7 @@ def avoided_texts(texts: Sequence[AvoidedText]) -> AvoidedTexts:
 
 @functools.lru_cache(maxsize=1024)
 def pieces_of(text: AvoidedText) -> list[Array]:
-    """Returns the lists of pieces of a text that `compiled_rules.AvoidedTexts` describes."""
+    """Returns the lists of pieces of a text. `compiled_rules.AvoidedTexts` describes these lists."""
     pieces = text.pieces
     lists: list[list[int]] = [pieces.contains(text.text), []]
     for size in range(1, len(text.text)):
@@ -89,7 +89,7 @@ def spelled(pieces: PieceTexts) -> Ragged:
 
 
 def joined(parts: Sequence[Ragged]) -> Ragged:
-    """Returns the lists of all parts, one after another."""
+    """Returns the lists of all parts in order, as a single `Ragged`."""
     return ragged([part.values[a:b] for part in parts for a, b in itertools.pairwise(part.starts)], np.uint8)
 
 
@@ -108,7 +108,7 @@ class MemorySizes:
     positions: int  # longest source or output
     vocabulary: int
     shortlists: bool
-    recorded: int  # source tokens with attention weights of each target token; 0: attention is not recorded
+    recorded: int  # source tokens whose attention weights are recorded for each target token; 0: no recording
 
     @property
     def hypotheses(self) -> int:
@@ -171,7 +171,7 @@ class SearchMemory:
         self.write_addresses()
 
     def kept(self, shape: tuple[int, ...], dtype: Any) -> int:
-        """Returns the address of zeros, whose array lives as long as this memory."""
+        """Returns the address of a new array of zeros, which lives as long as this memory."""
         array = aligned(shape, dtype)
         array[...] = 0
         self.arrays.append(array)

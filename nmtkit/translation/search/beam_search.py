@@ -1,6 +1,6 @@
-"""The search of PyTorch: a loop over steps, whose hypotheses a `Selector` chooses.
+"""The search of PyTorch: a loop over steps. In each step, a `Selector` chooses hypotheses.
 
-`Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. A selector
+`Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids continuations. A selector
 chooses the continuations that stay open: `BeamSelector` for beam search and diverse beam search, `Sampler` for samples,
 `constrained_search.RequiredTextSelector` for required texts. The search ends when no open hypothesis can reach a better
 score than the finished hypotheses.
@@ -54,7 +54,7 @@ def free_search(
     processors: Sequence[LogitsProcessor] = (),
     shortlist: Shortlist | None = None,
 ) -> BatchHypotheses:
-    """Does the same as `decoding.beam_search`, but ignores required texts, which have no effect on lengths either."""
+    """Does the same as `decoding.beam_search`, but ignores required texts. Maximum lengths ignore them, too."""
     constraints = [replace(each, required=()) if each.required else each for each in constraints]
 
     def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
@@ -100,7 +100,7 @@ def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 class Selector(ABC):
-    """Chooses the continuations with which the open hypotheses of a search go on."""
+    """Chooses the continuations of the open hypotheses of a search."""
 
     distinct = True  # whether the finished hypotheses of a sentence must differ
     group = 1  # number of successive open hypotheses that begin as copies of one hypothesis

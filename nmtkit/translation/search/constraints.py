@@ -1,4 +1,4 @@
-"""Constraints on the translation of a sentence: a prefix in ids, and texts that it contains or does not contain."""
+"""Constraints on the translation of a sentence: a prefix in ids, and texts that it must or must not contain."""
 
 import re
 from bisect import bisect_left
@@ -16,15 +16,15 @@ from nmtkit.text.alignment import UNSPACED
 from nmtkit.translation.search.options import CONSTRAINTS_RULE, SearchOptions
 
 Phrase = tuple[int, ...]
-IMPOSSIBLE = 1 << 30  # a number of pieces
+IMPOSSIBLE = 1 << 30  # cost (number of pieces) of a text that the pieces cannot spell
 
 
 @lru_cache(maxsize=8)
 def piece_texts(tokenizer: Tokenizer) -> list[str]:
     """Returns the text that each target piece adds to an output, with a space for each space symbol.
 
-    A byte of a character is a surrogate, as with the error handler surrogateescape. <unk> and control pieces have the
-    text of their decoding, and eos is a space, because the end of a line ends a word like a space.
+    The text of a byte piece is a surrogate, as with the error handler surrogateescape. <unk> and control pieces have
+    their decoded text. eos is a space, because the end of a line ends a word like a space.
     """
     texts = [_text(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
     texts[UNK], texts[BOS], texts[EOS] = " \u2047 ", "", " "
@@ -51,7 +51,7 @@ def text_bytes(text: str) -> bytes:
 
 
 class PieceTexts:
-    """The bytes of the pieces of a vocabulary, with the pieces that contain a text, begin with a text, or are equal."""
+    """The texts of the pieces of a vocabulary as bytes. Finds pieces that contain, begin with, or equal a text."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = list(texts)
@@ -95,14 +95,14 @@ class PieceTexts:
 
 @lru_cache(maxsize=8)
 def target_texts(tokenizer: Tokenizer, capitals: bool = False) -> PieceTexts:
-    """Returns the texts of the target pieces. With `capitals`, outputs are converted to capitals, and so are pieces."""
+    """Returns the texts of the target pieces. With `capitals`, texts are in capitals, because outputs will be."""
     texts = piece_texts(tokenizer)
     return PieceTexts(text_bytes(text.upper() if capitals else text) for text in texts)
 
 
 @dataclass(frozen=True)
 class AvoidedText:
-    """A text that no translation contains, with the texts of the pieces that can spell it.
+    """A text that no translation may contain, with the texts of the pieces that can spell it.
 
     A space at the start or the end of a line counts as part of the line, so " in " avoids a whole word. A line feed
     stands before the space at the start.
@@ -117,7 +117,7 @@ class AvoidedText:
         return AvoidedText(text_bytes(line_of(text)), target_texts(tokenizer))
 
     def is_in(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the text of `tokens`, without its end, contains the avoided text."""
+        """Returns whether the text of `tokens`, as the beginning of a line, contains the avoided text."""
         text = b"\n " + b"".join(self.pieces.texts[token] for token in tokens)
         return self.text in re.sub(b" +", b" ", text)
 
@@ -126,7 +126,7 @@ class AvoidedText:
         return self.text in re.sub(b" +", b" ", text_bytes(f"\n {line_of(line)} "))
 
     def forbidden(self, tokens: Sequence[int]) -> list[int]:
-        """Returns the tokens after which the text of an output contains the avoided text. `tokens` are the output.
+        """Returns the tokens after which the text of an output contains the avoided text. `tokens`: the output so far.
 
         A token is forbidden if it contains the text, or if the output ends with the beginning of the text and the token
         begins with the rest.
@@ -141,14 +141,15 @@ class AvoidedText:
         for size in range(1, len(self.text)):
             if end.endswith(self.text[:size]):
                 result += self.pieces.begins(self.text[size:])
-                if end.endswith(b" "):  # a second space would not separate the words better
+                if end.endswith(b" "):  # two spaces count as one
                     result += self.pieces.begins(b" " + self.text[size:])
         return result
 
     def at_the_start(self) -> "list[AvoidedText]":
-        """Returns texts that a translation must not begin with, if an avoided text may end the translation before it.
+        """Returns texts with which a part of a line must not begin: ends of the avoided text.
 
-        A space joins the two translations, or nothing in scripts without spaces.
+        The part before may end with the start of the avoided text. Parts are joined by a space, or directly in scripts
+        without spaces.
         """
         text, results = self.text.decode(), []
         for index in range(1, len(text)):
@@ -210,7 +211,7 @@ class RequiredText:
 def usual_spelling(text: str, pieces: PieceTexts, whole_words: bool) -> Phrase:
     """Returns the shortest sequence of pieces that spells a text, after a space where this is possible.
 
-    If there is none, returns a piece that contains the text, unless the text must be a whole word. () means that the
+    Otherwise, returns a piece that contains the text, unless the text must be a whole word. () means that the
     vocabulary cannot spell the text.
     """
     data = text_bytes(text)
@@ -283,8 +284,8 @@ class Constraints:
     def in_capitals(self, tokenizer: Tokenizer) -> "Constraints":
         """Returns the constraints for a search whose translation is converted to capitals.
 
-        The case of the pieces does not matter then. A text with small letters is required in capitals, and such a text
-        cannot appear, so it is not avoided.
+        The case of the pieces does not matter then. Required texts are converted to capitals. An avoided text with
+        small letters cannot appear, so it is dropped.
         """
         pieces = target_texts(tokenizer, capitals=True)
         required = []

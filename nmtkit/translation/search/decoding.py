@@ -1,4 +1,4 @@
-"""A search over one batch with required phrases, scores of references, and results about complete translations."""
+"""Searches one batch with required phrases, scores references, and annotates complete translations."""
 
 import dataclasses
 import math
@@ -61,7 +61,8 @@ def with_required_phrases(
     """Returns `results`, with new hypotheses for each sentence whose hypotheses lack a required text.
 
     An unconstrained hypothesis that contains all texts is better than a constrained hypothesis: until a text begins,
-    banks take slots of the beam away from the best hypotheses. So only the other sentences are searched with banks.
+    the banks of `RequiredTextSelector` take slots of the beam from the best hypotheses. So only sentences that lack a
+    text are searched again.
     """
     lacking = [] if options.sampling else lacking_sentences(constraints, results, options)
     if not lacking:

@@ -105,7 +105,7 @@ class ConstraintProcessor:
         self.options = options
         self.max_length = torch.tensor(max_length)  # B: maximum tokens of an output, from `max_lengths`
         width = max(len(sentence.prefix) for sentence in constraints)
-        # the same for all sentences, because all have the same language
+        # the same for all sentences, because all have the same target language
         self.language_tokens = max(sentence.language_tokens for sentence in constraints)
         self.prefix = torch.tensor(  # B width, with NONE after the end of each prefix
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
@@ -186,15 +186,15 @@ def forbid_repeats(log_probs: Tensor, history: Tensor, size: int) -> None:
 # --- loops ------------------------------------------------------------------------------------------------------------
 
 # A run of k is a text that stands k times in direct succession. An output is a loop if it has a run of more than
-# LONGEST_RUN repetitions, and of more repetitions than the runs of its source and of its prefix. Runs do not depend on
+# LONGEST_RUN repetitions, and of more repetitions than any run of its source and of its prefix. Runs do not depend on
 # the segmentation: a word that stands four times in a source stands four times in its translation, with any pieces.
 # Two kinds of runs are not loops: the digits of a number, because a source may write the number in another way (for
 # example 1 trillion), and signs if the source has a row of signs, such as the dots of a table of contents.
-# Of 109,155 human translations (captions and package descriptions), none is a loop by this rule. Of the outputs of a
-# small model for 1,000 captions, 9 are loops, and all of the 9 are wrong.
+# None of 109,155 human translations (captions and package descriptions) is a loop by this rule. A small model wrote 9
+# loops for 1,000 captions, and all 9 are wrong.
 
 LONGEST_RUN = 3  # without a second occurrence of the same 3 pieces, no output has a longer run
-LONGEST_NUMBER = 24  # characters of a number that are no loop; 1.000.000.000.000.000 has 21
+LONGEST_NUMBER = 24  # maximum characters of a number that is not a loop; 1.000.000.000.000.000 has 21
 NUMBER = re.compile(r"\S*\d\S*|(?:\s?\d{3})+")  # without spaces, or in groups of three digits
 ROW_OF_SIGNS = re.compile(r"(?:[^\w\s]|_)(?:\W|_)*")
 

@@ -21,7 +21,7 @@ from nmtkit.translation.search.logits_processors import LogitsProcessor, LogitsP
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary, C candidates of a sentence
 
-HEARTBEAT_STEPS = 64  # number of steps between two signs of life of a process
+HEARTBEAT_STEPS = 64  # number of steps between two heartbeats of a process
 POSITIVE = 1e-4  # a log probability above this limit is not a rounding error
 BLOCK = 128  # number of columns of a block; chosen by measurements on 128 rows of 10,000 and 37,000 columns
 

@@ -3,7 +3,7 @@
 A search with a shortlist considers only the pieces in the lists of the source pieces of a sentence, the most frequent
 target pieces, and the pieces of the constraints. It computes the logits of a few hundred columns instead of the whole
 vocabulary. Source: Jean et al. 2015, "On Using Very Large Target Vocabulary for Neural Machine Translation", section
-3.2. IBM model 1 makes the lists, as in Devlin 2017, "Sharp Models on Dull Hardware", section 4.2.
+3.2. The lists are learned by IBM model 1, as in Devlin 2017, "Sharp Models on Dull Hardware", section 4.2.
 """
 
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ class Shortlist:
         return Shortlist(offsets, targets, frequent, target_size)
 
     def allowed(self, sentences: Encoded, extra: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.bool_]:
-        """Returns whether a target piece is in the list of a sentence: B V. `extra` adds pieces to each list."""
+        """Returns whether each target piece is in the list of each sentence: B V. `extra` adds pieces to each list."""
         allowed = np.zeros((len(sentences.lengths), self.target_size), np.bool_)
         allowed[:, SPECIAL] = True
         allowed[:, self.frequent] = True

@@ -29,7 +29,7 @@ class LogitsProcessorState(ABC):
         """Appends `tokens` [N] to the hypotheses and returns the changed log probabilities [N, V] of the next tokens.
 
         At the first step, `tokens` are bos. `log_probs` [N, V] in fp32 may be overwritten. Returned values must be at
-        most 0: search ends when no open hypothesis can still win, which assumes that scores never increase.
+        most 0, because the search assumes that scores never increase: it ends when no open hypothesis can still win.
         """
 
     @abstractmethod
