@@ -20,7 +20,7 @@ _CURRENCY = re.compile(rf"[$€£¥₹₽₩₺₴₪฿]|(?:{'|'.join(_CURRENCI
 _DIGIT = re.compile(r"\d")
 # A literal string of each pattern, and the pattern. The text is case-folded.
 _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
-    ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]*>"),
+    ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]{0,1000}+>"),
     ("javascript:", "javascript:"), ("function", r"function\s*\(\w*\)\s*\{"), ("©", "©"),
     ("(c)", r"\(c\)\s*(?:19|20)\d\d"), ("all rights reserved", r"all rights reserved\b"),
 )]  # fmt: skip
