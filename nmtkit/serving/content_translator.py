@@ -51,8 +51,8 @@ class ContentTranslator:
         results = []
         for piece, pair in zip(pieces, pairs, strict=True):
             of_lines = [next(translated[pair]) for _ in piece.segments]
-            ranks = range(min(map(len, of_lines), default=1))
-            by_rank = [[line[rank] for line in of_lines] for rank in ranks]
+            ranks = range(max(map(len, of_lines), default=1))  # a line that is copied has no alternatives
+            by_rank = [[line[min(rank, len(line) - 1)] for line in of_lines] for rank in ranks]
             length = len(piece.text)
             results.append([await self.threads.run(length, reading.rendered, piece, lines) for lines in by_rank])
             results[-1][0]["quality"] = [line[0]["quality"] for line in of_lines if "quality" in line[0]]

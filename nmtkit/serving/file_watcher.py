@@ -1,4 +1,4 @@
-"""Loads checkpoints, the list of models and API keys again when their files change, without a restart."""
+"""Loads checkpoints, the glossary, the list of models and API keys again when their files change, without a restart."""
 
 import asyncio
 import contextlib
@@ -47,12 +47,13 @@ class FileWatcher:
     def __init__(self, job: ServeJob, service: Service, reload_requested: asyncio.Event) -> None:
         self.job, self.service, self.reload_requested = job, service, reload_requested
         self.list_changes = FileChanges(given(job.config.models))
-        self.model_changes = FileChanges(self.checkpoints)
+        self.model_changes = FileChanges(self.model_files)
         self.key_changes = FileChanges(given(job.config.api_keys))
 
     @property
-    def checkpoints(self) -> list[Path]:
-        return [model.path for model in self.job.all_paths]
+    def model_files(self) -> list[Path]:
+        """The checkpoints and the glossary, which are loaded together."""
+        return [*(model.path for model in self.job.all_paths), *given(self.job.text.glossary)]
 
     async def run(self) -> None:
         """Watches the files. Also starts the compilation of the search, and reloads the models when it has ended."""
@@ -93,7 +94,7 @@ class FileWatcher:
         except (OSError, ValueError) as error:
             self.service.pool.failed_reload(error)
             return False
-        self.model_changes.files = self.checkpoints
+        self.model_changes.files = self.model_files
         return True
 
 

@@ -35,6 +35,7 @@ from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ModelFacts
 from nmtkit.serving.fair_queue import BatchKey, LineBatch, LineResult, Pair, TranslationError
 from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, load_models
+from nmtkit.text import glossary
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Hypothesis, Request, SegmentBatch
@@ -65,6 +66,8 @@ def main(control: socket.socket) -> None:
     torch.set_num_threads(1)
     limit_product_caches()  # saves half a gigabyte of memory in each worker
     try:
+        if job.text.glossary is not None:
+            glossary.keep(job.text.glossary)  # a file that is changed becomes valid when the models are loaded again
         models, prepare = load_models(job)
     except (ValueError, OSError, ImportError) as error:
         channel.send(ValueError(str(error)))

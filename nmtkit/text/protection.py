@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 from unicodedata import category
 
 from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_letter, units, words
 from nmtkit.text.edits import CLOSING, Edit, Parts, edited
-from nmtkit.text.patterns import MEASURES, PATTERNS, Edges, is_message, numbers, occurrences, strings_of
+from nmtkit.text.patterns import MEASURES, PATTERNS, Edges, is_message, numbers, occurrences, strings_of, values
 
 __all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "protect", "protected_spans"]
 
@@ -286,7 +287,7 @@ class _Restoration:
         """Matches measures with numbers that have the same value. Returns the measures without a match."""
         if not spans:
             return []
-        free: dict[Decimal, list[Span]] = defaultdict(list)
+        free: dict[Decimal, deque[Span]] = defaultdict(deque)
         for start, end, possible in numbers(self.target):
             for value in possible if not self.edited.meet(start, end) else ():
                 free[value].append((start, end))
@@ -295,27 +296,28 @@ class _Restoration:
             others.subtract(
                 value for _, _, possible in numbers(self.source[span.start : span.end]) for value in possible
             )
+        # Values of which the translation has more numbers than the source has unprotected numbers. A number of another
+        # value may translate an unprotected number, so it counts only with a link to the measure.
+        surplus = {value for value, equal in free.items() if len(equal) > others[value]}
         missing = []
         for span in sorted(spans):
             _, _, possible = (*numbers(self.source[span.start : span.end]), (0, 0, frozenset[Decimal]()))[0]
-            match = next(filter(None, (self._number(span, free[value], others[value]) for value in possible)), None)
+            match = next(filter(None, (self._number(span, free[value], value in surplus) for value in possible)), None)
             if match is None:
                 missing.append(span)
-            else:
-                self._add(*match, self.target[slice(*match)], span)
+                continue
+            string = self.target[slice(*match)]
+            self._add(*match, string, span)
+            for value in values(string):
+                free[value].remove(match)
         return missing
 
-    def _number(self, span: ProtectedSpan, equal: Sequence[Span], others: int) -> Span | None:
-        """Returns the number in the translation that translates a measure. `equal` are the numbers with the same value.
-
-        `others` is the number of unprotected numbers with the same value in the source. A number without a link to the
-        measure may translate an unprotected number. It is therefore returned only if the translation has more than
-        `others` numbers with this value.
-        """
-        free = [part for part in equal if not self.edited.meet(*part)][:_MAX_CANDIDATES]
+    def _number(self, span: ProtectedSpan, equal: Iterable[Span], surplus: bool) -> Span | None:
+        """Returns the number in the translation that translates a measure: a linked number, or with `surplus` any."""
+        free = list(islice(equal, _MAX_CANDIDATES))
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
         near = [part for part in free if any(start < part[1] and part[0] < end for start, end in linked)]
-        return next(iter(near or (free if len(equal) > others else ())), None)
+        return next(iter(near or (free if surplus else ())), None)
 
     def _links_of(self, span: ProtectedSpan) -> list[Link]:
         """Returns the links from source words that overlap a span, sorted by position in the translation."""

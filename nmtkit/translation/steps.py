@@ -283,7 +283,7 @@ def separator(left: str, right: str) -> str:
     """Returns the text between two translations: a space, or nothing in a script without spaces."""
     if not left or not right or left[-1].isspace() or right[0].isspace():
         return ""
-    letters = next(filter(is_letter, reversed(left)), ""), next(filter(is_letter, right), "")
+    letters = next(filter(is_letter, reversed(left[-100:])), ""), next(filter(is_letter, right[:100]), "")
     return "" if any(map(UNSPACED.match, letters)) else " "
 
 
@@ -442,7 +442,7 @@ def terms_of_parts(
     """Returns the terms of a glossary that begin in each part of a line. Terms beyond the last part are left out."""
     terms_by_part: list[list[Occurrence]] = [[] for _ in part_ends]
     for term in terms:
-        part = bisect_right(part_ends, sum(end <= term.start for end in piece_ends))
+        part = bisect_right(part_ends, bisect_right(piece_ends, term.start))
         if part < len(terms_by_part):
             terms_by_part[part].append(term)
     return terms_by_part

@@ -89,3 +89,10 @@ def test_a_pair_with_contradicting_numbers_is_dropped(source: str, target: str) 
 def test_a_composite_number_has_a_reading_as_one_number(line: str, value: str) -> None:
     (options,) = readings(line)
     assert frozenset([value]) in options
+
+
+@pytest.mark.parametrize("unit", ["7", "7.", "1万 5 "])
+def test_a_line_of_20_000_digits_is_read(unit: str) -> None:
+    """`clean` ended with an error at a number of 4,301 digits, and took minutes for 20,000 digits."""
+    line = unit * (20_000 // len(unit))
+    assert dropped(f"{line} dogs", "58 Hunde") and not dropped(f"{line} dogs", f"{line} Hunde")

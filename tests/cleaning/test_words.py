@@ -10,6 +10,7 @@ from nmtkit.cleaning.filters import FilterContext, Scores, TextBlock
 from nmtkit.cleaning.filters.languages import own_words
 from nmtkit.cleaning.filters.rules import Boilerplate, Copy, CopyConfig, Currencies, Repetition, RepetitionConfig
 from nmtkit.cleaning.filters.text_block import TextSide
+from nmtkit.cleaning.filters.word_statistics import StemVocabulary, word_ids
 from nmtkit.config import Config
 
 CONTEXT = FilterContext("en", "de")
@@ -104,3 +105,10 @@ def test_boilerplate_does_not_continue_in_the_next_line() -> None:
     sources = ["a function", "(x) { is text", "Function (x) {", "(C)  2019", "the <B> key", "a <DIV class='x'> b", "x"]
     targets = [*["text"] * 6, "ALL RIGHTS RESERVED"]
     assert marks(Boilerplate(Config(), CONTEXT).score(TextBlock(sources, targets))) == [2, 3, 5, 6]
+
+
+def test_the_words_of_a_long_line_take_bounded_memory() -> None:
+    """Word alignment has a link for each pair of words: two lines of 100,000 words needed 80 GB."""
+    block = TextBlock(["word " * 100_000], ["Wort " * 100_000])
+    sides = word_ids(block, [StemVocabulary([["word"] * 10]), StemVocabulary([["wort"] * 10])])
+    assert [side.lengths.tolist() for side in sides] == [[1000], [1000]]

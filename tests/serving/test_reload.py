@@ -88,6 +88,23 @@ def test_models_come_and_go_under_load_and_no_answer_mixes_them(tmp_path: Path) 
         wait_for(lambda: len(children(server.process.pid)) == 1)  # the memory of the old models is free
 
 
+@pytest.mark.slow
+def test_a_changed_glossary_replaces_the_old_one_only_if_it_is_valid(tmp_path: Path) -> None:
+    """A glossary that was damaged or removed made every request fail."""
+    line, terms, new = REAL_LINES[0], tmp_path / "terms.tsv", tmp_path / "new.tsv"
+    terms.write_text(f"{line.split()[0]}\tHund\n")
+    new.write_text(f"{line.split()[0]}\tKatze\n")
+    flags = ("--path", f"en-de={save_transformer(tmp_path / 'model.pt')}", "--workers", "1", "--max-len-b", "5")
+    with serving(tmp_path, *flags, "--glossary", str(terms)) as server:
+        first = server.translate(line)
+        assert "Hund" in first
+        terms.write_text("no term\n")
+        wait_for(lambda: server.metric("nmtkit_failed_reloads_total") > 0)
+        assert server.translate(line) == first
+        new.replace(terms)
+        wait_for(lambda: "Katze" in server.translate(line))
+
+
 def test_paths_of_the_list_begin_at_its_folder(tmp_path: Path) -> None:
     (tmp_path / "models.txt").write_text("\n# comment\nen-de=a.pt\n  runs/b.pt \n/c.pt\n")
     listed = ServeConfig(models=tmp_path / "models.txt").listed_models()

@@ -76,6 +76,13 @@ def test_alternatives_are_the_next_best_translations(server, model):
     assert answer == {"translatedText": best.text, "alternatives": [output.text for output in others]}
 
 
+def test_a_text_has_alternatives_if_one_of_its_lines_has_none(server, model):
+    fields = {"q": f"{LINES[0]}\n\u200b", "source": "en", "target": "de", "alternatives": 2}
+    outputs = Translator.load(model).translate([LINES[0]], max_len_b=5, nbest=3)[0].hypotheses
+    _, answer = server.ask("/translate", fields)
+    assert answer["alternatives"] == [f"{output.text}\n" for output in outputs[1:]]
+
+
 def test_alignment_links_characters_of_the_whole_text_as_the_search_does(server, model):
     first, second = "Cafe\u0301 " + LINES[0], LINES[1]  # the text is not in NFC; links refer to its NFC
     fields = {"q": f" {first}\n\n{second}", "source": "en", "target": "de", "alternatives": 1, "alignment": True}

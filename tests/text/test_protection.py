@@ -298,6 +298,15 @@ def test_the_work_for_a_line_grows_linearly_with_its_length(unit):
     assert work(8_000) < 6 * work(2_000) + 10_000
 
 
+def test_many_measures_in_another_form_take_linear_time():
+    """A line of 20,000 characters took 23 s, because each measure was compared with all equal numbers."""
+
+    def work(length: int) -> int:
+        return operations(lambda: restored("a " + "5 kg " * length, "ein " + "5 Kilo " * length))
+
+    assert work(400) < 6 * work(100)
+
+
 MATCHES = [
     "http://a.b/c", "www.a.b", "joe@a.de", "a.org/b", "10.0.0.1", "@joe", "{name}", "{{ a }}", "%%", "%(a)s", "%s",
     "%d", "%APPDATA%", "%1", "%n", "$HOME", "%<n>d", "%<PRIu64>", "%{n}", "%m", "%1%", "%#@n@", "%1$tY", "%title",

@@ -2,8 +2,10 @@
 
 import re
 import unicodedata
+from bisect import bisect
 from collections.abc import Iterator
 from decimal import Decimal
+from operator import itemgetter
 
 NumberReading = frozenset[str]  # the significant digits of numbers: 1,500 and 1.5 are both 15
 
@@ -22,18 +24,21 @@ _UNITS = {
 }  # fmt: skip
 _DIGITS = {digit: value for value, row in enumerate(("〇零", "一", "二两兩", "三", "四", "五", "六", "七", "八", "九"))
            for digit in row}  # fmt: skip
-_COUNT = rf"(?:\d[\d.,\uff0c\uff0e]*|[{''.join(_DIGITS)}]+)"
+_DIGIT = f"[{''.join(_DIGITS)}]"
+_COUNT = rf"(?:\d[\d.,\uff0c\uff0e]*+|{_DIGIT}++)"
+# A count of at most 40 characters: a search for longer counts takes quadratic time in a line of digits.
+_SHORT_COUNT = rf"(?:(?<!\d)\d[\d.,\uff0c\uff0e]{{0,39}}+(?!\d)|(?<!{_DIGIT}){_DIGIT}{{1,40}}+(?!{_DIGIT}))"
 _VALUES = {unicodedata.normalize("NFC", unit): value for unit, value in _UNITS.items()}
 _UNIT = "|".join(sorted(_VALUES, key=len, reverse=True))
 _PART = re.compile(rf"({_COUNT})?[{_SPACES}]?((?:{_UNIT})?)")
 # several counts with units and perhaps a last count without unit: 1万5千, 3만 5000, 12 crore 50 lakh
 _COMPOSITE = re.compile(
-    rf"(?:{_COUNT}[{_SPACES}]?|(?<=[十百千万萬億亿兆]))(?:{_UNIT})(?:[{_SPACES}]?{_COUNT}?[{_SPACES}]?(?:{_UNIT}))*"
-    rf"(?:[{_SPACES}]?{_COUNT})?"
+    rf"(?:{_SHORT_COUNT}[{_SPACES}]?|(?<=[十百千万萬億亿兆]))(?:{_UNIT})"
+    rf"(?:[{_SPACES}]?{_SHORT_COUNT}?[{_SPACES}]?(?:{_UNIT}))*(?:[{_SPACES}]?{_SHORT_COUNT})?"
 )
 _ERAS = {"明治": 1867, "大正": 1911, "昭和": 1925, "平成": 1988, "令和": 2018, "民國": 1911, "民国": 1911}
 _ERA = re.compile(rf"({'|'.join(_ERAS)})(\d{{1,3}})")
-_CHINESE = re.compile(rf"[{''.join(_DIGITS)}十百千万萬億亿兆]+")
+_CHINESE = re.compile(rf"[{''.join(_DIGITS)}十百千万萬億亿兆]{{1,40}}+")
 
 
 def digits_of(line: str) -> set[str]:
@@ -62,9 +67,9 @@ def readings(line: str) -> list[list[NumberReading]]:
     line = ascii_digits(unicodedata.normalize("NFC", line))
     composites = [(match.span(), value) for match, value in _composites(line)]
     found = [(span, [_written(line, span), NumberReading([value])]) for span, value in _largest(composites)]
-    taken = [span for span, _ in found]
+    taken = [(0, 0), *(span for span, _ in found)]
     for match in _NUMBER.finditer(line):
-        if not any(start <= match.start() < end for start, end in taken):
+        if match.start() >= taken[bisect(taken, match.start(), key=itemgetter(0)) - 1][1]:
             found.append((match.span(), [NumberReading([significant(match[0])])]))
     return [options for _, options in sorted(found, key=lambda each: each[0])]
 

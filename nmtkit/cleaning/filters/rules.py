@@ -14,13 +14,13 @@ from nmtkit.cleaning.filters.text_block import Scores, TextBlock, TextSide
 from nmtkit.config import Config, option
 from nmtkit.data.corpora.dropping import Hashes, contained
 
-_URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
+_URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]{1,64}+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
 _CURRENCY = re.compile(rf"[$€£¥₹₽₩₺₴₪฿]|(?:{'|'.join(_CURRENCIES)})\b")
 _DIGIT = re.compile(r"\d")
 # A string that every match contains, and the pattern. The text is case-folded. Searching the string first is faster.
 _BOILERPLATE = [(literal, re.compile(pattern)) for literal, pattern in (
-    ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]*>"),
+    ("<", r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^>]{0,1000}+>"),
     ("javascript:", "javascript:"), ("function", r"function\s*\(\w*\)\s*\{"), ("©", "©"),
     ("(c)", r"\(c\)\s*(?:19|20)\d\d"), ("all rights reserved", r"all rights reserved\b"),
 )]  # fmt: skip
@@ -223,6 +223,8 @@ def _alike(first: str, second: str) -> bool:
         return True  # 1985 and 85
     if {len(first), len(second)} == {3, 1} and (first.endswith(second) or second.endswith(first)):
         return True  # 1980 and 80, whose zeros at the end were removed: 198 and 8
+    if max(len(first), len(second)) > 4:
+        return False  # `int` refuses more than 4,300 digits
     values = sorted((int(first), int(second)))
     if values[1] - values[0] == 543 and len(first) == len(second) == 4:
         return True  # a year of the Thai calendar
