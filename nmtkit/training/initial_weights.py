@@ -66,7 +66,7 @@ def start_from(
         )
     vocabulary, state = VocabularyChange(tokenizer, old_tokenizer, relative), model.state_dict()
     if not partial:
-        _check_same_function(state, weights, config, old_config, tokenizer.joint == old_tokenizer.joint, path)
+        _check_same_function(state, weights, config, old_config, old_axes, path)
     elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
     with torch.no_grad():
@@ -140,13 +140,18 @@ def changed_settings(config: Any, old: Any, finetuning: str) -> list[str]:
 
 
 def _check_same_function(
-    state: Mapping[str, Tensor], old: Mapping[str, Tensor], config: Any, old_config: Any, joint: bool, path: Path
+    state: Mapping[str, Tensor],
+    old: Mapping[str, Tensor],
+    config: Any,
+    old_config: Any,
+    old_axes: Mapping[str, Mapping[int, SideName]],
+    path: Path,
 ) -> None:
     """Raises ValueError if the model cannot compute the function of the checkpoint. Warns if training must adapt it.
 
     A shape shows only a part of the differences. The others are settings such as the number of heads, parameters of the
-    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. `joint`
-    says that both vocabularies are joint or both are separate; if they differ, so do the shared embeddings.
+    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. Only
+    embeddings of two old vocabularies may become one matrix; `old_axes` has the side of each old parameter.
     """
     refused = changed_settings(config, old_config, "refused")
     adapts = changed_settings(config, old_config, "adapts")
@@ -163,8 +168,10 @@ def _check_same_function(
     # training soon restores the effect of a vector, but not of a matrix
     if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
         raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
-    for key, first in tied_to(state).items() if joint else ():
-        if first != key and not torch.equal(old[key], old[first]):
+    members: dict[tuple[str, ...], str] = {}
+    for key, owner in tied_to(state).items():
+        first = members.setdefault((owner, *old_axes[key].values()), key)
+        if not torch.equal(old[key], old[first]):
             raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
     if adapts:
         dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
