@@ -289,7 +289,7 @@ def test_adapters_of_a_model_that_lacks_a_part_of_the_base_are_refused(tmp_path:
     path = save_tiny_transformer(tmp_path / "base.pt", tokenizer, output_bias=True)
     model, run = tiny_transformer(building.vocabulary_of(tokenizer)), RunConfig(adapter_rank=2, finetune_from=path)
     start_from(model, "transformer_tiny", model.config, tokenizer, path)
-    with pytest.raises(ValueError, match="output_projection.bias"):
+    with pytest.raises(ValueError, match=r"output_projection\.bias"):
         adapters_of(model, tokenizer, run, path)
 
 
