@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +69,10 @@ def start_from(
         _check_same_function(state, weights, config, old_config, old_axes, path)
     elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
+    if partial and (merged := [f"{key} and {first}" for key, first in _merged(state, weights, old_axes)]):
+        log.warning(
+            "%s has two matrices where this model has one, which starts with the last%s", path, _listed("these", merged)
+        )
     with torch.no_grad():
         for key, tensor in _fitting(state, weights, axes, path, partial).items():
             if not axes[key]:
@@ -150,8 +154,7 @@ def _check_same_function(
     """Raises ValueError if the model cannot compute the function of the checkpoint. Warns if training must adapt it.
 
     A shape shows only a part of the differences. The others are settings such as the number of heads, parameters of the
-    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. Only
-    embeddings of two old vocabularies may become one matrix; `old_axes` has the side of each old parameter.
+    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint.
     """
     refused = changed_settings(config, old_config, "refused")
     adapts = changed_settings(config, old_config, "adapts")
@@ -168,17 +171,29 @@ def _check_same_function(
     # training soon restores the effect of a vector, but not of a matrix
     if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
         raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
-    members: dict[tuple[str, ...], str] = {}
-    for key, owner in tied_to(state).items():
-        first = members.setdefault((owner, *old_axes[key].values()), key)
-        if not torch.equal(old[key], old[first]):
-            raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
+    for key, first in _merged(state, old, old_axes):
+        raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
     if adapts:
         dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
         log.warning(
             "%s was trained with other settings: %s. The loss starts higher, until training has adapted the model.%s",
             *(path, "; ".join(adapts), dropped),
         )
+
+
+def _merged(
+    state: Mapping[str, Tensor], old: Mapping[str, Tensor], old_axes: Mapping[str, Mapping[int, SideName]]
+) -> Iterator[tuple[str, str]]:
+    """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
+
+    Embeddings of two old vocabularies may become one matrix; `old_axes` has the side of each old parameter.
+    """
+    members: dict[tuple[str, ...], str] = {}
+    for key, owner in tied_to(state).items():
+        if key in old:
+            first = members.setdefault((owner, *old_axes[key].values()), key)
+            if not torch.equal(old[key], old[first]):
+                yield key, first
 
 
 def _fitting(

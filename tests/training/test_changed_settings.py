@@ -171,3 +171,10 @@ def test_a_partial_start_says_both_remainders(tmp_path: Path, caplog: pytest.Log
     said = "\n".join(caplog.messages)
     for fact in ("--heads 2, here 4", "--decoder-layers 2, here 1", "left out: decoder.1"):
         assert fact in said
+
+
+def test_a_partial_start_says_which_matrices_become_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = checkpoint_of(tmp_path / "old.pt", "transformer_tiny")
+    with caplog.at_level(logging.WARNING, "nmtkit"):
+        started(path, "transformer_tiny", partial=True, decoder_tied_layers=(1, 1))
+    assert "decoder.1.self_attention" in "\n".join(caplog.messages)
