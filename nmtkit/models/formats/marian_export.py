@@ -4,7 +4,7 @@ Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embe
 subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
 change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
 projection, all logits change by the same number, so the probabilities do not change. If the first decoder layer shares
-its weights with others, it gets weights of its own. An SSRU has no such bias, and the gates of average attention
+its weights with others, it gets separate weights. An SSRU has no such bias, and the gates of average attention
 multiply x. A model with one of them must have been trained with --zero-bos, and its decoder also starts from zeros.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
