@@ -79,7 +79,8 @@ def check_paths(context: click.Context) -> None:
             if access == "write" and path is not None:
                 check_writable(path)
             elif access == "read" and path is not None:
-                check_readable(path, max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "")
+                name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else ""
+                check_readable(path, name, several=parameter.multiple or parameter.nargs == -1)
 
 
 def completed_path(incomplete: str, checkpoint: bool) -> list[CompletionItem]:

@@ -146,6 +146,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
         ChannelModels,
         RerankingWeights,
         add_estimates,
+        check_one_direction,
         known_features,
         read_nbest,
         tune,
@@ -154,6 +155,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     name = str(path or "standard input")
     lines = read_lines(path) if path else lines_of(standard_input().read(), Path(name))
     lists = read_nbest(lines, name)
+    if config.backward is not None or config.lm is not None:
+        check_one_direction(lists, name)
     models = ChannelModels(config.backward, config.lm, source_lang=config.source_lang, target_lang=config.target_lang)
     references = None if config.tune is None else read_lines(config.tune)
     if references is not None:

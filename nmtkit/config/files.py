@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -188,9 +189,10 @@ def check_writable(path: Path) -> None:
         raise OSError(f"cannot write {path}: it is {kind}; give the name of a file")
 
 
-def check_readable(path: Path, name: str) -> None:
+def check_readable(path: Path, name: str, several: bool = False) -> None:
     """Raises OSError if there is no file or folder `path`. The message begins with `name`, the flag or the setting.
 
+    With `several`, the user may repeat the flag; then the message explains how to write `a.pt:b.pt` or `a.pt,b.pt`.
     Does nothing if `path` is a name of the Hugging Face Hub, because that check needs the network.
     """
     if is_hub_name(path.as_posix()):
@@ -198,7 +200,10 @@ def check_readable(path: Path, name: str) -> None:
     try:
         path.stat()
     except OSError as error:
-        raise OSError(f"{name} {path}: {reason_of(error)}".lstrip()) from error
+        parts = re.split("[:,]", str(path))
+        joined = several and all(parts) and any(os.path.exists(part) for part in parts)
+        advice = f"; give {' '.join(f'{name} {part}'.lstrip() for part in parts)}" if joined else ""
+        raise OSError(f"{name} {path}: {reason_of(error)}{advice}".lstrip()) from error
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:

@@ -42,6 +42,7 @@ from torch import Tensor
 from nmtkit.config.files import RUN_CHECKPOINTS, atomic_write
 
 FORMAT = 2
+OTHERS = "For a model of another toolkit, nmtkit import makes a checkpoint"  # the end of errors about wrong files
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}
 
 Checkpoint = dict[str, Any]
@@ -63,7 +64,7 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
     if path.is_dir():
         names = " or ".join(RUN_CHECKPOINTS)
         raise FileNotFoundError(
-            f"checkpoint {path}: no {names} in the folder; give a checkpoint or the folder of a run"
+            f"checkpoint {path}: no {names} in the folder; give a checkpoint or the folder of a run. {OTHERS}"
         )
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path}: no such file")
@@ -74,11 +75,12 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path):
             raise ValueError(
-                f"{path} contains more than tensors and plain types; the file was rejected, and no code was run"
+                f"{path} contains more than tensors and plain types; the file was rejected, and no code was run. "
+                f"{OTHERS}"
             ) from error
-        raise ValueError(f"{path} is damaged or not a checkpoint") from error
+        raise ValueError(f"{path} is damaged or not a checkpoint. {OTHERS}") from error
     except (RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is truncated, damaged or not a checkpoint") from error
+        raise ValueError(f"{path} is truncated, damaged or not a checkpoint. {OTHERS}") from error
     check_contents(contents, path)
     if not mmap:
         check_values(contents, path)
@@ -91,7 +93,7 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
 def check_contents(contents: Any, path: Path) -> None:
     """Raises ValueError unless `contents` has the entries of a checkpoint, with their types. Reads no tensor."""
     if not isinstance(contents, dict) or "nmtkit" not in contents:
-        raise ValueError(f"{path} is not an nmtkit checkpoint")
+        raise ValueError(f"{path} is not an nmtkit checkpoint. {OTHERS}")
     if contents["nmtkit"] != FORMAT:
         raise ValueError(
             f"{path} has checkpoint format {contents['nmtkit']}, but this version of nmtkit reads format {FORMAT}; "

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +66,13 @@ def start_from(
         )
     vocabulary, state = VocabularyChange(tokenizer, old_tokenizer, relative), model.state_dict()
     if not partial:
-        _check_same_function(state, weights, config, old_config, tokenizer.joint == old_tokenizer.joint, path)
+        _check_same_function(state, weights, config, old_config, old_axes, path)
     elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
+    if partial and (merged := [f"{key} and {first}" for key, first in _merged(state, weights, old_axes)]):
+        log.warning(
+            "%s has two matrices where this model has one, which starts with the last%s", path, _listed("these", merged)
+        )
     with torch.no_grad():
         for key, tensor in _fitting(state, weights, axes, path, partial).items():
             if not axes[key]:
@@ -140,13 +144,17 @@ def changed_settings(config: Any, old: Any, finetuning: str) -> list[str]:
 
 
 def _check_same_function(
-    state: Mapping[str, Tensor], old: Mapping[str, Tensor], config: Any, old_config: Any, joint: bool, path: Path
+    state: Mapping[str, Tensor],
+    old: Mapping[str, Tensor],
+    config: Any,
+    old_config: Any,
+    old_axes: Mapping[str, Mapping[int, SideName]],
+    path: Path,
 ) -> None:
     """Raises ValueError if the model cannot compute the function of the checkpoint. Warns if training must adapt it.
 
     Shapes do not show all differences. Other differences are settings such as the number of heads, parameters of the
-    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint. Shared
-    matrices are compared only if `joint` is true: both vocabularies are joint, or both are separate.
+    checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint.
     """
     refused = changed_settings(config, old_config, "refused")
     adapts = changed_settings(config, old_config, "adapts")
@@ -163,15 +171,29 @@ def _check_same_function(
     # training soon restores the effect of a vector, but not of a matrix
     if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
         raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
-    for key, first in tied_to(state).items() if joint else ():
-        if first != key and not torch.equal(old[key], old[first]):
-            raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
+    for key, first in _merged(state, old, old_axes):
+        raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
     if adapts:
         dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
         log.warning(
             "%s was trained with other settings: %s. The loss starts higher, until training has adapted the model.%s",
             *(path, "; ".join(adapts), dropped),
         )
+
+
+def _merged(
+    state: Mapping[str, Tensor], old: Mapping[str, Tensor], old_axes: Mapping[str, Mapping[int, SideName]]
+) -> Iterator[tuple[str, str]]:
+    """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
+
+    Embeddings of two old vocabularies may become one matrix; `old_axes` has the side of each old parameter.
+    """
+    members: dict[tuple[str, ...], str] = {}
+    for key, owner in tied_to(state).items():
+        if key in old:
+            first = members.setdefault((owner, *old_axes[key].values()), key)
+            if not torch.equal(old[key], old[first]):
+                yield key, first
 
 
 def _fitting(

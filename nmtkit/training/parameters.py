@@ -60,8 +60,9 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
             f"adapters do not change the embeddings of {base}, but the dataset has a different vocabulary; preprocess "
             f"with --tokenizer-from {base}"
         )
-    for name, tensor in model.state_dict().items():
-        if not torch.equal(tensor.cpu(), contents["model"][name].to(tensor.dtype)):
+    state = model.state_dict()
+    for name, tensor in contents["model"].items():
+        if name not in state or not torch.equal(state[name].cpu(), tensor.to(state[name].dtype)):
             raise ValueError(f"adapters need the weights of {base}, but {name} differs here; use the same settings")
     rank, layers = run.adapter_rank, list(run.adapter_layers)
     assert rank is not None

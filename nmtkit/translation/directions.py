@@ -38,11 +38,11 @@ class DirectionsTranslator:
             raise ValueError(f"the rows of {split.name} are not sorted by direction; choose a valid or test set")
         self.translator, self.window = translator, window
         self.parts = [split.select(split.rows_of(number)) for number in np.unique(index).tolist()]
-        directions = [split.directions[number] for number in np.unique(index).tolist()]
-        translator.notice_untrained((direction.source, direction.target) for direction in directions)
+        self.directions = [split.directions[number] for number in np.unique(index).tolist()]
+        translator.notice_untrained((direction.source, direction.target) for direction in self.directions)
         self.pipelines = [
             translator.pipeline(in_direction(search, direction, translator), text, source_tag)
-            for direction in directions
+            for direction in self.directions
         ]
 
     def requests(self, with_references: bool) -> Iterator[list[Request]]:
@@ -55,9 +55,10 @@ class DirectionsTranslator:
     ) -> Iterator[Translation]:
         """Yields the translations in order. `windows` are the results of `requests`, possibly with added fields."""
         remaining, first = iter(windows), 0
-        for part, pipeline in zip(self.parts, self.pipelines, strict=True):
+        for direction, part, pipeline in zip(self.directions, self.parts, self.pipelines, strict=True):
             of_part = islice(remaining, -(-len(part) // self.window))
-            yield from self.translator.run(of_part, pipeline, decoder, processes, first)
+            for translation in self.translator.run(of_part, pipeline, decoder, processes, first):
+                yield dataclasses.replace(translation, direction=str(direction))
             first += len(part)
         deque(remaining, maxlen=0)  # runs `with_fields` to its end, where it checks that its files have ended too
 

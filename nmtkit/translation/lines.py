@@ -194,14 +194,16 @@ def output_line(translation: Translation, format: str, score_only: bool) -> byte
 def as_object(translation: Translation) -> dict[str, Any]:
     """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
 
-    With --pivot, `pivot` is the text in the pivot language. Infinite scores become null, because JSON has no infinity.
+    With --pivot, `pivot` is the text in the pivot language. A row of a dataset of several directions has its
+    `direction`. Infinite scores become null, because JSON has no infinity.
     """
     hypotheses = [
         {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
         for hypothesis in translation.hypotheses
     ]
-    pivot = {} if translation.pivot is None else {"pivot": translation.pivot}
-    return {"id": translation.id, "source": translation.source, **pivot, "hypotheses": hypotheses}
+    facts = {"direction": translation.direction, "pivot": translation.pivot}
+    known = {name: value for name, value in facts.items() if value is not None}
+    return {"id": translation.id, "source": translation.source, **known, "hypotheses": hypotheses}
 
 
 def finite(value: Any) -> Any:

@@ -125,6 +125,15 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
     return lists
 
 
+def check_one_direction(lists: Sequence[NBest], name: str) -> None:
+    """Raises ValueError if the lists of the file `name` have several directions, because a model reads only one."""
+    if len(directions := {str(each.record.get("direction")) for each in lists}) > 1:
+        raise ValueError(
+            f"{name} has several directions ({', '.join(sorted(directions))}), and --backward and --lm read the lists "
+            "of one; write a file for each direction"
+        )
+
+
 def known_features(lists: Sequence[NBest], name: str) -> list[str]:
     """Returns the models (keys of `FIELDS`) whose log probabilities all hypotheses have.
 

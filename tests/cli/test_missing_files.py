@@ -34,6 +34,14 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         "cannot write nope/o.tsv: the folder nope does not exist; make it first",
     ),
     "generate --path": (["generate", "--path", "nope.pt"], f"--path nope.pt: {MISSING}"),
+    "generate --path of fairseq": (
+        ["generate", "--path", "model.pt:nope.pt"],
+        f"--path model.pt:nope.pt: {MISSING}; give --path model.pt --path nope.pt",
+    ),
+    "average-checkpoints with a comma": (
+        ["average-checkpoints", "model.pt,folder", "--output", "x.pt"],
+        f"model.pt,folder: {MISSING}; give model.pt folder",
+    ),
     "generate without --path": (["generate", "text"], "Missing option '--path'. Name a checkpoint"),
     "generate, a file as DATA": (["generate", "--path", "model.pt", "text"], "text is a file, but DATA is the folder"),
     "score, files without flags": (

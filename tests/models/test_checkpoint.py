@@ -210,3 +210,13 @@ def test_damage_anywhere_is_told_or_does_no_harm(tmp_path: Path, seed: int) -> N
             refused += 1
             assert str(path) in str(error) and "\n" not in str(error)
     assert refused > 300
+
+
+FORMATS = Path(__file__).parent / "formats"
+MODELS = ["marian/spm/model.npz", "marian/spm", "huggingface/m2m_100", "fairseq/shared/checkpoint_best.pt"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_of_another_toolkit_needs_an_import(model: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match="nmtkit import"):
+        checkpoint_file.read(FORMATS / model)

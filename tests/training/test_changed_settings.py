@@ -3,17 +3,20 @@
 import dataclasses
 import logging
 import typing
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from builders import TINY_CONFIGS, tiny_model, tiny_tokenizer
+from builders import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer, tiny_transformer
 from torch import Tensor
 
 from nmtkit.config import derive, field_types
 from nmtkit.data import checkpoint_file
+from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.packed import Packed
+from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES, Architecture
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
 from nmtkit.training.initial_weights import start_from
@@ -114,10 +117,38 @@ def test_a_refusal_names_both_values(
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("change", [{"tie_output": False}, {"share_embeddings": False}])
-def test_shared_matrices_may_become_two(change: dict[str, Any], tmp_path: Path) -> None:
-    path = checkpoint_of(tmp_path / "old.pt", "transformer_tiny")
-    assert torch.equal(output(started(path, "transformer_tiny", **change)), output(started(path, "transformer_tiny")))
+SEPARATE = Tokenizer(TOKENIZER.source_model, train_model(["cats and dogs run in the park"], 300))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({}, {"tie_output": False}),
+        ({}, {"share_embeddings": False}),
+        ({"encoder_layers": 2, "encoder_tied_layers": (1, 1)}, {"encoder_layers": 2}),
+        ({"decoder_tied_layers": (1, 1)}, {}),
+    ],
+)
+def test_shared_matrices_may_become_two(old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path / "old.pt", "transformer_tiny", **old)
+    assert torch.equal(
+        output(started(path, "transformer_tiny", **new)), output(started(path, "transformer_tiny", **old))
+    )
+
+
+@pytest.mark.parametrize("tokenizers", list(permutations([TOKENIZER, SEPARATE])), ids=["to separate", "to joint"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [({"tie_output": False}, {}), ({}, {"decoder_tied_layers": (1, 1)})],
+    ids=["output", "layers"],
+)
+def test_two_matrices_may_not_become_one_when_the_vocabularies_do(
+    old: dict[str, Any], new: dict[str, Any], tokenizers: tuple[Tokenizer, Tokenizer], tmp_path: Path
+) -> None:
+    path = save_tiny_transformer(tmp_path / "old.pt", tokenizers[0], **old)
+    model = tiny_transformer(vocabulary_of(tokenizers[1]), **new)
+    with pytest.raises(ValueError, match="one matrix"):
+        start_from(model, "transformer_tiny", model.config, tokenizers[1], path)
 
 
 def test_settings_to_which_training_adapts_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,3 +171,10 @@ def test_a_partial_start_says_both_remainders(tmp_path: Path, caplog: pytest.Log
     said = "\n".join(caplog.messages)
     for fact in ("--heads 2, here 4", "--decoder-layers 2, here 1", "left out: decoder.1"):
         assert fact in said
+
+
+def test_a_partial_start_says_which_matrices_become_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = checkpoint_of(tmp_path / "old.pt", "transformer_tiny")
+    with caplog.at_level(logging.WARNING, "nmtkit"):
+        started(path, "transformer_tiny", partial=True, decoder_tied_layers=(1, 1))
+    assert "decoder.1.self_attention" in "\n".join(caplog.messages)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from builders import log_records, save_transformer, write_corpus
+from builders import (
+    log_records,
+    save_tiny_transformer,
+    save_transformer,
+    tiny_tokenizer,
+    tiny_transformer,
+    write_corpus,
+)
 from click.testing import CliRunner
 
 from nmtkit import load
@@ -17,6 +24,9 @@ from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs.distributed import launch
 from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
+from nmtkit.training.initial_weights import start_from
+from nmtkit.training.parameters import adapters_of
+from nmtkit.training.run_config import RunConfig
 from nmtkit.training.run_facts import _base_facts
 from nmtkit.translation.translator import Translator
 
@@ -271,6 +281,16 @@ def test_adapters_refuse_what_would_change_the_base(
     train(
         domain_data, tmp_path / "full", "--finetune-from", adapted, "--max-update", 1
     )  # all weights, from the merged model model
+
+
+def test_adapters_of_a_model_that_lacks_a_part_of_the_base_are_refused(tmp_path: Path) -> None:
+    """The merged model would have the part, which the settings of the run do not describe."""
+    tokenizer = tiny_tokenizer()
+    path = save_tiny_transformer(tmp_path / "base.pt", tokenizer, output_bias=True)
+    model, run = tiny_transformer(building.vocabulary_of(tokenizer)), RunConfig(adapter_rank=2, finetune_from=path)
+    start_from(model, "transformer_tiny", model.config, tokenizer, path)
+    with pytest.raises(ValueError, match=r"output_projection\.bias"):
+        adapters_of(model, tokenizer, run, path)
 
 
 @pytest.mark.slow

@@ -486,6 +486,7 @@ def test_generate_with_fields_and_jsonl_counts_lines_over_all_directions(
         "--prefix", prefix, "--output", output, "--device=cpu")  # fmt: skip
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert [record["id"] for record in records] == list(range(50))
+    assert [record["direction"].partition("-")[2] for record in records[::10]] == names
     starts = [record["hypotheses"][0]["text"].split()[0] for record in records]
     assert starts == prefix.read_text().split()
     prefix.write_text("seven\n" * 51)

@@ -236,6 +236,17 @@ def test_a_backward_model_of_the_forward_direction_is_refused(directed: Path, kn
     assert right.stdout == rerank(directed, "--backward", "{folder}/back.pt", *known[: 2 * ("--lm" in known)]).stdout
 
 
+@pytest.mark.parametrize("model", ["--lm", "--backward"])
+def test_lists_of_several_directions_are_refused(folder: Path, model: str) -> None:
+    lists = [json.loads(line) for line in (folder / "nbest.jsonl").read_text().splitlines()]
+    directions = ["en-de", "en-it", "de-en"]
+    lines = [json.dumps(each | {"direction": pair}) for each, pair in zip(lists, directions, strict=True)]
+    (folder / "many.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    result = rerank(folder, model, f"{{folder}}/{model[2:].replace('ward', '')}.pt", file="many.jsonl")
+    assert result.exit_code == 2 and "de-en, en-de, en-it" in " ".join(result.stderr.split())
+    assert rerank(folder, "--feature", "score=1", file="many.jsonl").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -114,7 +114,9 @@ class TransformerConfig(Config):
         max=1_000,
         finetuning="free",
     )
-    decoder_tied_layers: tuple[int, ...] = option((), "the same for the decoder layers", min=1, max=1_000)
+    decoder_tied_layers: tuple[int, ...] = option(
+        (), "the same for the decoder layers", min=1, max=1_000, finetuning="free"
+    )
     base_width: int | None = option(
         None,
         "width of a smaller model whose best learning rate this model shares: maximal update parametrization (Yang et "

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nmtkit.data.checkpoint_file import Checkpoint
-from nmtkit.models.formats import fairseq, huggingface, marian
+from nmtkit.models.formats import fairseq, huggingface, marian, safetensors
 
 
 def load(source: Path) -> Checkpoint:
@@ -19,6 +19,10 @@ def load(source: Path) -> Checkpoint:
 def _load(source: Path) -> Checkpoint:
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
+    if (source / safetensors.CONFIG_FILE).exists():
+        raise ValueError(
+            f"{source} is an export of nmtkit; make a checkpoint of it: nmtkit export --format checkpoint {source} FILE"
+        )
     # tested first, because the Trainer of Hugging Face also writes .pt files
     if (source / huggingface.CONFIG_FILE).exists():
         return huggingface.load(source)

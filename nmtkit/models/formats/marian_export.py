@@ -3,19 +3,23 @@
 Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embedding of bos. The export therefore
 subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
 change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
-projection, all logits change by the same number, so the probabilities do not change. An SSRU has no such bias, and
-the gates of average attention multiply x. A model with an SSRU or average attention must therefore be trained with
---zero-bos, so that its decoder starts from zeros, too.
+projection, all logits change by the same number, so the probabilities do not change. If the first decoder layer shares
+its weights with others, it gets separate weights. An SSRU has no such bias, and the gates of average attention
+multiply x. A model with an SSRU or average attention must therefore be trained with --zero-bos, so that its decoder
+starts from zeros, too.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
 
+import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmtkit.config.files import new_folder
 from nmtkit.data.tokenizers.spm_model import FOREIGN
@@ -200,6 +204,10 @@ def shift_bos_to_zero(model: Transformer) -> None:
             "from zeros, which cannot replace a normalised embedding: train with --no-embedding-norm, or give --format "
             "safetensors"
         )
+    if numbers := model.config.decoder_tied_layers:  # the biases change only in the layer that reads the embeddings
+        stack = cast(nn.ModuleList, model.decoder)
+        stack[0] = copy.deepcopy(stack[0])
+        model.config = dataclasses.replace(model.config, decoder_tied_layers=(max(numbers) + 1, *numbers[1:]))
     sides: list[tuple[Embedding, EncoderLayer | DecoderLayer]] = [(model.target_embedding, model.decoder[0])]
     if model.source_embedding.tokens is model.target_embedding.tokens:
         sides.append((model.source_embedding, model.encoder[0]))

@@ -56,7 +56,7 @@ def check_expressible(
             f"{otherwise}"
         )
     config = model.config
-    width = config.d_model // config.heads  # default width of a head
+    width = config.d_model / config.heads  # the width of a head, which must be a whole number
     refused, wanted = [], []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

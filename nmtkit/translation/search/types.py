@@ -62,13 +62,15 @@ class Hypothesis:
 class Translation:
     """A line and its translations, best first; `id` counts lines from 0.
 
-    `pivot` is the text in the pivot language, which the second step of the translation has read.
+    `pivot` is the text in the pivot language, which the second step of the translation has read. `direction`, such as
+    en-de, is set for a row of a dataset of several directions.
     """
 
     id: int
     source: str
     hypotheses: list[Hypothesis]
     pivot: str | None = None
+    direction: str | None = None
 
     @property
     def text(self) -> str:

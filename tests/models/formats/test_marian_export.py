@@ -34,6 +34,7 @@ VARIANTS = {
     "two matrices": {"share_embeddings": False, "activation": "gelu"},
     "three matrices": {"share_embeddings": False, "tie_output": False},
     "own output": {"tie_output": False, "output_bias": True},
+    "tied decoder layers": {"decoder_tied_layers": (1, 1)},
     "zero bos": {"zero_bos": True, "embedding_norm": True},
     "SSRU": {"decoder_self_attention": "ssru", "zero_bos": True, "norm_eps": 1e-6},
     "average attention": {

@@ -13,6 +13,7 @@ from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import checkpoint
 from nmtkit.models.building import languages_of
+from nmtkit.models.formats import detect, safetensors
 
 
 def export(*arguments: object) -> None:
@@ -91,3 +92,9 @@ def test_a_full_disk_ends_an_export_in_one_line(format, tmp_path):
     assert result.exit_code != 0 and result.stderr.count("\n") == 1, result.stderr
     assert "File too large" in result.stderr
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_import_names_the_command_that_reads_the_folder(tmp_path) -> None:
+    safetensors.save(save_transformer(tmp_path / "model.pt"), tmp_path / "folder")
+    with pytest.raises(ValueError, match="export --format checkpoint"):
+        detect.load(tmp_path / "folder")

@@ -1,14 +1,16 @@
 """Facts that all exports share."""
 
 import dataclasses
+from pathlib import Path
 
 import click
 import numpy as np
 import pytest
+from builders import tiny_transformer
 
 from nmtkit.cli.flags import flags
 from nmtkit.models.architectures import ARCHITECTURES
-from nmtkit.models.formats.writing import BEAM, LENGTH_EXPONENT, as_flag
+from nmtkit.models.formats.writing import BEAM, LENGTH_EXPONENT, SIZES, as_flag, check_expressible
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import length_penalty
 
@@ -20,6 +22,12 @@ def test_the_search_of_exports_is_the_nearest_to_the_defaults() -> None:
     slope, _ = np.polyfit(np.log(lengths), np.log(penalties), 1)
     assert pytest.approx(slope, abs=0.005) == LENGTH_EXPONENT
     assert SearchOptions().beam == BEAM
+
+
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    model = tiny_transformer(d_model=15, heads=2, d_key=7, d_value=7)
+    with pytest.raises(ValueError, match="d_key 7, d_value 7"):
+        check_expressible(model, Path("model.pt"), "Marian", SIZES, {})
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES.names())
