@@ -46,7 +46,7 @@ SCORE_RULES = (
         ),
         reason="a model gives the probability of a text without a reference",
     ),
-    FlagRule("--source-lang", needs=("--path",)),
+    FlagRule("--source-lang", needs=("--path", "--src")),
     FlagRule("--plugin", needs=("--path",)),
     FlagRule("--gen-subset", needs=("--data",)),
     FlagRule("--tokenize", needs=("--metric bleu",)),
@@ -118,7 +118,10 @@ class ScoreConfig(Config):
         checkpoint=True,
     )
     source_lang: str | None = option(
-        None, "source language for a multilingual model of --path", flag="-s/--source-lang", metavar="CODE"
+        None,
+        "source language for a multilingual model of --path, and for a corpus of several languages of --src",
+        flag="-s/--source-lang",
+        metavar="CODE",
     )
     target_lang: str | None = option(
         None,
@@ -259,6 +262,7 @@ def read(
         system_paths=systems,
         source=config.src,
         stream=stream,
+        source_lang=config.source_lang,
         target_lang=config.target_lang,
         columns=as_columns(config.columns),
         published=published_selection(config),

@@ -48,7 +48,7 @@ class Range:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
             value = generator.uniform(self.low, self.high)
-        return min(max(round(value), self.low), self.high) if self.whole else float(f"{value:.3g}")
+        return min(max(round(value) if self.whole else float(f"{value:.3g}"), self.low), self.high)
 
 
 @dataclass(frozen=True, kw_only=True)

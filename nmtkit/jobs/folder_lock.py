@@ -141,9 +141,11 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
     holder = read_holder(path)
     if holder is None:
         return None
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        if not lock(file, shared=True):
+    with contextlib.suppress(OSError):  # the other process may remove the file now
+        with path.open("rb") as file:
+            if not lock(file, shared=True):
+                return holder
+        # A lock of a process on another machine might not be visible on this machine.
+        if holder["host"] != platform.node() and time.time() - path.stat().st_mtime < WATCHED_SECONDS:
             return holder
-    # A lock of a process on another machine might not be visible on this machine.
-    fresh = holder["host"] != platform.node() and time.time() - path.stat().st_mtime < WATCHED_SECONDS
-    return holder if fresh else None
+    return None

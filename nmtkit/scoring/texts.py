@@ -38,11 +38,16 @@ def read_lines(path: Path) -> list[str]:
         return lines_of(file.read(), path)
 
 
-def read_side(path: Path, index: int, target_lang: str | None, columns: ColumnNames | None = None) -> list[str]:
-    """Returns the lines of a file, or one side of a corpus such as a .tmx: side 0 is the source, side 1 the target."""
+def read_side(
+    path: Path, index: int, languages: tuple[str | None, str | None], columns: ColumnNames | None = None
+) -> list[str]:
+    """Returns the lines of a file, or one side of a corpus such as a .tmx: side 0 is the source, side 1 the target.
+
+    `languages` are the codes of the source and the target; a corpus of several languages has more than two sides.
+    """
     if format_of(path) is None:
         return read_lines(path)
-    return [text for texts in windows_of_side(path, index, (None, target_lang), columns) for text in texts]
+    return [text for texts in windows_of_side(path, index, languages, columns) for text in texts]
 
 
 def translations_of(lines: list[str], name: Path) -> list[str]:
@@ -150,6 +155,7 @@ def read_texts(
     system_paths: Sequence[Path] = (),
     source: Path | None = None,
     stream: BinaryIO | None = None,
+    source_lang: str | None = None,
     target_lang: str | None = None,
     columns: ColumnNames | None = None,
     published: PublishedSelection | None = None,
@@ -160,9 +166,9 @@ def read_texts(
     References come from files, from a subset of a dataset, or from a published test set. Translations come from
     `system_paths` and from `stream`; they may be JSON Lines of `nmtkit generate --format jsonl`. A
     file of references or sources may be a corpus, such as a .tsv: its target side has the references, and its source
-    side the sources. `target_lang` is the target language of the corpus, and `columns` are its source and
-    target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with the
-    name of the file.
+    side the sources. `source_lang` and `target_lang` are the languages of the corpus, and `columns` are its source
+    and target column. Without `needs_references`, the result may have no references. Raises ValueError or OSError with
+    the name of the file.
     """
     origins = bool(reference_paths) + (data is not None) + (published is not None)
     if origins > 1 or (needs_references and not origins):
@@ -174,8 +180,8 @@ def read_texts(
         systems[str(path)] = translations_of(read_lines(path), path)
     directions: dict[Direction, Sequence[int]] = {}
     untrained: frozenset[Direction] = frozenset()
-    references = {str(path): read_side(path, 1, target_lang, columns) for path in reference_paths}
-    sources = {str(source): read_side(source, 0, target_lang, columns)} if source else {}
+    references = {str(path): read_side(path, 1, (source_lang, target_lang), columns) for path in reference_paths}
+    sources = {str(source): read_side(source, 0, (source_lang, target_lang), columns)} if source else {}
     if data is not None:
         dataset = Dataset.open(data)
         split = dataset[subset]

@@ -114,7 +114,7 @@ def text_likelihoods(
         raise ValueError(f"{path} is a language model, which reads no source; leave out --src")
     if not is_language_model(translator) and source is None:
         raise ValueError(f"{path} is a translation model; give the source text with --src FILE")
-    sources = None if source is None else read_side(source, 0, languages[1], columns)
+    sources = None if source is None else read_side(source, 0, languages, columns)
     texts = {str(name): translations_of(read_lines(name), name) for name in systems}
     if stream is not None:
         name = Path("standard input")

@@ -89,7 +89,7 @@ class TranslationServer:
         source, target = self.languages
         if self.config.server_api == "deepl":
             body: dict[str, Any] = {"text": [text], "source_lang": source.upper(), "target_lang": target.upper()}
-            return [str(answer["text"]) for answer in self._answer(body)["translations"]]
+            return self._answer(body, lambda answer: [str(each["text"]) for each in answer["translations"]])
         prompt = self.config.prompt.replace("{source}", name_of(source)).replace("{target}", name_of(target))
         body = {
             "model": self.config.server_model,
@@ -97,10 +97,10 @@ class TranslationServer:
             "temperature": self.config.candidate_temperature if self.config.candidates > 1 else 0,
             **({"n": count} if count > 1 else {}),
         }
-        return [str(choice["message"]["content"] or "") for choice in self._answer(body)["choices"]]
+        return self._answer(body, lambda answer: [str(e["message"]["content"] or "") for e in answer["choices"]])
 
-    def _answer(self, body: Mapping[str, Any]) -> Any:
-        """Sends a request and returns the object of the answer. Tries again if a failure may be temporary."""
+    def _answer(self, body: Mapping[str, Any], texts_of: Callable[[Any], list[str]]) -> list[str]:
+        """Sends a request and returns the texts of the answer. Tries again if a failure may be temporary."""
         data = json.dumps(body).encode()
         for attempt in range(1, self.config.attempts + 1):
             self.limit.wait()
@@ -109,8 +109,11 @@ class TranslationServer:
                 request = urllib.request.Request(self.url, data, self.headers)
                 with urllib.request.urlopen(request, timeout=self.config.request_timeout) as response:
                     answer = json.load(response)
-                if isinstance(answer, dict) and answer.get("choices" if "messages" in body else "translations"):
-                    return answer
+                try:
+                    if texts := texts_of(answer):
+                        return texts
+                except (LookupError, TypeError):
+                    pass
                 reason = f"an answer without translations: {json.dumps(answer)[:200]}"
             except urllib.error.HTTPError as error:
                 reason = f"status {error.code}: {error.read(200).decode(errors='replace')}"
@@ -119,6 +122,8 @@ class TranslationServer:
                     raise PermanentError(f"{self.url}: {reason}{advice}") from None
                 after = error.headers.get("Retry-After", "")
                 asked_wait = float(after) if after.isdigit() else 0.0
+            except http.client.InvalidURL as error:
+                raise PermanentError(f"{self.url}: {error}") from None
             except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: the answer is not JSON
                 reason = f"{getattr(error, 'reason', None) or error}"
             if attempt < self.config.attempts:

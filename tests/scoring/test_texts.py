@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
+from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_unequal_line_counts_name_both_texts_and_both_counts():
 def test_a_compressed_file_reads_like_a_plain_one(tmp_path):
     (tmp_path / "x.gz").write_bytes(gzip.compress("a\nß\n".encode()))
     assert read_lines(tmp_path / "x.gz") == ["a", "ß"]
+
+
+def test_a_corpus_of_three_languages_has_the_source_that_is_asked_for(tmp_path: Path) -> None:
+    """`score --path MODEL --src x.tmx -s fr -t de` gave the model the English texts."""
+    unit = "".join(f'<tuv xml:lang="{code}"><seg>text {code}</seg></tuv>' for code in ("en", "fr", "de"))
+    (tmp_path / "x.tmx").write_text(f'<tmx version="1.4"><header/><body><tu>{unit}</tu></body></tmx>')
+    assert read_side(tmp_path / "x.tmx", 0, ("fr", "de")) == ["text fr"]
+    assert read_side(tmp_path / "x.tmx", 1, ("fr", "de")) == ["text de"]

@@ -112,6 +112,7 @@ TRANSIENT: list[Answer] = [
     (503, {}, b""),
     (200, {}, b"not JSON"),
     (200, {}, b"[]"),
+    (200, {}, b'{"choices": [{"text": "an endpoint of completions"}]}'),
     (200, {"Content-Length": "100"}, b"{"),
 ]
 
@@ -122,7 +123,7 @@ def test_failures_that_may_pass_are_tried_again_after_growing_waits(
     waits: list[float] = []
     faulty.faults = list(TRANSIENT)
     assert server(faulty, waits.append).candidates("a") == ["A 1.0"]
-    assert waits == [1, 7, 4, 8, 16, 32]
+    assert waits == [1, 7, 4, 8, 16, 32, 64]
     (warning,) = caplog.messages  # at the first failure, not at each
     assert faulty.url in warning
 
