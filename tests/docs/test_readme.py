@@ -80,7 +80,7 @@ def test_every_file_and_name_of_the_walks_in_contributing_is_true() -> None:
 
 def known_flags() -> set[str]:
     """Returns the flags of every command and of every registered component."""
-    context = click.Context(main)
+    context = click.Context(main, **main.context_settings)  # click keeps the help option of the first context
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
     flags |= {flag for command in commands for flag in re.findall(r"--[a-z-]+", command.get_help(context))}
