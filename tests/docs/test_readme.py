@@ -80,10 +80,11 @@ def test_every_file_and_name_of_the_walks_in_contributing_is_true() -> None:
 
 def known_flags() -> set[str]:
     """Returns the flags of every command and of every registered component."""
-    context = click.Context(main, **main.context_settings)  # click keeps the help option of the first context
+    context = click.Context(main)
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
-    flags |= {flag for command in commands for flag in re.findall(r"--[a-z-]+", command.get_help(context))}
+    pages = [CliRunner().invoke(main, [name, "--help"]).stdout for name in main.list_commands(context)]
+    flags |= {flag for page in pages for flag in re.findall(r"--[a-z-]+", page)}
     for registry in (*REGISTRIES.values(), *filter_registry(), LOGITS_PROCESSORS):
         for entry in registry.entries.values():
             flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
