@@ -53,6 +53,8 @@ MOST_FILES = 27  # 32 before engines had an interface; 9 of them belong to the m
 def test_a_line_goes_through_few_files(tmp_path: Path) -> None:
     path = save_ending_transformer(tmp_path / "model.pt")
     done = subprocess.run([sys.executable, "-c", TRACED, str(path)], capture_output=True, text=True, check=True)
-    files = done.stderr.splitlines()[-2].split()
+    files = set(done.stderr.splitlines()[-2].split()) - {
+        "jobs/openmp.py"
+    }  # a thread that looks at the load now and then
     assert "translation/search/beam_search.py" in files and "cli/generate_run.py" in files
-    assert len(files) <= MOST_FILES, " ".join(files)
+    assert len(files) <= MOST_FILES, " ".join(sorted(files))
