@@ -116,7 +116,7 @@ def test_what_cannot_be_shown_is_said(path: Path, tmp_path: Path) -> None:
     positions = tmp_path / "positions.pt"
     save_tiny_transformer(positions, tiny_tokenizer(), positions="learned", max_positions=12)
     model = nmtkit.load(path, device="cpu")
-    with pytest.raises(ValueError, match="list of 2.*list of 1"):
+    with pytest.raises(ValueError, match="list of 2"):
         model.batch(["a", "b"], ["a"])
     learned = nmtkit.load(positions, device="cpu")
     with pytest.raises(ValueError, match=r"line 2: the source has 36 pieces.*12"):
