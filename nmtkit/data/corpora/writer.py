@@ -115,7 +115,17 @@ class CorpusWriter:
                         ", ".join(self._names))  # fmt: skip
 
     def write(self, pairs: Pairs) -> None:
-        """Appends pairs. Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack."""
+        """Appends pairs.
+
+        Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, and if a column that
+        is written has the name of a language.
+        """
+        for others in pairs.extras if self.format not in (None, "zip") else ():
+            if name := next((language for language in self.languages if language in others), None):
+                raise ValueError(
+                    f"{self.paths[0]}: the column {name!r} of the input has the name of a language, and would replace "
+                    "its text; rename the column"
+                )
         if self._names is None and len(pairs):
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":

@@ -272,3 +272,13 @@ def test_a_zip_without_texts_names_no_language_that_is_not_given(tmp_path: Path)
         archive.writestr("README", "a")
     with pytest.raises(ValueError, match=r"\*\.CODE"):
         list(pairs(locate(str(tmp_path / "c.zip"), None, None), 10))
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "c.parquet", "c.tsv", "c.tmx"])
+def test_a_column_with_the_name_of_a_language_does_not_replace_its_text(name: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="'de'"),
+        CorpusWriter(str(tmp_path / name), ("en", "de")) as writer,
+    ):
+        writer.write(Pairs(["a"], ["b"], [{"de": "other"}]))
+    assert not (tmp_path / name).exists()
