@@ -4,6 +4,7 @@ The programs of gettext refuse a translation whose placeholders do not take the 
 """
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Collection
 
 _NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
@@ -58,14 +59,12 @@ def in_order(source: str, target: str, formats: Collection[str]) -> str | None:
         return target
     if not _NUMBERED.issuperset(formats) or any("*" in part for part in wanted):
         return None
-    free = list(enumerate(filter(_takes_argument, wanted), 1))
+    arguments: dict[str, deque[int]] = defaultdict(deque)
+    for argument, conversion in enumerate(filter(_takes_argument, wanted), 1):
+        arguments[conversion].append(argument)
 
     def number(match: re.Match[str]) -> str:
-        if not _takes_argument(match[0]):
-            return match[0]
-        argument = next(entry for entry in free if entry[1] == match[0])
-        free.remove(argument)
-        return f"%{argument[0]}${match[0][1:]}"
+        return f"%{arguments[match[0]].popleft()}${match[0][1:]}" if _takes_argument(match[0]) else match[0]
 
     return _CONVERSION.sub(number, target)
 
