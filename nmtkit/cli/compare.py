@@ -108,8 +108,8 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
     With --base, the table has the mean scores of each row over its seeds, and the differences to the row --base, with
     confidence intervals and p-values over sentences and seeds.
 
-    With --sys A --sys B, the page shows both translations of each sentence side by side, with the differences marked,
-    sorted by the difference of a score, by length, or by names and numbers.
+    With --sys A --sys B, the page shows both translations of each sentence side by side and marks the differences. The
+    sentences are sorted by the difference of a score, by length, or by the number of wrong names and numbers.
 
     \b
     nmtkit compare runs/one runs/two

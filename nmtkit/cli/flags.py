@@ -64,7 +64,10 @@ def given_flags() -> set[str]:
     return {
         max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.name.upper()
         for parameter in context.command.params
-        if parameter.name is not None and typed.get(parameter.name) not in (None, False, ())
+        if parameter.name is not None
+        and (value := typed.get(parameter.name)) is not None
+        and value is not False
+        and value != ()
     }
 
 

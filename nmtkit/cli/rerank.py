@@ -46,8 +46,8 @@ class RerankConfig(Config):
     )
     estimate: tuple[str, ...] = option(
         (),
-        "metrics without a reference, cometkiwi or metricx-qe, whose scores become fields of the hypotheses for "
-        "--feature: cometkiwi, and metricx-qe (lower is better); cometkiwi=MODEL takes the model of a folder, or "
+        "add to each hypothesis, for --feature, a field with the score of a metric that needs no reference: cometkiwi, "
+        "or metricx-qe (lower is better); cometkiwi=MODEL uses the model in the folder MODEL, or "
         "hf:ORG/NAME[@REVISION]",
         metavar="METRIC[=MODEL],…",
     )
@@ -87,7 +87,7 @@ class RerankConfig(Config):
 COMMON = {
     "--backward RUN|FILE": "model that translates back",
     "--lm RUN|FILE": "language model of the target language",
-    "--tune FILE": "references, for which all weights are chosen",
+    "--tune FILE": "references; chooses the weights with the best score",
     "--weight-backward X": "weight of --backward (default: 1.0)",
     "--weight-lm X": "weight of --lm (default: 0.3)",
     "--lenpen X": "length penalty (default: 0.6)",

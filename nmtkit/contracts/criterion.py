@@ -72,7 +72,7 @@ def nll_is_the_negative_log_likelihood(subject: Subject[Criterion]) -> None:
         require(
             abs(got - expected) < 1e-3 * expected,
             f"'nll' is {got:.4f}, but the negative log-likelihood of the target is {expected:.4f} (natural logarithm, "
-            "summed over the tokens that are not IGNORE_INDEX, such as language tokens); perplexity is computed from "
+            "summed over all tokens but IGNORE_INDEX, which hides the language tokens); perplexity is computed from "
             "'nll'",
         )
 

@@ -13,7 +13,7 @@ from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import parameter_groups
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # the loss must fall with at least one of these learning rates
-# A checkpoint may hold values of these types, and lists, tuples and dicts of such values.
+# The state of a parameter may hold values of these types.
 PLAIN = (int, float, bool, str, type(None), Tensor)
 
 

@@ -79,8 +79,8 @@ def download(repository: str, *, kind: Kind, revision: str | None = None, patter
     """Returns a folder with the files of a repository whose names match one of `patterns` (`*` also matches `/`).
 
     Cached files are not downloaded again. A file whose hash differs from the Hub's list is removed. If the Hub
-    cannot be reached, a complete cached copy is used with a notice. Raises the errors of `listing`, ValueError if no
-    file matches, and OSError for a broken download and for a full disk.
+    cannot be reached, the cached copy, which may lack files, is used with a warning. Raises the errors of `listing`,
+    ValueError if no file matches, and OSError for a broken download and for a full disk.
     """
     client = _client()
     try:
@@ -205,7 +205,7 @@ def _cached(
     patterns: Sequence[str],
     reason: HubUnreachableError,
 ) -> Download:
-    """Returns the cached copy of a repository with a notice. Raises `reason` if the cache has no complete copy."""
+    """Logs a warning and returns the cached copy of a repository. Raises `reason` if no cached file matches."""
     try:
         cached = _snapshot(client, repository, kind, revision, patterns, local_files_only=True)
     except OSError:

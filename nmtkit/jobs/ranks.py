@@ -66,7 +66,7 @@ class Ranks:
         poll(seconds)
 
     def stop(self, worker: RemoteWorker, seconds: float) -> str:
-        return "its launcher ends it"
+        return "see the output of this rank"
 
     def close(self) -> None:
         for worker in self.workers:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shlex
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
@@ -57,7 +57,7 @@ def _response(request: Request, data: bytes, media_type: str) -> Response:
     return Response(data, media_type=media_type, headers=headers)
 
 
-@cache
+@lru_cache(64)  # a page may have the name of the host that the client gave
 def _tag(data: bytes) -> str:
     return f'"{hashlib.sha256(data).hexdigest()[:20]}"'
 

@@ -8,6 +8,7 @@ import pytest
 from builders import NeedyConfig, ThingConfig
 from click.testing import CliRunner
 
+from nmtkit.cli import main
 from nmtkit.cli.flags import flags
 from nmtkit.config import COMMAND_LINE, derive
 
@@ -53,3 +54,10 @@ def test_a_missing_required_flag_is_an_error_of_the_command_line() -> None:
     command = click.Command("c", params=list(flags(NeedyConfig, "Other")), callback=lambda **given: None)
     result = CliRunner().invoke(command, [])
     assert result.exit_code == 2 and "Missing option '-s' / '--source-lang'" in result.output
+
+
+@pytest.mark.parametrize("value", ["0", "2"])
+def test_a_value_of_zero_is_given(value: str, tmp_path: Path) -> None:
+    (tmp_path / "lists").write_text("{}\n")
+    result = CliRunner().invoke(main, ["rerank", str(tmp_path / "lists"), "--seed", value])
+    assert result.exit_code == 2 and "--seed does nothing" in result.output

@@ -121,3 +121,9 @@ def test_a_browser_translates_and_shows_script_as_text(server, model, tmp_path):
     (expected, *_) = Translator.load(model).translate([REAL_LINES[6]], max_len_a=0, max_len_b=4)
     assert expected.text in html.unescape(re.sub(r"<[^>]*>", "", output))
     assert 'class="word"' in output and "<img" not in output
+
+
+def test_pages_with_the_host_of_the_client_fill_no_memory() -> None:
+    for number in range(200):
+        web._tag(f"a page for host {number}".encode())
+    assert web._tag.cache_info().currsize < 100

@@ -91,7 +91,7 @@ def _composites(line: str) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def _largest(composites: list[tuple[tuple[int, int], str]]) -> list[tuple[tuple[int, int], str]]:
-    """Returns the composites that do not overlap with an earlier or longer composite, in order of their positions."""
+    """Keeps each composite that overlaps no earlier kept composite. At the same position, the longest comes first."""
     ordered = sorted(composites, key=lambda each: (each[0][0], -each[0][1]))
     kept: list[tuple[tuple[int, int], str]] = []
     for each in ordered:

@@ -120,13 +120,15 @@ class CorpusWriter:
         Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, and if a column that
         is written has the name of a language.
         """
+        if not len(pairs):  # shows no columns yet
+            return
         for others in pairs.extras if self.format not in (None, "zip") else ():
             if name := next((language for language in self.languages if language in others), None):
                 raise ValueError(
                     f"{self.paths[0]}: the column {name!r} of the input has the name of a language, and would replace "
                     "its text; rename the column"
                 )
-        if self._names is None and len(pairs):
+        if self._names is None:
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))

@@ -138,7 +138,7 @@ def check_shards(paths: Sequence[str], title: str) -> None:
                 f"{path[: match.start()]}-{number:05}-of-{match['count']}{path[match.end() :]}" for number in numbers
             ]
             if missing := [each for each in series if each not in paths]:
-                raise ValueError(f"{title} lacks {missing[0]}, a part of {path}")
+                raise ValueError(f"{title} lacks {missing[0]}, a part of the same series as {path}")
 
 
 def _config(configs: Sequence[str | None], name: DatasetName, languages: tuple[str, str], title: str) -> str | None:

@@ -81,8 +81,9 @@ class OpusApi:
             found = self.files(languages, corpus=corpus, version=wanted)
         if not found:
             versions = sorted({each.version for each in self.files(languages, corpus=corpus)})
+            wanted = f"version {version!r}" if version else "archive"
             raise ValueError(
-                f"OPUS has no version {version!r} of {corpus} for {'-'.join(languages)}; it has "
+                f"OPUS has no {wanted} of {corpus} for {'-'.join(languages)}; it has "
                 f"{', '.join(versions) or 'none in the format Moses'}"
             )
         return found[-1]
@@ -170,7 +171,7 @@ def check_archive(corpus: Corpus) -> str | None:
     """Returns the text of the file LICENSE of an archive, shortened.
 
     Raises ValueError if the archive lacks the two texts, or if their compression ratio is too high for text. Raises
-    OSError if the disk has less free space.
+    OSError if the texts are larger than the free space of the disk.
     """
     try:
         with zipfile.ZipFile(corpus.source) as archive:

@@ -1,7 +1,7 @@
 """The span of each piece in its text. Pieces for spaces, unknown characters and single bytes have spans, too.
 
 SentencePiece reports the bytes of the text that each piece stands for, even if its rules have changed the text, for
-example … to three dots.
+example the character "…" to three dots.
 """
 
 import re

@@ -265,8 +265,8 @@ class Catalogue(Document):
             edits += self.fuzzy_edit(entry)
         if untranslated:
             logger.warning(
-                "%d entries stay untranslated: their translations have other placeholders, or unnamed placeholders in "
-                "another order, which formats such as python-format cannot number", untranslated,
+                "%d entries stay untranslated: their translations lack or add placeholders, or change the order of "
+                "unnamed placeholders in a format that cannot number them, such as python-format", untranslated,
             )  # fmt: skip
         return edits
 

@@ -1,7 +1,7 @@
 """XLIFF 1.2 and 2.x (OASIS): units with a source and a target.
 
 Only targets, their states and a missing target language are written, at the positions that expat reports. The rest of
-the file stays byte for byte. lxml and ElementTree would change quotes, entities, empty elements and namespaces. A
+the file stays identical. lxml and ElementTree would change quotes, entities, empty elements and namespaces. A
 document type is rejected, so no entity can expand or read a file.
 
 A unit is translated if it has no target, an empty target, or a target in the state new, initial, needs-translation or

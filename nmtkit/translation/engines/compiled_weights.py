@@ -184,7 +184,7 @@ def group_type(precision: Precision) -> Any:
 
 
 def output_of(model: Transformer, precision: Precision) -> tuple[Array, list[Array]]:
-    """Returns the output projection of a model by piece, for shortlists, and the arrays with its numbers."""
+    """Returns the record OUTPUT, which points to the weights of each target piece (for shortlists), and its arrays."""
     output = model.output_projection
     weight, scale = output.weight.detach().float(), torch.zeros(len(output.weight))
     if precision == "int8":

@@ -292,7 +292,7 @@ class Sampler(Selector):
 
 
 def random_numbers(seed: int, sentence: int) -> np.random.Generator:
-    """Returns the random numbers of a sentence: one for each sample of the first step, then of the next step."""
+    """Returns the generator of a sentence. In each step, it draws one number for each sample, in order."""
     return np.random.Generator(np.random.Philox([seed, sentence]))
 
 

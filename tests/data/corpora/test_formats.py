@@ -282,3 +282,13 @@ def test_a_column_with_the_name_of_a_language_does_not_replace_its_text(name: st
     ):
         writer.write(Pairs(["a"], ["b"], [{"de": "other"}]))
     assert not (tmp_path / name).exists()
+
+
+def test_a_table_keeps_its_columns_if_it_begins_with_an_empty_part(tmp_path: Path) -> None:
+    """`clean --dropped x.parquet` lost the column `reason` if no pair of the first block was dropped."""
+    pytest.importorskip("pyarrow")
+    with CorpusWriter(str(tmp_path / "c.parquet"), ("en", "de")) as writer:
+        writer.write(Pairs([], [], []))
+        writer.write(Pairs(["a"], ["b"], [{"reason": "length"}]))
+    (part,) = pairs(locate(str(tmp_path / "c.parquet"), "en", "de"), 10)
+    assert list(part.extras) == [{"reason": "length"}]
