@@ -152,9 +152,10 @@ class ShardCleaner:
 
 
 class ShardedCleaning:
-    """Mends and scores the corpora `names` in shards. The constructor reads or makes the plan in the folder.
+    """Mends and scores the corpora `names` in shards.
 
-    `configs` has the config of each filter. `command` is the command line that makes all shards.
+    The constructor reads the plan of the shards in `options.output_dir`, or makes the plan. `configs` has the config of
+    each filter. `command` is the command line that makes all shards.
     """
 
     def __init__(

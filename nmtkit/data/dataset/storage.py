@@ -301,7 +301,10 @@ class ArrayFiles:
         self._open: dict[str, int] = {}
 
     def write(self, arrays: Arrays, offset: Sizes) -> Sizes:
-        """Writes the arrays of a block and returns their lengths. `offset` has the lengths of all earlier blocks."""
+        """Writes the arrays of a block behind the arrays of all earlier blocks, whose lengths are `offset`.
+
+        Returns the lengths of the arrays of the block.
+        """
         for name, values in self._storage.shifted(arrays, offset).items():
             if name not in self._open:
                 self._open[name] = os.open(self._storage.path(self._split, name), os.O_WRONLY | os.O_CREAT, 0o666)

@@ -199,7 +199,10 @@ class RecurrentContext(Protocol):
         """Returns the average of the tokens of the sentence up to each token: T D -> T D."""
 
     def convolution(self, x: Tensor, weights: Tensor, newer: int) -> Tensor:
-        """Returns weighted sums of the tokens around each token: T D, T H W -> T D. See `light_convolution`."""
+        """Returns the weighted sum of the W tokens around each token for each of H heads: T D, T H W -> T D.
+
+        The last `newer` weights belong to the tokens that follow the token.
+        """
 
     def cross_attention(self, query: Tensor, project: SplitHeads, spec: AttentionSpec) -> Tensor:
         """Does the same as `AttentionContext.cross_attention`."""

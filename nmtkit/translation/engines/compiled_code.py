@@ -29,7 +29,7 @@ WHOLE_VECTORS = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-leg
 
 
 class Locator(caching._CacheLocator):
-    """Keeps the machine code of a function in the folder of `machine_code`. The folder may be read-only."""
+    """Tells Numba to keep the machine code of a function in `machine_code.folder()`, which may be read-only."""
 
     @classmethod
     def from_function(cls, function: Any, path: str) -> "Locator":

@@ -40,7 +40,10 @@ class WeightTables:
         return array.ctypes.data
 
     def linear(self, weight: Tensor | None, bias: Tensor | None, missing: float = 0.0) -> None:
-        """Adds a linear layer, or an empty row. Padding outputs in the last block have the bias `missing`."""
+        """Appends a layer to the table of linear layers. Without `weight`, appends a row of zeros.
+
+        The number of outputs is padded to whole blocks. Padding outputs get the bias `missing`.
+        """
         if weight is None:
             self.linears.append([0] * 8)
             return

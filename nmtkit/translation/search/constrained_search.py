@@ -115,7 +115,11 @@ class RequiredTextSelector(Selector):
 
 
 def round_robin(scores: Tensor, banks: Tensor, number: int) -> Tensor:
-    """Returns `number` indices into `scores` [B, C]: the best of each bank in turn, the most advanced bank first."""
+    """Chooses `number` of C candidates for each of B sentences. Returns their indices, [B, number].
+
+    `scores` [B, C] and `banks` [B, C] have the score and the bank of each candidate. The bank counts the tokens of
+    required texts. Each round takes the best remaining candidate of each bank, the highest bank first.
+    """
     order = scores.argsort(dim=1, descending=True, stable=True)
     bank = banks.gather(1, order)
     same_bank = bank[:, :, None] == bank[:, None, :]  # B C C
