@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from nmtkit.config.extras import imported
 from nmtkit.config.files import disk_full, explained
+from nmtkit.data.retries import may_pass
 from nmtkit.jobs import progress
 
 Kind = Literal["model", "dataset"]
@@ -28,7 +29,6 @@ REPOSITORY = re.compile(r"(?=.{1,96}$)(\w[\w.-]*/)?\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_SECONDS = 30.0  # longest wait for an answer of the Hub to a question about a repository
 HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
-UNAVAILABLE = (408, 429)  # HTTP codes, besides 5xx, after which the same request may succeed later
 
 log = logging.getLogger("nmtkit")
 
@@ -303,7 +303,7 @@ def _explained(
     if status in (401, 403):
         right = "write to" if writes else "read"
         return ValueError(f"{title}: this account has no right to {right} the repository ({status}); {token}")
-    if status is not None and (status in UNAVAILABLE or status >= 500):
+    if status is not None and may_pass(status):
         return HubUnreachableError(f"{title}: {endpoint} answers with error {status} now; try again later")
     shown = cause or error
     return OSError(f"{title}: {explained(shown) if isinstance(shown, OSError) and shown.filename else _line(shown)}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.data.corpora.lines import LineDecoder
+from nmtkit.data.retries import asked_wait, may_pass, wait_after
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, divide, open_plan
 from nmtkit.scoring.sentence_metrics import segment_metric
@@ -28,7 +29,6 @@ from nmtkit.translation.server_config import ServerConfig
 from nmtkit.translation.shards import line_windows
 
 logger = logging.getLogger("nmtkit")
-LONGEST_WAIT = 120.0  # seconds before another attempt
 
 
 class PermanentError(ValueError):
@@ -104,7 +104,7 @@ class TranslationServer:
         data = json.dumps(body).encode()
         for attempt in range(1, self.config.attempts + 1):
             self.limit.wait()
-            asked_wait = 0.0
+            asked = 0.0
             try:
                 request = urllib.request.Request(self.url, data, self.headers)
                 with urllib.request.urlopen(request, timeout=self.config.request_timeout) as response:
@@ -117,11 +117,10 @@ class TranslationServer:
                 reason = f"an answer without translations: {json.dumps(answer)[:200]}"
             except urllib.error.HTTPError as error:
                 reason = f"status {error.code}: {error.read(200).decode(errors='replace')}"
-                if error.code not in (408, 409, 425, 429) and error.code < 500:
+                if not may_pass(error.code):
                     advice = f"; set {self.config.api_key_variable} to the key" if error.code in (401, 403) else ""
                     raise PermanentError(f"{self.url}: {reason}{advice}") from None
-                after = error.headers.get("Retry-After", "")
-                asked_wait = float(after) if after.isdigit() else 0.0
+                asked = asked_wait(error.headers.get("Retry-After"))
             except http.client.InvalidURL as error:
                 raise PermanentError(f"{self.url}: {error}") from None
             except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: the answer is not JSON
@@ -130,7 +129,7 @@ class TranslationServer:
                 if not self.warned:
                     self.warned = True
                     logger.warning("%s: %s; failed requests are repeated (--attempts)", self.url, reason)
-                self.sleep(min(LONGEST_WAIT, max(asked_wait, 2.0 ** (attempt - 1))))
+                self.sleep(wait_after(attempt, asked))
         raise OSError(f"{self.url}: {self.config.attempts} attempts failed, the last with {reason}")
 
 

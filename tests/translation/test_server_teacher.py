@@ -5,6 +5,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
+from nmtkit.data.retries import LONGEST_WAIT
 from nmtkit.translation import server_teacher
 from nmtkit.translation.server_config import ServerConfig
 from nmtkit.translation.server_teacher import PermanentError, RequestLimit, TranslationServer, best
@@ -128,6 +131,14 @@ def test_failures_that_may_pass_are_tried_again_after_growing_waits(
     assert faulty.url in warning
 
 
+def test_a_server_is_asked_again_at_the_time_that_it_names(faulty: Faulty) -> None:
+    waits: list[float] = []
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True)
+    faulty.faults = [(503, {"Retry-After": later}, b""), (503, {"Retry-After": "1000000"}, b"")]
+    assert server(faulty, waits.append).candidates("a") == ["A 1.0"]
+    assert 200 < waits[0] <= 300 and waits[1] == LONGEST_WAIT
+
+
 def test_an_answer_without_text_is_not_a_translation(faulty: Faulty) -> None:
     faulty.faults = [ok({"choices": [{"message": {"content": None}}]})]
     assert server(faulty).candidates("a") == [""]
@@ -171,7 +182,7 @@ def distill(*arguments: object) -> Result:
 def test_a_job_goes_on_after_its_last_complete_shard(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_teacher, "LONGEST_WAIT", 0.0)
+    monkeypatch.setattr(server_teacher, "wait_after", lambda failures, asked: 0.0)
     text = tmp_path / "mono.en"
     text.write_text("".join(f"line {i}\n" for i in range(5)) + "\n" + "line 6\n")
     flags = ["-s", "en", "-t", "de", "--from-server", faulty.url, "--server-model", "big"]

@@ -19,8 +19,6 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -28,14 +26,13 @@ from urllib.parse import quote, urlsplit
 from nmtkit import __version__
 from nmtkit.config import Config, option
 from nmtkit.config.files import disk_full, sync_folder
+from nmtkit.data.retries import asked_wait, may_pass, wait_after
 from nmtkit.jobs import progress
 from nmtkit.jobs.folder_lock import lock
 
 CHUNK = 1 << 18
 MEGABYTE = 1e6
 LARGEST_JSON = 64 << 20
-MAY_PASS = (408, 425, 429)  # HTTP codes, besides 5xx, after which the same request may succeed later
-LONGEST_WAIT = 600.0  # seconds before another attempt, also if the server asks for a longer wait
 
 log = logging.getLogger("nmtkit")
 
@@ -149,7 +146,7 @@ class HttpClient:
                 failures = 1 if received() > before else failures + 1
                 if failures >= self.config.attempts or (error.offline and not received()):
                     raise _UnfinishedError(_last_words(url, failures, str(error), received())) from None
-                seconds = min(LONGEST_WAIT, max(error.wait, 2.0 ** (failures - 1)))
+                seconds = wait_after(failures, error.wait)
                 log.info("%s: %s; the next attempt is in %g s", url, error, seconds)
                 self.sleep(seconds)
 
@@ -168,8 +165,8 @@ class HttpClient:
             reason = f"status {error.code} ({printable(str(error.reason))[:60] or 'no reason'})"
             if error.code == 416 and headers:
                 raise _ChangedError("the server has a shorter file than before") from None
-            if error.code in MAY_PASS or error.code >= 500:
-                raise _TemporaryError(reason, _seconds(error.headers.get("Retry-After"))) from None
+            if may_pass(error.code):
+                raise _TemporaryError(reason, asked_wait(error.headers.get("Retry-After"))) from None
             raise DownloadError(f"{url}: {reason}{f': {answer}' if answer else ''}") from None
         except urllib.error.URLError as error:
             cause = error.reason
@@ -332,17 +329,6 @@ def _validator(headers: Any) -> str | None:
         return str(etag)
     modified = headers.get("Last-Modified")
     return None if modified is None else str(modified)
-
-
-def _seconds(retry_after: str | None) -> float:
-    """Returns the seconds to wait according to the value of a Retry-After header, which is a number or a date."""
-    if retry_after is None:
-        return 0.0
-    if retry_after.strip().isdecimal():
-        return float(retry_after)
-    with suppress(ValueError, TypeError):
-        return max(0.0, (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds())
-    return 0.0
 
 
 def _words(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from file_server import Fault, FileServer, Handler, body, cut, file_server, stal
 
 from nmtkit.data.fetch import downloads
 from nmtkit.data.fetch.downloads import DownloadError, HttpClient, HttpConfig
+from nmtkit.data.retries import LONGEST_WAIT
 
 DATA = random.Random(1).randbytes(1_000_000)
 PATH = "/big.zip"
@@ -142,7 +143,7 @@ def test_json_is_read_again_after_a_broken_connection(server: FileServer, fault:
         ([status(500), status(503)], [1, 2]),
         ([status(429, Retry_After="7")], [7]),
         ([status(429, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT")], [1]),
-        ([status(429, Retry_After="999999")], [downloads.LONGEST_WAIT]),
+        ([status(429, Retry_After="999999")], [LONGEST_WAIT]),
         ([status(429, Retry_After="soon")], [1]),
     ],
 )
