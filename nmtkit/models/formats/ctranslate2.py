@@ -16,8 +16,10 @@ from nmtkit.models.formats.writing import SIZES, check_expressible
 from nmtkit.models.layers.feed_forward import GATED
 
 # CTranslate2 supports every value of these settings
-SAME = SIZES | {"pre_norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
-SAME |= {"activation", "position_offset", "norm_eps"}
+SAME = SIZES | {"pre_norm", "norm", "share_embeddings", "tie_output", "embedding_norm", "scale_embeddings"}
+SAME |= {"activation", "position_offset", "norm_eps", "kv_heads", "rotary_base", "max_distance"}
+SAME |= {"d_key", "d_value"}  # if they are equal
+ALLOWED = {"positions": (*ADDED_POSITIONS, "rotary", "relative", "none")}
 POSITIONS = 4096  # number of positions in the exported table of sinusoids
 
 
@@ -31,7 +33,13 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
     """
     require()
     model, tokenizer = building.from_checkpoint(source)
-    transformer = check_expressible(model, source, "CTranslate2", SAME, {"positions": ADDED_POSITIONS})
+    transformer = check_expressible(model, source, "CTranslate2", SAME, ALLOWED)
+    widths = transformer.config.key_width, transformer.config.value_width
+    if widths[0] != widths[1]:
+        raise ValueError(
+            f"{source} has keys of width {widths[0]} and values of width {widths[1]}. CTranslate2 needs equal widths: "
+            "train with equal --d-key and --d-value, or give --format safetensors"
+        )
     source_pieces = tokenizer.source_pieces(range(tokenizer.source_size))
     spec = specification(transformer, source_pieces, tokenizer.target_pieces(range(tokenizer.target_size)))
     spec.optimize(quantization=None if quantization == "float32" else quantization)
@@ -53,16 +61,26 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     """
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
+    from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
     config = model.config
-    spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers),
-        config.heads,
-        pre_norm=config.pre_norm,
-        activation=Activation[GATED.get(config.activation, config.activation).upper()],
-        ffn_glu=config.activation in GATED,
-        layernorm_embedding=config.embedding_norm,
-    )
+    settings: dict[str, Any] = {
+        "num_heads": config.heads,
+        "num_heads_kv": config.kv_heads,
+        "head_dim": config.key_width,
+        "pre_norm": config.pre_norm,
+        "rms_norm": config.norm == "rms",
+        "layernorm_embedding": config.embedding_norm,
+        "activation": Activation[GATED.get(config.activation, config.activation).upper()],
+        "ffn_glu": config.activation in GATED,
+        "relative_position": config.positions == "relative",
+    }
+    if config.positions == "rotary":  # not interleaved: elements i and i + K/2 of a head are a pair
+        settings |= {"rotary_dim": config.key_width, "rotary_interleave": False, "rotary_base": config.rotary_base}
+    encoder = TransformerEncoderSpec(config.encoder_layers, **settings)
+    spec = TransformerSpec(encoder, TransformerDecoderSpec(config.decoder_layers, **settings))
+    if config.positions == "rotary":
+        del encoder.position_encodings  # the specification of the decoder leaves its table out itself
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = config.scale_embeddings
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps
@@ -78,8 +96,12 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     embeddings = {"encoder.embeddings.0": model.source_embedding, "decoder.embeddings": model.target_embedding}
     for name, embedding in embeddings.items():
         tensors[f"{name}.weight"] = embedding.tokens.weight
-        positions = embedding.table(POSITIONS if embedding.positions is None else 1)
-        tensors[f"{name.partition('.')[0]}.position_encodings.encodings"] = positions
+        positions = f"{name.partition('.')[0]}.position_encodings.encodings"
+        if config.positions == "none":
+            # Without a table, CTranslate2 adds sinusoids.
+            tensors[positions] = embedding.tokens.weight.new_zeros(POSITIONS, config.d_model)
+        elif config.positions in ADDED_POSITIONS:
+            tensors[positions] = embedding.table(POSITIONS if embedding.positions is None else 1)
     tensors |= {f"decoder.projection.{name}": tensor for name, tensor in model.output_projection.named_parameters()}
     for name, tensor in tensors.items():
         *path, last = name.split(".")

@@ -112,6 +112,8 @@ CTRANSLATE2 = LayerNames(
         "norm": "layer_norm.{gamma|beta}",
         "self_attention.qkv_proj": "self_attention.linear.0",
         "self_attention.out_proj": "self_attention.linear.1",
+        "self_attention.position_terms.key_positions": "self_attention.relative_position_{keys|keys}",
+        "self_attention.position_terms.value_positions": "self_attention.relative_position_{values|values}",
         "self_attention_norm": "self_attention.layer_norm.{gamma|beta}",
         "cross_attention.q_proj": "attention.linear.0",
         "cross_attention.kv_proj": "attention.linear.1",

@@ -37,6 +37,10 @@ def export(*arguments: object) -> str:
         {"activation": "swish", "attention_bias": True, "output_bias": True, "positions": "sinusoidal_halves"},
         {"pre_norm": True, "activation": "gelu", "embedding_norm": True, "position_offset": 2, "norm_eps": 0.01},
         {"activation": "swiglu", "positions": "sinusoidal_fairseq", "scale_embeddings": False},
+        {"positions": "rotary", "rotary_base": 100.0, "kv_heads": 2},
+        {"positions": "rotary", "pre_norm": True, "norm": "rms", "d_key": 12, "d_value": 12, "kv_heads": 1},
+        {"positions": "relative", "max_distance": 3},
+        {"positions": "none", "norm": "rms"},
     ],
 )
 def test_ctranslate2_gives_the_same_translations_and_probabilities(tmp_path, changes):
@@ -70,10 +74,9 @@ def test_int8_for_ctranslate2_is_smaller_and_loads(tmp_path):
 
 def test_every_setting_of_the_transformer_is_known_to_the_export() -> None:
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    refused = {"window", "d_key", "d_value", "decoder_self_attention", "average_ffn", "average_gate", "ssru_norm"}
+    refused = {"window", "decoder_self_attention", "average_ffn", "average_gate", "ssru_norm"}
     refused |= {"average_separate_gates", "decoder_ffn", "decoder_tied_layers", "encoder_tied_layers", "zero_bos"}
-    refused |= {"encoder_self_attention", "kernels", "kv_heads", "max_distance", "rotary_base", "qk_norm", "norm"}
-    refused |= {"residual", "base_width"}
+    refused |= {"encoder_self_attention", "kernels", "qk_norm", "residual", "base_width"}
     assert ctranslate2.SAME | TRAINING | refused | {"positions"} == fields
 
 
@@ -115,7 +118,8 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
     ("changes", "arguments", "message"),
     [
         ({"window": 5}, ["--format", "ctranslate2", "model.pt", "out"], "has window 5"),
-        ({"d_key": 4}, ["--format", "ctranslate2", "model.pt", "out"], "has d_key 4"),
+        ({"d_key": 4}, ["--format", "ctranslate2", "model.pt", "out"], "keys of width 4"),
+        ({"qk_norm": True}, ["--format", "ctranslate2", "model.pt", "out"], "has qk_norm True"),
         ({}, ["--format", "safetensors", "model.pt", "taken"], "exists already"),
         (
             {},
