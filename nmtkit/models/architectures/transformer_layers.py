@@ -161,6 +161,7 @@ class SelfAttention(nn.Module):
         # queries T H K, keys T H K, values T H Kv; with --kv-heads, fewer heads of keys and values
         heads = config.heads, config.heads_of_keys, config.heads_of_keys
         self.split_heads = HeadSplit(heads, (config.key_width, config.key_width, config.value_width))
+        self.turned_heads = config.heads + config.heads_of_keys
         self.qkv_proj = stacked_linear(config.d_model, self.split_heads.sizes, config.attention_bias)
         self.out_proj = nn.Linear(config.heads * config.value_width, config.d_model, bias=config.attention_bias)
         self.rotary = Rotary(config.key_width, config.rotary_base) if config.positions == "rotary" else None
@@ -177,14 +178,16 @@ class SelfAttention(nn.Module):
 
         The input and the result hold queries, keys and values side by side, T H*(2K+Kv).
         """
-        query, key, value = self.split_heads(qkv)
+        x = qkv
         if self.query_norm is not None and self.key_norm is not None:
+            query, key, value = self.split_heads(qkv)
             query, key = self.query_norm(query), self.key_norm(key)
+            x = torch.cat([part.flatten(1) for part in (query, key, value)], 1)
         if self.rotary is not None:
             if isinstance(positions, Tensor):
                 positions = F.pad(positions, (0, len(qkv) - len(positions)))  # padding rows have no position
-            query, key = self.rotary(query, positions), self.rotary(key, positions)
-        return torch.cat([part.flatten(1).to(qkv.dtype) for part in (query, key, value)], 1)
+            x = self.rotary(x, positions, self.turned_heads)
+        return x.to(qkv.dtype)
 
 
 class CrossAttention(nn.Module):

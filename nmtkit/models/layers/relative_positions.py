@@ -5,11 +5,13 @@ a Transformer adds no position encoding to its embeddings.
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# B sentences, T tokens, H heads, K width of a query or key head, Kv width of a value head, L queries, M keys
+# B sentences, T tokens, D width of a row, H heads, K width of a query or key head, Kv width of a value head, L queries,
+# M keys
 
 
 class Rotary:
@@ -27,12 +29,45 @@ class Rotary:
         exponent = torch.arange(0, self.width, 2, device=positions.device) / self.width
         return positions[..., None] * self.base**-exponent
 
-    def __call__(self, x: Tensor, positions: Tensor | int) -> Tensor:
-        """Returns the turned heads, T H K. `positions` are the positions of the tokens [T], or one integer for all."""
-        angles = self.angles(torch.as_tensor(positions, device=x.device))[..., None, :]  # T 1 K/2
+    def __call__(self, x: Tensor, positions: Tensor | int, heads: int) -> Tensor:
+        """Returns rows whose first heads are turned: T D -> T D. D is at least `heads` x K.
+
+        `positions` are the positions of the tokens [T], or one integer for all.
+        """
+        angles = self.angles(torch.as_tensor(positions, device=x.device).expand(len(x)))[:, None]  # T 1 K/2
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return turned(x, cos, sin, heads)
+        rotated: Tensor = _Turned.apply(x, cos, sin, heads)
+        return rotated
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """Returns a copy of T D whose first heads are turned by the angles with these cosines and sines: T 1 K/2."""
+    tokens, pairs = len(x), cos.shape[-1]
+    x = x.contiguous()
+    result = x.clone()
+    first, second = x[:, : 2 * heads * pairs].view(tokens, heads, 2, pairs).unbind(2)
+    result_heads = result[:, : 2 * heads * pairs].view(tokens, heads, 2, pairs)
+    result_heads.mul_(cos[:, :, None])
+    result_heads[:, :, 0].addcmul_(second, sin, value=-1)
+    result_heads[:, :, 1].addcmul_(first, sin)
+    return result
+
+
+class _Turned(torch.autograd.Function):
+    """The function `turned`. Its gradient turns back, so no copy of the heads is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return turned(x, cos, sin, heads)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return turned(gradient, cos, -sin, ctx.heads), None, None, None
 
 
 class PositionTerms(nn.Module):

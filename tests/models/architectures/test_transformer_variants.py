@@ -148,9 +148,10 @@ NEW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("flag", NEW)
 def test_programs_without_a_variant_refuse_it_by_name(flag: str, tmp_path: Path) -> None:
     saved = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), **NEW[flag])
-    with pytest.raises(ValueError, match=flag):
-        ctranslate2.save(saved, tmp_path / "ct2", "float32")
-    for export in (marian_export.save, huggingface_export.save, lambda *paths: bergamot.save(*paths, [("a", "b")])):
+    exports = [marian_export.save, huggingface_export.save, lambda *paths: bergamot.save(*paths, [("a", "b")])]
+    if flag not in ("--positions", "--norm", "--kv-heads"):  # see tests/models/formats/test_ctranslate2.py
+        exports.append(lambda *paths: ctranslate2.save(*paths, "float32"))
+    for export in exports:
         with pytest.raises(ValueError, match=flag):
             export(saved, tmp_path / "export")
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
