@@ -63,7 +63,7 @@ def test_the_pair_must_be_known(tmp_path: Path) -> None:
 
 
 def test_a_model_that_the_engine_lacks_leaves_no_file(tmp_path: Path) -> None:
-    path = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), norm="rms")
+    path = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), residual="deepnorm")
     result = export(path, tmp_path / "a.argosmodel", "--pair", "en-de")
-    assert result.exit_code == 2 and "--norm" in result.stderr
+    assert result.exit_code == 2 and "--residual" in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
