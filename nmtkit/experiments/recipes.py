@@ -6,9 +6,10 @@ from pathlib import Path
 # The rows of the table in docs/settings.md, each for training sets below a number of pairs. Larger sets start from the
 # default settings.
 TINY, SMALL = "--arch transformer_tiny --dropout 0.3", "--arch transformer_iwslt_de_en --dropout 0.3"
+MUON = "--pre-norm --positions rotary --optimizer muon --lr-scheduler cosine"  # see examples/ablation
 RECIPES = (
     (10_000, f"{TINY} --batch-tokens 2048 --lr 0.003 --warmup-updates 2000 --patience 10"),
-    (100_000, f"{TINY} --batch-tokens 4096 --lr 0.005 --warmup-updates 2000 --max-epoch 40"),
+    (100_000, f"{TINY} --batch-tokens 4096 {MUON} --lr 0.005 --warmup-updates 500 --max-update 2300"),
     (500_000, f"{SMALL} --batch-tokens 8192 --lr 0.0005 --warmup-updates 4000 --max-update 50000"),
 )
 
