@@ -69,6 +69,23 @@ def test_a_running_teacher_costs_its_forward_pass_and_memory(tmp_path: Path) -> 
     assert both.parameters == student.parameters
 
 
+def test_rewards_cost_a_search_and_a_scored_pass_for_each_candidate() -> None:
+    def cost(criterion: str, **settings: Any) -> estimate.Estimate:
+        names = {"architecture": "transformer_base", "criterion": criterion}
+        settings = {"batch_tokens": 25_000, "device": "cpu", "precision": "fp32", **TWO_LAYERS} | settings
+        return estimate.estimate(resolve(JobConfig.read(names=names, settings=settings), 1), PIECES, sentence_tokens=64)
+
+    d, inner, layers, sentence = 512, 2048, 2, 64
+    encoder = 2 * layers * (4 * d * d + 2 * d * inner + 2 * sentence * d)  # a forward pass of a token
+    decoder = encoder + 2 * (layers * (4 * d * d + 2 * sentence * d) + d * 37_000)
+    # likelihood: 3 passes; the search encodes once and decodes 5 candidates; each of them is scored in 3 passes
+    forward = 3 * (encoder + decoder) + encoder + 5 * decoder + 5 * 3 * decoder
+    one, rewards = cost("cross_entropy"), cost("expected_reward", candidates_per_sentence=5)
+    assert rewards.flops == 25_000 * forward
+    assert 3 * one.activation_bytes < rewards.activation_bytes < 6 * one.activation_bytes
+    assert cost("r_drop").activation_bytes == 2 * one.activation_bytes
+
+
 VARIANTS: list[dict[str, Any]] = [
     *({"positions": name} for name in ("learned", "rotary", "relative", "alibi", "none")),
     *({"residual": name} for name in ("deepnorm", "admin")),
