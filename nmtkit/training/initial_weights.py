@@ -69,7 +69,7 @@ def start_from(
         _check_same_function(state, weights, config, old_config, old_axes, path)
     elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
-    if partial and (merged := [f"{key} and {first}" for key, first in _merged(state, weights, old_axes)]):
+    if partial and (merged := [f"{key} and {first}" for key, first in _merged(old_axes, state=state, old=weights)]):
         log.warning(
             "%s has two matrices where this model has one, which starts with the last%s", path, _listed("these", merged)
         )
@@ -171,7 +171,7 @@ def _check_same_function(
     # training soon restores the effect of a vector, but not of a matrix
     if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
         raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
-    for key, first in _merged(state, old, old_axes):
+    for key, first in _merged(old_axes, state=state, old=old):
         raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
     if adapts:
         dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
@@ -182,7 +182,7 @@ def _check_same_function(
 
 
 def _merged(
-    state: Mapping[str, Tensor], old: Mapping[str, Tensor], old_axes: Mapping[str, Mapping[int, SideName]]
+    old_axes: Mapping[str, Mapping[int, SideName]], *, state: Mapping[str, Tensor], old: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
 
