@@ -309,7 +309,8 @@ class ConfigFile:
         in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
         start = Path(finetune_from) if finetune_from else in_file and Path(located_in(self.folder, str(in_file)))
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
-            check_readable(start, "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:")
+            name = "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:"
+            check_readable(start, name, several=False)
             components["architecture"] = architecture_of(checkpoint_of(start))
         titles = {
             f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
