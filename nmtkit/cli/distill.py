@@ -173,6 +173,11 @@ def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[st
     shards: ShardOptions = from_flags(SHARDS, settings)
     if distill.source_lang is None or distill.target_lang is None:
         raise ValueError("--from-server needs the languages; give -s and -t")
+    if distill.source_lang == distill.target_lang:
+        raise ValueError(
+            f"-s and -t are both {distill.source_lang}, but each side of a pair is stored under its language; give "
+            "different names"
+        )
     if shards.output_dir is None:
         raise ValueError("--from-server needs a folder for its shards; give --output-dir DIR")
     languages = distill.source_lang, distill.target_lang

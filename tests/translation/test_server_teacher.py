@@ -218,6 +218,7 @@ def test_the_nearest_candidate_to_the_reference_is_kept_with_the_others(faulty: 
         (["--from-server", "localhost:8000/v1", "--server-model", "m"], "http://"),
         (["--from-server", "http://localhost", "--server-model", "m"], "-s and -t"),
         (["--from-server", "http://localhost", "--server-model", "m", "-s", "en", "-t", "de"], "--output-dir"),
+        (["--from-server", "http://localhost", "--server-model", "m", "-s", "en", "-t", "en"], "both en"),
         (["--from-server", "http://localhost", "--top-k", "4"], "--top-k"),
         (["--from-server", "http://localhost", "--server-api", "deepl", "--candidates", "2"], "one candidate"),
         (["--from-server", "http://localhost", "--server-model", "m", "--choose", "mbr"], "--candidates"),
