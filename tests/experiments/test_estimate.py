@@ -10,13 +10,15 @@ import torch
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
+import nmtkit
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.experiments import estimate
 from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.models.building import vocabulary_of
 from nmtkit.training.config import JobConfig
-from nmtkit.training.plan import RunPlan, expected_world_size, resolve
+from nmtkit.training.plan import RunPlan, check_launched, expected_world_size, resolve
+from nmtkit.training.run_config import RunConfig
 
 PIECES = Vocabulary(source=37_000, target=37_000, joint=True)
 TWO_LAYERS = {"encoder_layers": 2, "decoder_layers": 2}
@@ -131,6 +133,22 @@ def test_the_dry_run_plans_as_many_processes_as_the_run_starts(monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert expected_world_size(config) == 16
     assert plan("transformer_base", 16, batch_tokens=None, update_freq=2).batch_tokens == 2 * 4096 * 16
+
+
+def test_processes_that_torchrun_has_not_started_are_refused(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torchrun -m nmtkit train --nproc-per-node 2` has the flag behind the module, where torchrun does not read it."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    arguments = ["train", str(mirror_data), "--nproc-per-node", "2", "--device", "cpu", "--save-dir", str(tmp_path)]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2 and "--nproc-per-node 2" in refused.stderr and "torchrun" in refused.stderr
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="--nproc-per-node 2"):
+        nmtkit.train({"nproc_per_node": 2, "save_dir": tmp_path}, mirror_data)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    check_launched(RunConfig(nproc_per_node=2))
 
 
 def test_a_plan_has_the_batch_size_in_tokens() -> None:
