@@ -282,7 +282,8 @@ def spellings(
 
     If the old model has a language, the token of the language starts from its old token, even if the two tokens have
     different names. The token of a new language starts from the token of the language `relative`. If `relative` is
-    None, it starts from the mean of all old language tokens.
+    None, it starts from the mean of all old language tokens. The target pieces of two separate vocabularies have no
+    language tokens.
     """
     pieces, names = pieces_of(tokenizer)[side], pieces_of(old)[old_side]
     texts = [piece.replace(SPACE_SYMBOL, " ") for piece in pieces]
@@ -293,10 +294,11 @@ def spellings(
             ids = ids[1:]  # the tokenizer puts a space before every text
         unusable = any(token == UNK or names[token].startswith("<0x") for token in ids)
         spelled.append(() if unusable else tuple(ids))
-    like = None if relative is None else old.languages[relative]
-    every = tuple(old.languages.values())
-    for code, token in tokenizer.languages.items():
-        spelled[token] = (old.languages[code],) if code in old.languages else every if like is None else (like,)
+    old_tokens = old.languages if old.joint or old_side == "source" else {}
+    like = old_tokens.get(relative) if relative is not None else None
+    every = tuple(old_tokens.values())
+    for code, token in (tokenizer.languages if tokenizer.joint or side == "source" else {}).items():
+        spelled[token] = (old_tokens[code],) if code in old_tokens else every if like is None else (like,)
     return spelled
 
 
