@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,12 @@ def config_text(heading: str, facts: Mapping[str, Any], toml: str) -> str:
 
 
 def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
-    """Writes config.toml into the folder of the run. Raises OSError if writing fails."""
+    """Writes config.toml into the folder of the run. Raises OSError if writing fails.
+
+    --reset-optimizer and --reset-lr-scheduler are left out: they are for one resume, not for each resume by this file.
+    """
     folder = job.run.save_dir
+    job = replace(job, run=replace(job.run, reset_optimizer=False, reset_lr_scheduler=False))
     text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
     write_atomically(folder / "config.toml", text)
 

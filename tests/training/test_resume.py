@@ -17,6 +17,7 @@ from nmtkit.config import plugins
 from nmtkit.data import checkpoint_file
 from nmtkit.experiments.comparison import summarize
 from nmtkit.training.callbacks import CALLBACKS
+from nmtkit.training.config import JobConfig
 from nmtkit.training.run import Run
 from nmtkit.training.run_log import Lines
 
@@ -129,6 +130,17 @@ def test_settings_that_trained_nothing_are_not_those_of_the_run(
     assert "clip_norm = 0.0" in (folder / "report.html").read_text()
     train(mirror_data, folder, max_update=4, clip_norm=7.0)
     assert summarize(folder).settings["clip_norm"] == 7.0
+
+
+def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
+    mirror_data: Path, tmp_path: Path, stopped: dict[tuple[Any, ...], Path]
+) -> None:
+    folder = copied(stopped[None, ()], tmp_path / "run")
+    train(mirror_data, folder, max_update=4, reset_optimizer=True, reset_lr_scheduler=True)
+    run = Run(JobConfig.read(folder / "config.toml", settings={"max_update": 5}), mirror_data, Lines())
+    run.checkpoints.unlock()
+    assert run.trainer.schedule_start == 3
+    assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {1.0}
 
 
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------
