@@ -141,7 +141,7 @@ class Estimate:
     parameters: dict[str, int]  # number of parameters of each part of the model
     tokens: int  # tokens of each side of an update
     flops: float  # FLOP of an update, over all processes, with all passes of the criterion and of --teacher
-    state_bytes: int  # weights, gradients and optimizer state of one process, and the weights of --teacher
+    state_bytes: int  # weights, gradients, optimizer state and averages of one process, and the weights of --teacher
     activation_bytes: float  # activations of one micro-batch
     updates: int | None
     by_epochs: bool  # whether `updates` is estimated from --max-epoch
@@ -187,6 +187,7 @@ def estimate(
     groups = parameter_groups(trained, (), embedding_names(model))
     optimizer_bytes = state_bytes(optimizer.name, optimizer.config, groups)
     gradient_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
+    average_bytes = gradient_bytes if plan.job.run.ema_decay else 0
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
     factory = CRITERIONS[criterion.name].factory
@@ -204,7 +205,8 @@ def estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
         flops=flops_of_token * plan.batch_tokens,
-        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares + teacher_bytes,
+        state_bytes=(4 * sum(parameters.values()) + gradient_bytes + average_bytes + optimizer_bytes) // shares
+        + teacher_bytes,
         activation_bytes=saved_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,

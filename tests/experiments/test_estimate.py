@@ -88,6 +88,11 @@ def test_rewards_cost_a_search_and_a_scored_pass_for_each_candidate() -> None:
     assert cost("r_drop").activation_bytes == 2 * one.activation_bytes
 
 
+def test_moving_averages_are_a_second_copy_of_the_trained_weights() -> None:
+    plain, averaged = (estimate.estimate(plan("transformer_tiny", **more), PIECES) for more in ({}, {"ema_decay": 0.9}))
+    assert averaged.state_bytes - plain.state_bytes == 4 * sum(plain.parameters.values())
+
+
 VARIANTS: list[dict[str, Any]] = [
     *({"positions": name} for name in ("learned", "rotary", "relative", "alibi", "none")),
     *({"residual": name} for name in ("deepnorm", "admin")),
