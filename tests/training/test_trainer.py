@@ -161,6 +161,17 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
     assert math.isfinite(record["loss"])
 
 
+def test_a_count_that_an_update_lacks_is_logged(mirror_data: Path, tmp_path: Path) -> None:
+    """guided_alignment has no alignment loss in updates whose LayerDrop skips the supervised layer."""
+    one, loader = trainer(mirror_data), loader_of(mirror_data)
+    meter = Meter(CPU, tmp_path)
+    steps = [one.step(first_update(loader)) for _ in range(2)]
+    steps[1].sums["alignment"] = torch.tensor(6.0)
+    for step in steps:
+        meter.add(step)
+    assert meter.read()["alignment"] == pytest.approx(6 / sum(step.target_tokens for step in steps))
+
+
 def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
