@@ -132,6 +132,15 @@ def test_settings_that_trained_nothing_are_not_those_of_the_run(
     assert summarize(folder).settings["clip_norm"] == 7.0
 
 
+def test_a_schedule_free_run_validates_before_its_first_update(mirror_data: Path, tmp_path: Path) -> None:
+    names = {"optimizer": "schedule_free_adamw", "lr-scheduler": "fixed"}
+    train(mirror_data, tmp_path, names, max_update=1, validate_first=True, validate_interval_updates=1, keep_best=2)
+    assert [record["update"] for record in log_records(tmp_path, "valid")] == [0, 1]
+    saved, later = (checkpoint_file.read(path) for path in sorted(tmp_path.glob("update_*.pt")))
+    assert (saved["update"], later["update"]) == (0, 1)
+    assert all(torch.equal(saved["model"][name], weight) for name, weight in saved["training"]["weights"].items())
+
+
 def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
     mirror_data: Path, tmp_path: Path, stopped: dict[tuple[Any, ...], Path]
 ) -> None:
