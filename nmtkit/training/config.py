@@ -24,7 +24,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, located_in
+from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, located_in, tidy
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -257,7 +257,7 @@ class ConfigFile:
     def data(self) -> Path | None:
         """The dataset that the file names."""
         data = _converted(self.run.get("data"), Path | None, f"{self.origin}: data")
-        return None if data is None else self.folder / data
+        return None if data is None else tidy(self.folder / data)
 
     def plugins(self, others: Sequence[str] = ()) -> tuple[str, ...]:
         """Returns the plug-ins of the file, then the `others`. Each plug-in occurs once."""

@@ -146,7 +146,9 @@ def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
 ) -> None:
     folder = copied(stopped[None, ()], tmp_path / "run")
     train(mirror_data, folder, max_update=4, reset_optimizer=True, reset_lr_scheduler=True)
-    run = Run(JobConfig.read(folder / "config.toml", settings={"max_update": 5}), mirror_data, Lines())
+    by_file = JobConfig.read(folder / "config.toml", settings={"max_update": 5})
+    assert by_file.data == mirror_data  # without the .. of the file, because the next commands show this path
+    run = Run(by_file, mirror_data, Lines())
     run.checkpoints.unlock()
     assert run.trainer.schedule_start == 3
     assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {1.0}
