@@ -114,7 +114,8 @@ def summarize(folder: Path) -> RunSummary:
 def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSetting, ...]:
     """Returns the settings that changed between the updates of a run. `starts` are its records of starts and resumes.
 
-    If a run was resumed from an older checkpoint, the settings of the lost updates do not count.
+    If a run was resumed from an older checkpoint, the settings of the lost updates do not count. Settings that an older
+    version of nmtkit did not have are left out.
     """
     parts: list[Mapping[str, Any]] = []
     for record in starts:
@@ -125,7 +126,7 @@ def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSett
         ChangedSetting(update=after["update"], name=name, before=old, now=new)
         for before, after in itertools.pairwise(parts)
         for name, old, new in changed_settings(before.get("config", {}), after.get("config", {}))
-        if name not in OWN
+        if name not in OWN and name in flat_settings(before.get("config", {}))
     )
 
 

@@ -89,7 +89,9 @@ def resumed(update: int, **settings: Any) -> list[dict[str, Any]]:
 def test_settings_that_changed_midway_are_shown(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain,seed=1", END, lr=0.2)
     # the updates with lr 0.3 are lost, because the last resume is from an older checkpoint
-    changed = write_run(tmp_path / "changed,seed=1", *resumed(20, lr=0.3), *resumed(20, lr=0.2, threads=4), lr=0.1)
+    changed = write_run(
+        tmp_path / "changed,seed=1", *resumed(20, lr=0.3), *resumed(20, lr=0.2, threads=4, new=1), lr=0.1
+    )
     row, other = rows_of(changed, plain)
     assert row["changed"] == [{"update": 20, "name": "lr", "before": 0.1, "now": 0.2}] and "changed" not in other
     assert len(rows_of(changed, plain, "--mean-over-seeds")) == 2
