@@ -221,7 +221,7 @@ class Sweep:
         # the architecture of the model may come from a plug-in of the runs
         flags = [word for name in job.plugins for word in ("--plugin", name)]
         settings = self.generate
-        for entry in LOGITS_PROCESSORS.entries.values():  # which have paths of models
+        for entry in LOGITS_PROCESSORS.entries.values():  # their settings have paths of models
             settings = in_folder(settings, type(entry.preset), self.file.parent)
         flags += [word for name, value in settings.items() for word in _generate_flag(name, value)]
         output = ["--output", str(folder / TRANSLATIONS)]
