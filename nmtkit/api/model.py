@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -419,6 +419,13 @@ class Model:
         if len(self.architectures) > 1:
             raise ValueError(f"{method} needs a single model, but this is an ensemble of {len(self.architectures)}")
         return self.architectures[0]
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raises TypeError, as `copy` and `pickle` do for an object with threads and machine code."""
+        raise TypeError(
+            "a nmtkit Model cannot be copied or pickled, because it has threads and compiled code; call nmtkit.load "
+            "again, in each process"
+        )
 
     def __repr__(self) -> str:
         names = ", ".join(type(model).__name__ for model in self.architectures)

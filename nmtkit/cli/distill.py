@@ -167,17 +167,33 @@ def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[st
     """Translates the lines of a file with a server, in shards. Prints the next commands."""
     with imports():
         from nmtkit.cli.shards import run_shards, this_command
+        from nmtkit.data.corpora.corpus import format_of
+        from nmtkit.text.documents import check_text
+        from nmtkit.text.documents.recognition import HEAD
         from nmtkit.translation.server_teacher import ServerWorker, TranslationServer, open_job, write_shards
 
     config: ServerConfig = from_flags(ServerConfig, settings)
     shards: ShardOptions = from_flags(SHARDS, settings)
     if distill.source_lang is None or distill.target_lang is None:
         raise ValueError("--from-server needs the languages; give -s and -t")
+    if distill.source_lang == distill.target_lang:
+        raise ValueError(
+            f"-s and -t are both {distill.source_lang}, but each side of a pair is stored under its language; give "
+            "different names"
+        )
     if shards.output_dir is None:
         raise ValueError("--from-server needs a folder for its shards; give --output-dir DIR")
     languages = distill.source_lang, distill.target_lang
-    plan = open_job(config, text, languages, shards.output_dir, shards.shard_lines, this_command())
     texts = [text] if config.references is None else [text, config.references]
+    for path in filter(Path.is_file, texts):
+        if format_of(path) is not None:
+            raise ValueError(
+                f"{path} is a corpus, but --from-server sends each line of a text file; extract the sentences of the "
+                "source, one on each line"
+            )
+        with path.open("rb") as file:
+            check_text(file.read(HEAD), str(path))
+    plan = open_job(config, text, languages, shards.output_dir, shards.shard_lines, this_command())
     worker = ServerWorker(TranslationServer(config, languages), texts)
     run_shards(shards, plan, lambda unfinished: write_shards(plan, worker, unfinished))
     counts = plan.counts()

@@ -78,12 +78,13 @@ def check_paths(context: click.Context) -> None:
     """
     for parameter in context.command.get_params(context):
         access, value = getattr(parameter.type, "access", None), context.params.get(parameter.name or "")
+        repeatable = parameter.multiple or parameter.nargs == -1
         for path in value if isinstance(value, tuple) else (value,):
             if access == "write" and path is not None:
                 check_writable(path)
             elif access == "read" and path is not None:
                 name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else ""
-                check_readable(path, name, several=parameter.multiple or parameter.nargs == -1)
+                check_readable(path, name, several=repeatable or (None if isinstance(value, tuple) else False))
 
 
 def completed_path(incomplete: str, checkpoint: bool) -> list[CompletionItem]:

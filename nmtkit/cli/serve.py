@@ -88,7 +88,7 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **settings: Any) -
         processors={name: to_dict(each) for name, each in processors.items()},
     )
     for model in job.paths:
-        check_readable(model.path, "--path", several=model.pair is None)
+        check_readable(model.path, "--path", several=model.pair is None or None)
     progress.close()  # the processes of the service log to the same terminal
     run(job)
 

@@ -189,11 +189,12 @@ def check_writable(path: Path) -> None:
         raise OSError(f"cannot write {path}: it is {kind}; give the name of a file")
 
 
-def check_readable(path: Path, name: str, several: bool = False) -> None:
+def check_readable(path: Path, name: str, several: bool | None = None) -> None:
     """Raises OSError if there is no file or folder `path`. The message begins with `name`, the flag or the setting.
 
-    With `several`, the user may repeat the flag; then the message explains how to write `a.pt:b.pt` or `a.pt,b.pt`.
-    Does nothing if `path` is a name of the Hugging Face Hub, because that check needs the network.
+    If `several` is true, the user may repeat the flag; then the message explains how to write `a.pt:b.pt` or
+    `a.pt,b.pt`. If `several` is false, the message asks for a single path. Does nothing if `path` is a
+    name of the Hugging Face Hub, because that check needs the network.
     """
     if is_hub_name(path.as_posix()):
         return
@@ -201,8 +202,12 @@ def check_readable(path: Path, name: str, several: bool = False) -> None:
         path.stat()
     except OSError as error:
         parts = re.split("[:,]", str(path))
-        joined = several and all(parts) and any(os.path.exists(part) for part in parts)
-        advice = f"; give {' '.join(f'{name} {part}'.lstrip() for part in parts)}" if joined else ""
+        joined = len(parts) > 1 and all(parts) and any(os.path.exists(part) for part in parts)
+        advice = ""
+        if joined and several:
+            advice = f"; give {' '.join(f'{name} {part}'.lstrip() for part in parts)}"
+        elif joined and several is False:
+            advice = f"; give a single path, not a list of {len(parts)}"
         raise OSError(f"{name} {path}: {reason_of(error)}{advice}".lstrip()) from error
 
 

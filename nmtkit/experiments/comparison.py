@@ -3,17 +3,19 @@
 Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no plug-in is loaded.
 """
 
+import itertools
 import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nmtkit.jobs.folder_lock import described, holder_of
 from nmtkit.training.config import flat_settings
 from nmtkit.training.report import elapsed, latest_records, read_lines
+from nmtkit.training.resume import changed_settings
 from nmtkit.training.run_log import numbers_of
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
@@ -32,6 +34,16 @@ class ValidationScore:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangedSetting:
+    """A setting with which a run was resumed after `update`, and its value before."""
+
+    update: int
+    name: str
+    before: Any
+    now: Any
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """Facts about a run, read from its folder."""
 
@@ -40,7 +52,7 @@ class RunSummary:
     reason: str  # stop reason; for a run that is running, its process and machine
     update: int  # last update in the log
     updates: int | None  # updates of the whole run, if known
-    settings: dict[str, Any]  # settings by name, as returned by `flat_settings`
+    settings: dict[str, Any]  # settings of the last updates by name, as returned by `flat_settings`
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
     best: dict[str, ValidationScore]  # metric -> best score
@@ -50,6 +62,7 @@ class RunSummary:
     device_seconds: float | None = None  # seconds of all cores or GPUs; None for logs without this information
     on_gpu: bool = False
     parameters: int | None = None  # number of parameters of the model
+    changed: tuple[ChangedSetting, ...] = ()  # settings that changed when the run was resumed, except those in `OWN`
     runs: int = 1  # number of runs that this summary averages
     records: list[dict[str, Any]] = field(default_factory=list, repr=False)  # as returned by `latest_records`
 
@@ -93,7 +106,27 @@ def summarize(folder: Path) -> RunSummary:
         device_seconds=_device_seconds(records, latest),
         on_gpu=not _on_cpu(latest),
         parameters=latest.get("parameters"),
+        changed=changed_at_resumes(starts),
         records=current,
+    )
+
+
+def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSetting, ...]:
+    """Returns the settings that changed between the updates of a run. `starts` are its records of starts and resumes.
+
+    If a run was resumed from an older checkpoint, the settings of the lost updates do not count. Settings that an older
+    version of nmtkit did not have are left out.
+    """
+    parts: list[Mapping[str, Any]] = []
+    for record in starts:
+        while parts and parts[-1].get("update", 0) >= record.get("update", 0):
+            parts.pop()
+        parts.append(record)
+    return tuple(
+        ChangedSetting(update=after["update"], name=name, before=old, now=new)
+        for before, after in itertools.pairwise(parts)
+        for name, old, new in changed_settings(before.get("config", {}), after.get("config", {}))
+        if name not in OWN and name in flat_settings(before.get("config", {}))
     )
 
 
@@ -167,11 +200,14 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Groups runs with the same dataset, plug-in code and settings. The seed and the settings in `OWN` may differ."""
+    """Groups runs with the same dataset, plug-in code and settings, which have changed after the same updates.
+
+    The seed and the settings in `OWN` may differ.
+    """
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
-        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values())
+        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values()), run.changed
         groups.setdefault(repr(facts), []).append(run)
     return list(groups.values())
 
@@ -199,6 +235,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
         last=_mean_scores([run.last for run in runs]),
         tokens_per_second=statistics.fmean(speeds) if speeds else None,
         seconds=statistics.fmean(run.seconds for run in runs),
+        changed=runs[0].changed,
         runs=len(runs),
     )
 
@@ -254,4 +291,5 @@ def as_plain(run: RunSummary, columns: Sequence[str]) -> dict[str, Any]:
         "state": run.state,
         "reason": run.reason,
         "runs": run.runs,
+        **({"changed": [asdict(each) for each in run.changed]} if run.changed else {}),
     }

@@ -21,6 +21,7 @@ from nmtkit.training.report import CURVES, KINDS, LOGARITHMIC, UNDRAWN, UNITS, p
 from nmtkit.training.run_log import numbers_of
 
 LEAST_NAME = 16  # minimum width of the column of run names
+CHANGED = "earlier settings"  # heading of the settings that changed when a run was resumed
 FIGURES = (".pdf", ".svg", ".png")
 
 
@@ -46,17 +47,28 @@ def metrics_of(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def cells(runs: Sequence[RunSummary]) -> tuple[list[str], list[list[str]]]:
-    """Returns the headings and the rows of the table of runs."""
+    """Returns the headings and the rows of the table of runs.
+
+    If settings of a run changed when it was resumed, the last column has the old settings.
+    """
     settings, metrics = differing(runs), metrics_of(runs)
     header = ["run", *settings, *(f"best {name}" for name in metrics), "tokens/s", "time", "updates", "state"]
+    header += [CHANGED] * any(run.changed for run in runs)
     lines = []
     for run in runs:
         speed = "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}"
         ended = f"{run.state}: {run.reason}" if run.state in ("failed", "stopped") and run.reason else run.state
         values = [setting_text(setting(run, name)) for name in settings]
         scores = [score_text(run.best[name]) if name in run.best else "" for name in metrics]
-        lines.append([run.name, *values, *scores, speed, duration(run.seconds), f"{run.update:,}", ended])
+        line = [run.name, *values, *scores, speed, duration(run.seconds), f"{run.update:,}", ended]
+        lines.append([*line, before_changes(run)][: len(header)])
     return header, lines
+
+
+def before_changes(run: RunSummary) -> str:
+    """Returns the settings that changed when the run was resumed, such as "lr 0.1 until update 10"."""
+    changed = (f"{each.name} {setting_text(each.before)} until update {each.update:,}" for each in run.changed)
+    return ", ".join(changed)
 
 
 def score_text(score: ValidationScore) -> str:
@@ -71,14 +83,18 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
     """Returns the headings and the rows of the table for other programs: each cell has one text or unrounded number."""
     settings, metrics = differing(runs), metrics_of(runs)
     scores = [f"best {name}{part}" for name in metrics for part in ("", " update", " deviation")]
-    rows = [["run", *settings, *scores, "tokens/s", "seconds", "updates", "state", "reason"]]
+    rows = [["run", *settings, *scores, "tokens/s", "seconds", "updates", "state", "reason", CHANGED]]
     for run in runs:
         best = [run.best.get(name) for name in metrics]
         values = [(score.value, score.update, score.deviation) if score else (None,) * 3 for score in best]
         facts = [*(value for score in values for value in score), run.tokens_per_second, run.seconds, run.update]
         numbers = ["" if value is None else f"{value:.10g}" for value in facts]
         rows.append(
-            [run.name, *(setting_text(setting(run, name)) for name in settings), *numbers, run.state, run.reason]
+            [
+                run.name,
+                *(setting_text(setting(run, name)) for name in settings),
+                *(*numbers, run.state, run.reason, before_changes(run)),
+            ]
         )
     empty = {column for column in range(len(rows[0])) if not any(row[column] for row in rows[1:])}
     return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
@@ -87,9 +103,10 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     """Returns a text table that fits the terminal. `settings` columns of settings follow the run name.
 
-    If the table is too wide, four steps make it narrower until it fits. First, the columns nll and ppl are removed.
-    Second, the settings move below the table, or are removed if the names of the runs contain them. Third, the reasons
-    of failures move below the table. Fourth, speeds and then times are removed if folded names are not enough.
+    The earlier settings of a run that has changed them stand below. If the table is too wide, four steps make it
+    narrower until it fits. First, the columns nll and ppl are removed. Second, the settings move below the table, or
+    are removed if the names of the runs contain them. Third, the reasons of failures move below the table. Fourth,
+    speeds and then times are removed if folded names are not enough.
     """
     from rich.console import Console
     from rich.table import Table
@@ -103,6 +120,9 @@ def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     if _width(header, lines) > console.width:
         header, *lines = _without(("best nll", "best ppl"), header, lines)
     below: list[str] = []
+    if CHANGED in header:
+        below = [_filled(f"{line[0]}: {line[-1]}", console.width) for line in lines if line[-1]]
+        header, *lines = _without((CHANGED,), header, lines)
     if _width(header, lines) > console.width and settings:
         if not all(all(value in line[0] for value in line[1 : 1 + settings]) for line in lines):
             for line in lines:

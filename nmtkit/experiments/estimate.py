@@ -23,7 +23,7 @@ from nmtkit.models.architectures.contract import check_forward
 from nmtkit.models.layers.experts import Experts
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import Component, JobConfig, architecture_of
-from nmtkit.training.criterions import CRITERIONS
+from nmtkit.training.criterions import CRITERIONS, Criterion
 from nmtkit.training.loader import Position
 from nmtkit.training.memory import fit_max_tokens
 from nmtkit.training.optimizers import state_bytes
@@ -89,8 +89,12 @@ def _linear_flops(x: Sequence[int], weight: Sequence[int], *_: object, out_shape
 FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products that torch does not count
 
 
-def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
+def cost_of_token(
+    model: Architecture, sentence_tokens: int, precision: str, encoder_only: bool = False
+) -> tuple[float, float]:
     """Returns the FLOP of the forward pass and the bytes saved for the backward pass, for one token on each side.
+
+    With `encoder_only`, both numbers are without the decoder and the output projection.
 
     `model` must come from `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix
     products, also in attention. The bytes include all tensors that autograd saves, except parameters and logits. Logits
@@ -117,8 +121,9 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
             precisions.autocast(precision, torch.device("cpu")),
         ):
             with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-                features = model(batch, batch)
-            model.output_projection(features)
+                output = model.encode(batch) if encoder_only else model(batch, batch)
+            if not encoder_only:
+                model.output_projection(output)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
             f"the cost of {type(model).__name__} cannot be estimated: its forward pass depends on values of tensors"
@@ -135,8 +140,8 @@ class Estimate:
 
     parameters: dict[str, int]  # number of parameters of each part of the model
     tokens: int  # tokens of each side of an update
-    flops: float  # FLOP of an update, forward and backward, over all processes, with the forward pass of --teacher
-    state_bytes: int  # weights, gradients and optimizer state of one process, and the weights of --teacher
+    flops: float  # FLOP of an update, over all processes, with all passes of the criterion and of --teacher
+    state_bytes: int  # weights, gradients, optimizer state and averages of one process, and the weights of --teacher
     activation_bytes: float  # activations of one micro-batch
     updates: int | None
     by_epochs: bool  # whether `updates` is estimated from --max-epoch
@@ -182,18 +187,27 @@ def estimate(
     groups = parameter_groups(trained, (), embedding_names(model))
     optimizer_bytes = state_bytes(optimizer.name, optimizer.config, groups)
     gradient_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
+    average_bytes = gradient_bytes if plan.job.run.ema_decay else 0
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
-    passes = getattr(CRITERIONS[criterion.name].factory, "passes", 1.0)
+    factory = CRITERIONS[criterion.name].factory
+    passes = getattr(factory, "passes", 1.0)
     # the backward pass has two products for each forward product; teachers have no backward pass
     flops_of_token = 3 * passes * flops + sum(cost_of_token(it, sentence_tokens, plan.precision)[0] for it in teachers)
+    saved_bytes = passes * activation_bytes
+    if candidates := getattr(factory, "searched_candidates", Criterion.searched_candidates)(criterion.config):
+        encoder_flops, encoder_bytes = cost_of_token(model, sentence_tokens, plan.precision, encoder_only=True)
+        # the search runs the encoder once, and the decoder once for each candidate, without a backward pass
+        flops_of_token += encoder_flops + candidates * (1 + 3) * (flops - encoder_flops)
+        saved_bytes += candidates * (activation_bytes - encoder_bytes)
     teacher_bytes = 4 * sum(sum(parameters_by_part(teacher).values()) for teacher in teachers)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
         flops=flops_of_token * plan.batch_tokens,
-        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares + teacher_bytes,
-        activation_bytes=activation_bytes * plan.max_tokens,
+        state_bytes=(4 * sum(parameters.values()) + gradient_bytes + average_bytes + optimizer_bytes) // shares
+        + teacher_bytes,
+        activation_bytes=saved_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,
         updates_per_epoch=updates_per_epoch,

@@ -19,6 +19,7 @@ from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
 from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig, in_folder
 from nmtkit.training.run_config import RunConfig
+from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 
 SECTIONS = ("save_dir", "flop", "seeds", "base", "average", "generate", "runs", "zip", "grid", "random")
 LENGTHS = {"max_update", "max_epoch"}
@@ -217,7 +218,12 @@ class Sweep:
             model = folder / AVERAGED
             choice = ["--last", str(self.average), "--output", str(model)]
             commands.append(["nmtkit", "average-checkpoints", str(folder), *choice])
-        flags = [word for name, value in self.generate.items() for word in _generate_flag(name, value)]
+        # the architecture of the model may come from a plug-in of the runs
+        flags = [word for name in job.plugins for word in ("--plugin", name)]
+        settings = self.generate
+        for entry in LOGITS_PROCESSORS.entries.values():  # their settings have paths of models
+            settings = in_folder(settings, type(entry.preset), self.file.parent)
+        flags += [word for name, value in settings.items() for word in _generate_flag(name, value)]
         output = ["--output", str(folder / TRANSLATIONS)]
         return [*commands, ["nmtkit", "generate", str(job.data), "--path", str(model), *flags, *output]]
 

@@ -79,6 +79,9 @@ def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: s
     """
     if last is not None and best is not None:
         raise ValueError("--last and --best both choose the checkpoints; give only one")
+    for flag, count in (("--last", last), ("--best", best)):
+        if count is not None and count < 1:
+            raise ValueError(f"{flag} is {count}; it must be at least 1")
     selects = last is not None or best is not None
     if selects and len(inputs) > 1:
         raise ValueError(

@@ -24,7 +24,7 @@ from nmtkit.config import (
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, located_in
+from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, located_in, tidy
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -257,7 +257,7 @@ class ConfigFile:
     def data(self) -> Path | None:
         """The dataset that the file names."""
         data = _converted(self.run.get("data"), Path | None, f"{self.origin}: data")
-        return None if data is None else self.folder / data
+        return None if data is None else tidy(self.folder / data)
 
     def plugins(self, others: Sequence[str] = ()) -> tuple[str, ...]:
         """Returns the plug-ins of the file, then the `others`. Each plug-in occurs once."""
@@ -309,7 +309,8 @@ class ConfigFile:
         in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
         start = Path(finetune_from) if finetune_from else in_file and Path(located_in(self.folder, str(in_file)))
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
-            check_readable(start, "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:")
+            name = "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:"
+            check_readable(start, name, several=False)
             components["architecture"] = architecture_of(checkpoint_of(start))
         titles = {
             f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config

@@ -69,7 +69,7 @@ def start_from(
         _check_same_function(state, weights, config, old_config, old_axes, path)
     elif changed := changed_settings(config, old_config, "refused") + changed_settings(config, old_config, "adapts"):
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
-    if partial and (merged := [f"{key} and {first}" for key, first in _merged(state, weights, old_axes)]):
+    if partial and (merged := [f"{key} and {first}" for key, first in _merged(old_axes, state=state, old=weights)]):
         log.warning(
             "%s has two matrices where this model has one, which starts with the last%s", path, _listed("these", merged)
         )
@@ -171,7 +171,7 @@ def _check_same_function(
     # training soon restores the effect of a vector, but not of a matrix
     if lost := [key for key in surplus if old[key].dim() > 1 or not adapts]:
         raise ValueError(f"{path} has {len(lost)} parameters that this model does not have, such as {lost[0]}; {hint}")
-    for key, first in _merged(state, old, old_axes):
+    for key, first in _merged(old_axes, state=state, old=old):
         raise ValueError(f"{key} and {first} are one matrix in this model, but two in {path}; {hint}")
     if adapts:
         dropped = f" The model does not have {', '.join(surplus)} of the checkpoint." if surplus else ""
@@ -182,7 +182,7 @@ def _check_same_function(
 
 
 def _merged(
-    state: Mapping[str, Tensor], old: Mapping[str, Tensor], old_axes: Mapping[str, Mapping[int, SideName]]
+    old_axes: Mapping[str, Mapping[int, SideName]], *, state: Mapping[str, Tensor], old: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
 
@@ -282,7 +282,8 @@ def spellings(
 
     If the old model has a language, the token of the language starts from its old token, even if the two tokens have
     different names. The token of a new language starts from the token of the language `relative`. If `relative` is
-    None, it starts from the mean of all old language tokens.
+    None, it starts from the mean of all old language tokens. The target pieces of two separate vocabularies have no
+    language tokens.
     """
     pieces, names = pieces_of(tokenizer)[side], pieces_of(old)[old_side]
     texts = [piece.replace(SPACE_SYMBOL, " ") for piece in pieces]
@@ -293,10 +294,11 @@ def spellings(
             ids = ids[1:]  # the tokenizer puts a space before every text
         unusable = any(token == UNK or names[token].startswith("<0x") for token in ids)
         spelled.append(() if unusable else tuple(ids))
-    like = None if relative is None else old.languages[relative]
-    every = tuple(old.languages.values())
-    for code, token in tokenizer.languages.items():
-        spelled[token] = (old.languages[code],) if code in old.languages else every if like is None else (like,)
+    old_tokens = old.languages if old.joint or old_side == "source" else {}
+    like = old_tokens.get(relative) if relative is not None else None
+    every = tuple(old_tokens.values())
+    for code, token in (tokenizer.languages if tokenizer.joint or side == "source" else {}).items():
+        spelled[token] = (old_tokens[code],) if code in old_tokens else every if like is None else (like,)
     return spelled
 
 

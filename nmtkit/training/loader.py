@@ -10,7 +10,7 @@ import torch
 from nmtkit.data.corpora.dropping import RowNumbers
 from nmtkit.data.dataset.batching import BatchSampler, micro_batches
 from nmtkit.data.dataset.binarized import Split
-from nmtkit.data.dataset.transform_pipeline import TransformPipeline
+from nmtkit.data.dataset.transform_pipeline import Draw, TransformPipeline
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.jobs.threads import Prefetched
 
@@ -102,16 +102,18 @@ class BatchLoader:
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         rounds = -(-len(parts) // self.ranks)
+        # with sampling, an epoch may have a pair several times, each time with other random numbers
+        draw = position.epoch if self.sampler.sampling is None else (position.epoch, position.index)
         of_rank = [
-            (number, self.batch(parts[number], position.epoch) if number < len(parts) else self.dummy(parts[0][:1]))
+            (number, self.batch(parts[number], draw) if number < len(parts) else self.dummy(parts[0][:1]))
             for number in range(self.rank, rounds * self.ranks, self.ranks)
         ]
         counted = self.split.counted_tokens(pairs)
         return Update(position, pairs, counted, int(source[pairs].sum()), of_rank, ends_epoch)
 
-    def batch(self, pairs: RowNumbers, epoch: int) -> Batch:
-        """Returns a micro-batch of these pairs on the device."""
-        batch = self.split.batch(pairs, partial(self.transforms, epoch) if self.transforms else None)
+    def batch(self, pairs: RowNumbers, draw: Draw) -> Batch:
+        """Returns a micro-batch of these pairs on the device. The random numbers of transforms depend on `draw`."""
+        batch = self.split.batch(pairs, partial(self.transforms, draw) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch.to(self.device)

@@ -82,7 +82,8 @@ class Meter:
         if not finite:
             self._clear()
             return skipped
-        names = distributed.broadcast(list(finite[0].sums))
+        # an update that skips layers may lack a count, such as the alignment of a skipped layer
+        names = distributed.broadcast(list(dict.fromkeys(name for metrics in finite for name in metrics.sums)))
         sums = distributed.all_reduce(torch.stack([self._sum(name) for name in names])).tolist()
         tokens = sum(metrics.target_tokens for metrics in finite)
         means = {name: value / tokens for name, value in zip(names, sums, strict=True)}

@@ -171,7 +171,11 @@ def _share(tokens: int, parts: int) -> int:
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """Returns the device of this process. Makes a GPU the current device. Raises ValueError if a GPU is missing."""
+    """Returns the device of this process. Makes a GPU the current device.
+
+    Raises ValueError if a GPU is missing, or if --nproc-per-node is not the number of processes on this machine.
+    """
+    check_launched(config)
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if config.device == "mps":
@@ -193,12 +197,26 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def processes_to_start(config: RunConfig) -> int:
-    """Returns the number of processes that `nmtkit train` starts: 1 if a launcher has started this process."""
+    """Returns the number of processes that `nmtkit train` starts: 1 if a launcher has started this process.
+
+    Raises ValueError if --nproc-per-node differs from the number of processes that the launcher has started.
+    """
     if distributed.launched():
+        check_launched(config)
         return 1
     if config.nproc_per_node is None and config.device not in ("cpu", "mps"):
         return max(1, torch.cuda.device_count())
     return config.nproc_per_node or 1
+
+
+def check_launched(config: RunConfig) -> None:
+    """Raises ValueError if torchrun has started another number of processes on this machine than --nproc-per-node."""
+    started = os.environ.get("LOCAL_WORLD_SIZE")
+    if started is not None and config.nproc_per_node not in (None, int(started)):
+        raise ValueError(
+            f"--nproc-per-node {config.nproc_per_node} has no effect, because torchrun has started {started} processes "
+            "on this machine; give this flag to torchrun, before -m nmtkit, or give --nproc-per-node none"
+        )
 
 
 def expected_world_size(config: RunConfig) -> int:

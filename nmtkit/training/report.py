@@ -130,7 +130,8 @@ class RunPage:
                 self.rated = validator.rated()
                 if validator.translates:
                     write_translations(self.folder, self.progress.updates, validator.hypotheses)
-            write(self.folder, *self.rated)
+            best, worst = self.rated
+            write(self.folder, best=best, worst=worst)
         except OSError as error:
             log.warning("report not written: %s", error)
 
@@ -140,11 +141,12 @@ class RunPage:
             self.write()
 
 
-def write(folder: Path, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()) -> None:
+def write(folder: Path, *, best: Sequence[RatedTranslation] = (), worst: Sequence[RatedTranslation] = ()) -> None:
     """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError if reading or writing fails."""
     lines = read_lines(folder / "log.jsonl")
     records = latest_records(lines)
-    page = html(records, state_of(lines) | sections(records, best, worst), folder.resolve().name)
+    values = state_of(lines) | sections(records, best=best, worst=worst)
+    page = html(records, values, folder.resolve().name)
     write_atomically(folder / "report.html", page)
 
 
@@ -284,7 +286,7 @@ def changed_settings(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str,
 
 
 def sections(
-    records: Sequence[Mapping[str, Any]], best: Sequence[RatedTranslation], worst: Sequence[RatedTranslation]
+    records: Sequence[Mapping[str, Any]], *, best: Sequence[RatedTranslation], worst: Sequence[RatedTranslation]
 ) -> dict[str, Any]:
     """Returns the values of the template `report.html` about validations. `records` are log records, oldest first."""
     valid = sorted((record for record in records if record["kind"] == "valid"), key=lambda record: record["update"])

@@ -83,7 +83,7 @@ class Run:
         self.plan.configure_torch()
         self.job = self.plan.job
         self.loader = build_loader(self.plan, self.dataset, distributed.rank(), distributed.world_size())
-        self.facts = run_facts(self.plan, job.data, self.dataset)
+        self.facts = run_facts(self.plan, job.data, self.dataset, resumed["run"] if resumed else None)
         self.trainer = build_trainer(
             self.job,
             self.dataset.tokenizer,

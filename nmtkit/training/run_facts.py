@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,31 @@ from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
+BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
+
 
 def fingerprint(dataset: Dataset) -> str:
     """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
     return dataset.fingerprint[:12]
 
 
-def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
-    """Returns the command, data, settings, versions and device of a run, in plain types."""
+def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the command, data, settings, versions and device of a run, in plain types.
+
+    `before` has the facts of the checkpoint from which the run resumes. The facts about the base of fine-tuning come
+    from there, because the base may be gone.
+    """
+    if before is None:
+        base = _base_facts(plan.job.run.finetune_from)
+    else:
+        base = {name: before[name] for name in BASE_FACTS if name in before}
     gpu = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
     return {
         "command": _command(),
         "data": str(data.absolute()),
         "dataset": fingerprint(dataset),
         **_languages(plan, dataset),
-        **_base_facts(plan.job.run.finetune_from),
+        **base,
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
         # converted, because __version__ is an instance of a subclass of str, which checkpoints reject
         "torch": str(torch.__version__),
@@ -53,8 +64,12 @@ def config_text(heading: str, facts: Mapping[str, Any], toml: str) -> str:
 
 
 def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
-    """Writes config.toml into the folder of the run. Raises OSError if writing fails."""
+    """Writes config.toml into the folder of the run. Raises OSError if writing fails.
+
+    --reset-optimizer and --reset-lr-scheduler are left out: they are for one resume, not for each resume by this file.
+    """
     folder = job.run.save_dir
+    job = replace(job, run=replace(job.run, reset_optimizer=False, reset_lr_scheduler=False))
     text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
     write_atomically(folder / "config.toml", text)
 

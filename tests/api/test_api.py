@@ -1,7 +1,9 @@
 """The Python interface returns the results of the commands, and prints nothing."""
 
+import copy
 import json
 import logging
+import pickle
 import subprocess
 import sys
 import typing
@@ -445,3 +447,9 @@ def test_a_call_of_translate_does_not_read_the_types_of_settings_again(
 
     monkeypatch.setattr(typing, "get_type_hints", fail)
     model.translate("the dog runs", beam=1)
+
+
+@pytest.mark.parametrize("function", [pickle.dumps, copy.deepcopy])
+def test_a_model_that_is_copied_names_load(function: Any, model: nmtkit.Model) -> None:
+    with pytest.raises(TypeError, match=r"nmtkit\.load"):
+        function(model)

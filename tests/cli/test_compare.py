@@ -79,6 +79,31 @@ def test_settings_of_where_and_how_a_run_ran_are_no_columns_and_other_data_is(tm
     assert [row["settings"] for row in rows_of(one, two)] == [{"dataset": "bin (abc)"}, {"dataset": "bin (def)"}]
 
 
+def resumed(update: int, **settings: Any) -> list[dict[str, Any]]:
+    """Returns the records of a resume with other settings, and of an update."""
+    config = {"run": {"seed": 1, "max_update": 99} | settings, "optimizer": {"name": "adam", "adam_eps": 1e-9}}
+    records = [{"kind": "resume", "update": update, "config": config, "dataset": "abc", "time": 200}]
+    return [*records, {"kind": "train", "update": update + 1, "updates": 99, "loss": 2.0, "time": 210}]
+
+
+def test_settings_that_changed_midway_are_shown(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain,seed=1", END, lr=0.2)
+    # the updates with lr 0.3 are lost, because the last resume is from an older checkpoint
+    changed = write_run(
+        tmp_path / "changed,seed=1", *resumed(20, lr=0.3), *resumed(20, lr=0.2, threads=4, new=1), lr=0.1
+    )
+    row, other = rows_of(changed, plain)
+    assert row["changed"] == [{"update": 20, "name": "lr", "before": 0.1, "now": 0.2}] and "changed" not in other
+    assert len(rows_of(changed, plain, "--mean-over-seeds")) == 2
+    for format in ("text", "tsv", "csv", "latex", "markdown"):
+        text = compare(changed, plain, "--format", format).stdout
+        assert "lr 0.1 until update 20" in text and "0.3" not in text, format
+    page = tmp_path / "page.html"
+    assert compare(changed, plain, "--report", page).exit_code == 0
+    assert "lr 0.1 until update 20" in page.read_text()
+    assert "until update" not in compare(plain).stdout
+
+
 def test_states_are_those_of_lock_and_log(tmp_path: Path) -> None:
     failed = END | {"state": "failed", "reason": "out of memory"}
     folders = [

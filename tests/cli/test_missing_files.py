@@ -38,6 +38,22 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["generate", "--path", "model.pt:nope.pt"],
         f"--path model.pt:nope.pt: {MISSING}; give --path model.pt --path nope.pt",
     ),
+    "generate --pivot-path with two paths": (
+        ["generate", "--path", "model.pt", "--pivot", "de", "--pivot-path", "model.pt:nope.pt", "--input", "text"],
+        f"--pivot-path model.pt:nope.pt: {MISSING}; give a single path",
+    ),
+    "attention --path with two paths": (
+        ["attention", "--path", "model.pt:model.pt", "sate"],
+        f"--path model.pt:model.pt: {MISSING}; give a single path",
+    ),
+    "score --path with two paths": (
+        ["score", "--path", "model.pt:model.pt", "--src", "text", "--ref", "text"],
+        f"--path model.pt:model.pt: {MISSING}; give a single path",
+    ),
+    "train --finetune-from with two paths": (
+        ["train", "folder", "--finetune-from", "model.pt,model.pt"],
+        f"--finetune-from model.pt,model.pt: {MISSING}; give a single path",
+    ),
     "average-checkpoints with a comma": (
         ["average-checkpoints", "model.pt,folder", "--output", "x.pt"],
         f"model.pt,folder: {MISSING}; give model.pt folder",

@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import random
+import shlex
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -297,3 +299,19 @@ def test_the_dry_run_of_a_sweep_lists_the_translations(mirror_data: Path, tmp_pa
     file.write_text(SWEEP.format(data=mirror_data))
     lines = invoke("sweep", file, "--dry-run", "--only", "base,seed=1").stdout.splitlines()
     assert [line.split()[1] for line in lines] == ["base,seed=1", "train", "average-checkpoints", "generate"]
+
+
+def test_translations_have_the_plug_ins_of_the_runs_and_paths_beside_the_file(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweeps").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps/mine.py").write_text("A = 1\n")
+    text = SWEEP.format(data=mirror_data).replace("[run]", '[run]\nplugin = ["mine.py"]')
+    fused = "logits_processors = 'lm_fusion'\nlm = 'lm.pt'\n"
+    (tmp_path / "sweeps/mine.sweep.toml").write_text(text + fused)
+    result = invoke("sweep", "sweeps/mine.sweep.toml", "--dry-run", "--only", "base,seed=1")
+    assert result.exit_code == 0, result.stderr
+    words = shlex.split(result.stdout.splitlines()[-1])
+    given = [(flag, value) for flag, value in pairwise(words) if flag in ("--plugin", "--lm")]
+    assert given == [("--plugin", "sweeps/mine.py"), ("--lm", "sweeps/lm.pt")]

@@ -10,13 +10,15 @@ import torch
 from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
+import nmtkit
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.experiments import estimate
 from nmtkit.models.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.models.building import vocabulary_of
 from nmtkit.training.config import JobConfig
-from nmtkit.training.plan import RunPlan, expected_world_size, resolve
+from nmtkit.training.plan import RunPlan, check_launched, expected_world_size, resolve
+from nmtkit.training.run_config import RunConfig
 
 PIECES = Vocabulary(source=37_000, target=37_000, joint=True)
 TWO_LAYERS = {"encoder_layers": 2, "decoder_layers": 2}
@@ -69,6 +71,28 @@ def test_a_running_teacher_costs_its_forward_pass_and_memory(tmp_path: Path) -> 
     assert both.parameters == student.parameters
 
 
+def test_rewards_cost_a_search_and_a_scored_pass_for_each_candidate() -> None:
+    def cost(criterion: str, **settings: Any) -> estimate.Estimate:
+        names = {"architecture": "transformer_base", "criterion": criterion}
+        settings = {"batch_tokens": 25_000, "device": "cpu", "precision": "fp32", **TWO_LAYERS} | settings
+        return estimate.estimate(resolve(JobConfig.read(names=names, settings=settings), 1), PIECES, sentence_tokens=64)
+
+    d, inner, layers, sentence = 512, 2048, 2, 64
+    encoder = 2 * layers * (4 * d * d + 2 * d * inner + 2 * sentence * d)  # a forward pass of a token
+    decoder = encoder + 2 * (layers * (4 * d * d + 2 * sentence * d) + d * 37_000)
+    # likelihood: 3 passes; the search encodes once and decodes 5 candidates; each of them is scored in 3 passes
+    forward = 3 * (encoder + decoder) + encoder + 5 * decoder + 5 * 3 * decoder
+    one, rewards = cost("cross_entropy"), cost("expected_reward", candidates_per_sentence=5)
+    assert rewards.flops == 25_000 * forward
+    assert 3 * one.activation_bytes < rewards.activation_bytes < 6 * one.activation_bytes
+    assert cost("r_drop").activation_bytes == 2 * one.activation_bytes
+
+
+def test_moving_averages_are_a_second_copy_of_the_trained_weights() -> None:
+    plain, averaged = (estimate.estimate(plan("transformer_tiny", **more), PIECES) for more in ({}, {"ema_decay": 0.9}))
+    assert averaged.state_bytes - plain.state_bytes == 4 * sum(plain.parameters.values())
+
+
 VARIANTS: list[dict[str, Any]] = [
     *({"positions": name} for name in ("learned", "rotary", "relative", "alibi", "none")),
     *({"residual": name} for name in ("deepnorm", "admin")),
@@ -114,6 +138,22 @@ def test_the_dry_run_plans_as_many_processes_as_the_run_starts(monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert expected_world_size(config) == 16
     assert plan("transformer_base", 16, batch_tokens=None, update_freq=2).batch_tokens == 2 * 4096 * 16
+
+
+def test_processes_that_torchrun_has_not_started_are_refused(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torchrun -m nmtkit train --nproc-per-node 2` has the flag behind the module, where torchrun does not read it."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    arguments = ["train", str(mirror_data), "--nproc-per-node", "2", "--device", "cpu", "--save-dir", str(tmp_path)]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2 and "--nproc-per-node 2" in refused.stderr and "torchrun" in refused.stderr
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="--nproc-per-node 2"):
+        nmtkit.train({"nproc_per_node": 2, "save_dir": tmp_path}, mirror_data)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    check_launched(RunConfig(nproc_per_node=2))
 
 
 def test_a_plan_has_the_batch_size_in_tokens() -> None:

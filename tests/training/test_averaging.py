@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import nmtkit
 from nmtkit.data import checkpoint_file
 from nmtkit.models import checkpoint
 from nmtkit.training import averaging, checkpoints
@@ -128,6 +129,12 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
         averaging.best_of(tmp_path, 4, "loss")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         averaging.last_of(tmp_path / "nowhere", 1)
+
+
+@pytest.mark.parametrize("choice", [{"last": 0}, {"last": -1}, {"best": 0}])
+def test_a_choice_of_no_checkpoints_is_refused(choice: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--{next(iter(choice))} is "):
+        nmtkit.average(tmp_path, tmp_path / "averaged.pt", **choice)
 
 
 def test_a_link_to_itself_is_replaced_by_the_output(tmp_path: Path) -> None:

@@ -84,6 +84,17 @@ def test_the_first_validation_is_that_of_the_unchanged_model(base: Path, mirror_
     assert "--validate-first" in refused and "--validate-interval" in refused
 
 
+def test_a_run_resumes_without_the_base_from_which_it_started(base: Path, mirror_data: Path, tmp_path: Path) -> None:
+    own, folder = tmp_path / "base.pt", tmp_path / "run"
+    own.write_bytes(base.read_bytes())
+    train(mirror_data, folder, "--finetune-from", own, "--max-update", 1)
+    own.unlink()
+    command = ["train", "--config", str(folder / "config.toml"), "--max-update", "2"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert checkpoint_file.read(folder / "last.pt")["update"] == 2
+
+
 def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     base: Path, domain_data: Path, tmp_path: Path
 ) -> None:

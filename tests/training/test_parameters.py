@@ -17,7 +17,7 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
 from nmtkit.training.config import JobConfig
-from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, start_from
+from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, spellings, start_from
 from nmtkit.training.parameters import decay_rule
 from nmtkit.training.setup import build_trainer
 
@@ -100,6 +100,36 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
         for piece in unknown:  # byte pieces, which an old model has never read
             torch.testing.assert_close(table[ids[piece]], old_table[3:].mean(0))
         assert unknown
+
+
+def separate_languages(text: str, *tokens: str) -> Tokenizer:
+    """Returns a tokenizer of two vocabularies. Only the source has language tokens, as in Marian."""
+    models = train_model([text, *SOURCE], 285), train_model([text, *TARGET], 280)
+    table = Tokenizer(models[0]).source_pieces(range(285))
+    return Tokenizer(renumbered(models[0], [*table, *tokens], control=tokens), models[1])
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_language_tokens_of_the_source_are_no_target_pieces(tmp_path: Path, joint: bool) -> None:
+    before = separate_languages("Haus here", ">>deu<<", ">>fra<<")
+    tokens = ["__deu__", "__pol__"]
+    after = multilingual("other Worte", *tokens) if joint else separate_languages("other Worte", *tokens)
+    torch.manual_seed(1)
+    old, new = build(NAME, CONFIG, vocabulary_of(before)), build(NAME, CONFIG, vocabulary_of(after))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
+    start_from(new, NAME, CONFIG, after, tmp_path / "old.pt", "fra")
+    if not joint:
+        ids, old_ids = rows(after, "source"), rows(before, "source")
+        table, old_table = (model.state_dict()["source_embedding.tokens.weight"] for model in (new, old))
+        assert torch.equal(table[ids["__deu__"]], old_table[old_ids[">>deu<<"]])
+        assert torch.equal(table[ids["__pol__"]], old_table[old_ids[">>fra<<"]])
+    spelled = spellings(after, before, "target", "target", "fra")
+    names = after.target_pieces(range(after.target_size))
+    languages = [piece for piece in names if piece in tokens]
+    assert len(spelled) == len(names) and languages == (tokens if joint else [])
+    for piece, ids in zip(names, spelled, strict=True):
+        spelling = "".join(before.target_pieces(list(ids))).strip("▁")
+        assert not ids if piece in languages else spelling in ("", piece.strip("▁")), piece
 
 
 @pytest.mark.parametrize(

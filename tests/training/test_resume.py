@@ -17,6 +17,7 @@ from nmtkit.config import plugins
 from nmtkit.data import checkpoint_file
 from nmtkit.experiments.comparison import summarize
 from nmtkit.training.callbacks import CALLBACKS
+from nmtkit.training.config import JobConfig
 from nmtkit.training.run import Run
 from nmtkit.training.run_log import Lines
 
@@ -129,6 +130,28 @@ def test_settings_that_trained_nothing_are_not_those_of_the_run(
     assert "clip_norm = 0.0" in (folder / "report.html").read_text()
     train(mirror_data, folder, max_update=4, clip_norm=7.0)
     assert summarize(folder).settings["clip_norm"] == 7.0
+
+
+def test_a_schedule_free_run_validates_before_its_first_update(mirror_data: Path, tmp_path: Path) -> None:
+    names = {"optimizer": "schedule_free_adamw", "lr-scheduler": "fixed"}
+    train(mirror_data, tmp_path, names, max_update=1, validate_first=True, validate_interval_updates=1, keep_best=2)
+    assert [record["update"] for record in log_records(tmp_path, "valid")] == [0, 1]
+    saved, later = (checkpoint_file.read(path) for path in sorted(tmp_path.glob("update_*.pt")))
+    assert (saved["update"], later["update"]) == (0, 1)
+    assert all(torch.equal(saved["model"][name], weight) for name, weight in saved["training"]["weights"].items())
+
+
+def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
+    mirror_data: Path, tmp_path: Path, stopped: dict[tuple[Any, ...], Path]
+) -> None:
+    folder = copied(stopped[None, ()], tmp_path / "run")
+    train(mirror_data, folder, max_update=4, reset_optimizer=True, reset_lr_scheduler=True)
+    by_file = JobConfig.read(folder / "config.toml", settings={"max_update": 5})
+    assert by_file.data == mirror_data  # without the .. of the file, because the next commands show this path
+    run = Run(by_file, mirror_data, Lines())
+    run.checkpoints.unlock()
+    assert run.trainer.schedule_start == 3
+    assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {1.0}
 
 
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------

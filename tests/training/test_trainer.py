@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from nmtkit.data.dataset.batching import BatchSampler
+from nmtkit.data.dataset.batching import BatchSampler, DirectionSampling
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.directions import Direction
 from nmtkit.data.packed import IGNORE_INDEX
@@ -161,6 +161,17 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
     assert math.isfinite(record["loss"])
 
 
+def test_a_count_that_an_update_lacks_is_logged(mirror_data: Path, tmp_path: Path) -> None:
+    """guided_alignment has no alignment loss in updates whose LayerDrop skips the supervised layer."""
+    one, loader = trainer(mirror_data), loader_of(mirror_data)
+    meter = Meter(CPU, tmp_path)
+    steps = [one.step(first_update(loader)) for _ in range(2)]
+    steps[1].sums["alignment"] = torch.tensor(6.0)
+    for step in steps:
+        meter.add(step)
+    assert meter.read()["alignment"] == pytest.approx(6 / sum(step.target_tokens for step in steps))
+
+
 def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -259,6 +270,27 @@ def test_transforms_keep_the_pairs_and_count_the_tokens_there_are(mirror_data: P
     assert np.array_equal(first.pairs, later.pairs)
     one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
     assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
+
+
+def test_a_pair_that_an_epoch_has_several_times_is_transformed_anew_each_time(mirror_data: Path) -> None:
+    names = {"architecture": "transformer_tiny", "transforms": "word_dropout"}
+    job = JobConfig.read(names=names, settings=TINY | {"word_dropout": 0.5})
+    split = Dataset.open(mirror_data)["train"]
+    sampling = DirectionSampling(np.zeros(len(split), np.uint16), np.array([4.0]))
+    sampler = BatchSampler(split.source.lengths, split.target.lengths, 400, seed=1, sampling=sampling)
+
+    def sources(rank: int, ranks: int) -> dict[int, set[tuple[int, ...]]]:
+        loader = BatchLoader(split, sampler, 100, rank, ranks, CPU, transforms=build_transforms(job, split))
+        found: dict[int, set[tuple[int, ...]]] = {}
+        for index, pairs in enumerate(sampler.epoch(0)):
+            for _, batch in loader.update(Position(0, index), pairs, ends_epoch=False).micro_batches:
+                for pair, ids in zip(batch.pairs.tolist(), batch.source.split(), strict=True):
+                    found.setdefault(pair, set()).update([tuple(ids.tolist())] * bool(batch.target_tokens))
+        return found
+
+    whole, parts = sources(0, 1), [sources(rank, 2) for rank in range(2)]
+    assert sum(len(texts) > 1 for texts in whole.values()) > 100  # of 200 pairs; copies in one update are alike
+    assert whole == {pair: set().union(*(part.get(pair, set()) for part in parts)) for pair in whole}
 
 
 def test_masks_need_pairs_from_a_language_to_itself_which_the_direction_says(mirror_data: Path) -> None:

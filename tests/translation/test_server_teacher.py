@@ -1,5 +1,6 @@
 """A translation server as a teacher: protocols, faults of the server, limits, choices, and jobs that go on."""
 
+import gzip
 import json
 import re
 import threading
@@ -229,6 +230,7 @@ def test_the_nearest_candidate_to_the_reference_is_kept_with_the_others(faulty: 
         (["--from-server", "localhost:8000/v1", "--server-model", "m"], "http://"),
         (["--from-server", "http://localhost", "--server-model", "m"], "-s and -t"),
         (["--from-server", "http://localhost", "--server-model", "m", "-s", "en", "-t", "de"], "--output-dir"),
+        (["--from-server", "http://localhost", "--server-model", "m", "-s", "en", "-t", "en"], "both en"),
         (["--from-server", "http://localhost", "--top-k", "4"], "--top-k"),
         (["--from-server", "http://localhost", "--server-api", "deepl", "--candidates", "2"], "one candidate"),
         (["--from-server", "http://localhost", "--server-model", "m", "--choose", "mbr"], "--candidates"),
@@ -241,3 +243,13 @@ def test_flags_without_effect_are_refused(tmp_path: Path, flags: list[str], mess
     result = distill(tmp_path / "a.en", *flags)
     assert result.exit_code == 2
     assert re.search(message, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl", "a.txt.gz"])
+def test_lines_of_a_corpus_are_not_sent_to_a_server(tmp_path: Path, name: str) -> None:
+    lines = b"a dog\tein Hund\n"
+    (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    flags = ["--from-server", "http://localhost:1", "--server-model", "m", "-s", "en", "-t", "de", "--attempts", "1"]
+    result = distill(tmp_path / name, *flags, "--output-dir", tmp_path / "shards")
+    assert result.exit_code == 2 and name in result.stderr and "localhost" not in result.stderr, result.stderr
+    assert not (tmp_path / "shards").exists()

@@ -16,13 +16,15 @@ from nmtkit.data.dataset.transforms import Transform
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.text.encoded import Encoded, Ids
 
+Draw = int | tuple[int, int]  # the epoch; if an epoch may have a pair several times, also the index of the update
+
 
 class TransformPipeline:
     """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
 
     Transforms of text come before transforms of ids. In the other order, ids would be decoded and encoded again: a
     random segmentation would be lost, and a mask cannot be decoded. The random numbers of a transform depend only on
-    (seed, epoch, pair, name of the transform). Raises ValueError for a transform of text if encoding and decoding with
+    (seed, draw, pair, name of the transform). Raises ValueError for a transform of text if encoding and decoding with
     the tokenizer can lose characters.
     """
 
@@ -38,7 +40,7 @@ class TransformPipeline:
 
     def __call__(
         self,
-        epoch: int,
+        draw: Draw,
         pairs: npt.NDArray[np.int64],
         source: Encoded,
         target: Encoded,
@@ -58,8 +60,8 @@ class TransformPipeline:
         tags: list[Ids] = [ids[:0] for ids in sides[0]]
         for name, transform in self.transforms:
             new, sides[0] = _without_prefixes(sides[0], self.tokenizer.source_tags)
-            tags = list(map(_after, new, tags))
-            key = hashlib.blake2b(f"{self.seed} {epoch} {name}".encode(), digest_size=8).digest()
+            tags = list(map(_after, tags, new))  # in the order as without further transforms
+            key = hashlib.blake2b(f"{self.seed} {draw} {name}".encode(), digest_size=8).digest()
             bits = np.random.Philox(key=0)
             generator, state = np.random.Generator(bits), bits.state
             state["state"]["key"][0] = int.from_bytes(key, "little")

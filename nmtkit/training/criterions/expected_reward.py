@@ -64,6 +64,10 @@ class ExpectedReward(Criterion):
         if (name := MetricName.parse(config.reward)).is_neural:
             check_installed(f"--reward {name.name}")
 
+    @staticmethod
+    def searched_candidates(config: ExpectedRewardConfig) -> int:
+        return config.candidates_per_sentence
+
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         memory = model.encode(batch.source)
         features = model.decode(memory, batch.target_input)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,14 @@ class Criterion(nn.Module, ABC):
     """
 
     passes: float = 1.0
+
+    @staticmethod
+    def searched_candidates(config: Any) -> int:
+        """Returns the number of translations that an update searches for each sentence, for estimates of costs.
+
+        The decoder then makes a forward and a backward pass over each of these translations.
+        """
+        return 0
 
     @abstractmethod
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:

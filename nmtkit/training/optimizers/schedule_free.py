@@ -49,7 +49,10 @@ class ScheduleFreeAdamW(DeviceSkippingOptimizer):
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """The context in which the parameters have the averages as values. Afterwards, they have their old values."""
+        """The context in which the parameters have the averages as values. Afterwards, they have their old values.
+
+        Before the first step there are no averages, and the parameters keep their values.
+        """
         parameters = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         held = [parameter.detach().clone() for parameter in parameters]
         with torch.no_grad():
@@ -59,4 +62,5 @@ class ScheduleFreeAdamW(DeviceSkippingOptimizer):
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(parameters, held)
+                for parameter, value in zip(parameters, held, strict=True):
+                    parameter.copy_(value)

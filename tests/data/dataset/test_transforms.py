@@ -231,6 +231,19 @@ def test_tags_stay_at_the_beginning_and_whole(joint_tokenizer: Tokenizer) -> Non
     assert added == sources
 
 
+@pytest.mark.parametrize("name", ["tag", "span_masking"])
+def test_the_tags_of_a_dataset_come_first_whatever_transform_is_last(name: str) -> None:
+    tokenizer = Tokenizer(train_model([*SOURCE, *TARGET], 400, tags=["<2de>", "<mask>", "<old>"]))
+    settings = {"tag_symbol": "<old>", "mask_share": 0.9, "word_blank": 1e-9}
+    tagged = [f"<2de> {line}" for line in SOURCE]
+    last, before_another = (
+        transformed(pipeline(tokenizer, *names, **settings), source=tagged, monolingual=True)[0]
+        for names in ([name], [name, "word_blank"])
+    )
+    assert before_another == last and all(line.startswith("<2de> ") for line in last)
+    assert sum(line.startswith(("<2de> <old>", "<2de> <mask>")) for line in last) > 20
+
+
 def test_a_share_of_pairs_gets_the_tag(joint_tokenizer: Tokenizer) -> None:
     sources, targets = transformed(pipeline(joint_tokenizer, "tag", tag_symbol="<2de>", tag_share=0.5))
     tagged = [line.startswith("<2de> ") for line in sources]
