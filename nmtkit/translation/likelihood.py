@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from nmtkit.data.corpora.corpus import ColumnNames
 from nmtkit.jobs import progress
+from nmtkit.models.architectures.interface import TooLongError
 from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.languages import Codes
@@ -79,7 +80,10 @@ def likelihoods(
 def likelihoods_of_readable(
     translator: Translator, sources: Sequence[str] | None, targets: Sequence[str], *, languages: Codes
 ) -> list[Likelihood | None]:
-    """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model."""
+    """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model.
+
+    Raises the errors of `likelihoods`, with the number of the pair as a line.
+    """
     models = translator.originals
     if all(model.max_source_positions is None and model.max_target_positions is None for model in models):
         return list(likelihoods(translator, sources, targets, languages=languages))
@@ -87,8 +91,8 @@ def likelihoods_of_readable(
     search = SearchOptions(score_reference=True, source_lang=languages[0], target_lang=languages[1])
     pipeline, rows = translator.pipeline(search), []
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        with contextlib.suppress(ValueError):
-            pipeline.check([Request(source, reference=target)])
+        with contextlib.suppress(TooLongError):
+            pipeline.check([Request(source, reference=target)], row)
             rows.append(row)
     pairs = [sources[row] for row in rows], [targets[row] for row in rows]
     found = dict(zip(rows, likelihoods(translator, *pairs, languages=languages), strict=True))

@@ -12,6 +12,7 @@ from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizers.piece_spans import copied_piece, decoded_pieces, source_spans
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.interface import TooLongError
 from nmtkit.scoring.segments import SegmentMetric
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text import glossary
@@ -240,7 +241,8 @@ def errors_of_line(id: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"line {id + 1}: {error}") from error
+        kind = TooLongError if isinstance(error, TooLongError) else ValueError
+        raise kind(f"line {id + 1}: {error}") from error
 
 
 def by_utility(hypotheses: Sequence[Hypothesis], metric: SegmentMetric, source: str) -> list[Hypothesis]:
