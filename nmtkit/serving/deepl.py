@@ -74,9 +74,9 @@ class DeepL:
     async def translate(self, request: Request, fields: TranslateTextFields) -> Response:
         texts = reading.listed(fields.text)
         source, target = self.served_languages(fields)
-        pairs, _ = await self.translator.pairs_of(source, target, texts)
-        settings = self.settings(request.state.key, fields, pairs)
         contents = await self.threads.run(sum(map(len, texts)), contents_of, texts, target, fields)
+        pairs, _ = await self.translator.pairs_of(source, target, contents)
+        settings = self.settings(request.state.key, fields, pairs)
         settings = dataclasses.replace(
             settings,
             html=fields.tag_handling is not None,

@@ -25,6 +25,7 @@ from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
 from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, check_text, format_of, read_document
 from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.markup import marked
 
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
@@ -269,6 +270,13 @@ def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
     if isinstance(content, PlainText):
         return content.rendered(lines)
     return {"text": content.render([line["text"] for line in lines])}
+
+
+def without_markup(content: Content) -> str:
+    """Returns the lines to translate of a text or a document, without tags."""
+    if isinstance(content, PlainText):
+        return content.text
+    return "\n".join(marked(segment).text for segment in content.segments)
 
 
 def unchanged(line: str) -> LineResult:
