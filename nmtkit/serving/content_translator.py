@@ -44,10 +44,16 @@ class ContentTranslator:
         self.door.check_lines(sum(len(piece.segments) for piece in pieces))
         self.door.usage.count(key, characters=characters)
         try:
-            translated = await self._translated_lines(pieces, pairs, settings)
-        except Exception:
-            self.door.usage.take_back(key, characters)
+            return await self._translated(pieces, pairs, settings)
+        except BaseException as error:
+            if error.args != (reading.DISCONNECTED,):
+                self.door.usage.take_back(key, characters)
             raise
+
+    async def _translated(
+        self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
+    ) -> list[list[LineResult]]:
+        translated = await self._translated_lines(pieces, pairs, settings)
         results = []
         for piece, pair in zip(pieces, pairs, strict=True):
             of_lines = [next(translated[pair]) for _ in piece.segments]

@@ -176,8 +176,8 @@ class DeepL:
         task = asyncio.create_task(translate())
         try:
             await asyncio.wait([task], timeout=UPLOAD_SECONDS)
-        except asyncio.CancelledError:  # the client has disconnected, so no client knows the id
-            task.cancel()
+        except asyncio.CancelledError as error:  # no client knows the id
+            task.cancel(*error.args)
             raise
         if task.done() and (refusal := task.result()) is not None:
             raise refusal

@@ -33,6 +33,7 @@ BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests togeth
 LONG_TEXT = 10_000  # length from which the work on a text is done in the thread of long texts
 RETRY = {"Retry-After": "2"}  # header of answers with status 429
 MAX_FIELDS = 5000
+DISCONNECTED = "the client has disconnected"  # message of a cancellation
 MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 
@@ -142,7 +143,10 @@ async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -
 
 
 async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
-    """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect."""
+    """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect.
+
+    The work is then cancelled with the message DISCONNECTED, unlike work that takes too long.
+    """
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -152,11 +156,13 @@ async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
+            tasks[0].cancel(DISCONNECTED)
             raise ClientDisconnect
         return tasks[0].result()
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():
+                task.cancel()
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
