@@ -176,9 +176,10 @@ def read_terms(entries: str, format: str) -> Terms:
     """Returns the terms in the lines of a client. Lines of `csv` may also contain both languages.
 
     Raises Refusal, with the number of the line, for a line that is not a term and for a repeated term. The target terms
-    may be alternatives, separated by |, as in the file of --glossary.
+    may be alternatives, separated by |, as in the file of --glossary. A byte order mark at the beginning is ignored.
     """
     terms: dict[str, str] = {}
+    entries = entries.removeprefix("\ufeff")
     try:
         rows = csv.reader(io.StringIO(entries)) if format == "csv" else (line.split("\t") for line in _split(entries))
         for number, row in enumerate(rows, 1):

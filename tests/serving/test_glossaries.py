@@ -10,7 +10,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("python_multipart")
 
 from nmtkit.serving import glossaries
-from nmtkit.serving.glossaries import GlossaryStore, StoredGlossary
+from nmtkit.serving.glossaries import GlossaryStore, StoredGlossary, read_terms
 from nmtkit.serving.keys import ApiKey
 from nmtkit.serving.reading import Refusal
 from nmtkit.serving.server import state_folder
@@ -34,6 +34,14 @@ def test_glossaries_outlive_the_server_in_the_format_of_the_flag(tmp_path: Path)
     assert again.creation_time == stored.creation_time
     terms = load(GlossaryStore(tmp_path).path(again, PAIR)).terms
     assert [(term.source, term.targets) for term in terms] == [("dog", ("Hund",)), ("cat", ("Katze", "Kater"))]
+
+
+@pytest.mark.parametrize(
+    ("format", "line"), [("csv", '"fire, alarm","Feuermelder"'), ("tsv", "fire, alarm\tFeuermelder")]
+)
+def test_a_byte_order_mark_of_a_spreadsheet_is_no_part_of_a_term(format: str, line: str) -> None:
+    """Such a CSV with quotes was refused, or its first term kept its quotes."""
+    assert read_terms(f"\ufeff{line}\n", format) == {"fire, alarm": "Feuermelder"}
 
 
 def test_without_a_folder_glossaries_end_with_the_server(tmp_path: Path) -> None:
