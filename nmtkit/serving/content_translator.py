@@ -42,12 +42,12 @@ class ContentTranslator:
         characters = sum(len(piece.text) for piece in pieces)
         self.door.check_characters(characters)
         self.door.check_lines(sum(len(piece.segments) for piece in pieces))
-        self.door.usage.count(key, characters=characters)
+        counted = self.door.usage.count(key, characters=characters)
         try:
             return await self._translated(pieces, pairs, settings)
         except BaseException as error:
             if error.args != (reading.DISCONNECTED,):
-                self.door.usage.take_back(key, characters)
+                self.door.usage.take_back(counted, characters)
             raise
 
     async def _translated(

@@ -68,11 +68,11 @@ def test_quotas_renew_with_their_minute_day_and_month() -> None:
         usage.check(KEY, characters=1)
     assert (error.value.period, error.value.seconds) == ("day", 60)
     clock.set("2026-12-31T12:00:00")
-    usage.count(KEY, characters=5)
+    counted = usage.count(KEY, characters=5)
     with pytest.raises(QuotaExceeded) as error:
         usage.count(KEY, characters=1)
     assert (error.value.period, error.value.seconds) == ("month", 12 * 3600)
-    usage.take_back(KEY, 2)
+    usage.take_back(counted, 2)
     usage.count(KEY, characters=2)
     clock.set("2027-01-01T00:00:00")
     usage.count(KEY, characters=10)
@@ -108,6 +108,18 @@ def test_the_lowest_quota_of_the_longest_period_is_shown() -> None:
     quotas = [Quota("characters", limit, "month") for limit in (30, 20, 40)]
     assert longest_quota(ApiKey("a", (Quota("characters", 5, "day"), *quotas))) == ("month", 20)
     assert longest_quota(ApiKey("a", (Quota("requests", 5, "day"),))) == ("month", None)
+
+
+def test_a_failed_request_gives_back_nothing_to_a_later_period() -> None:
+    clock = Clock("2026-12-31T23:59:50")
+    usage = Usage(now=clock)
+    counted = usage.count(KEY, characters=8)
+    clock.set("2027-01-01T00:00:10")
+    usage.count(KEY, characters=9)
+    usage.take_back(counted, 8)
+    assert {period: counts.characters for period, counts in usage.counts(KEY).items()} == dict.fromkeys(
+        ("minute", "day", "month"), 9
+    )
 
 
 def test_keys_of_an_account_share_its_counts() -> None:
