@@ -222,7 +222,8 @@ def generate_shards(job: GenerateJob, device: str) -> None:
     run_shards(bulk, translation.plan, translation.run)
     counts = translation.counts()
     tell_of_loops(counts["loops"], counts["lines"])
-    if text.split_sentences is None and counts["several sentences"] >= MANY_LINES * counts["lines"]:
+    plain = text.split_sentences is None and not job.search.score_reference
+    if plain and counts["several sentences"] >= MANY_LINES * counts["lines"]:
         warn_of_several_sentences(counts["several sentences"], counts["lines"], "lines")
 
 

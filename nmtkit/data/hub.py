@@ -29,6 +29,7 @@ REPOSITORY = re.compile(r"(?=.{1,96}$)(\w[\w.-]*/)?\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_SECONDS = 30.0  # longest wait for an answer of the Hub to a question about a repository
 HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
+INCOMPLETE = re.compile(r"missing \((.+?)\)\. ")  # files that the client names if a cached copy is incomplete
 
 log = logging.getLogger("nmtkit")
 
@@ -205,15 +206,22 @@ def _cached(
     patterns: Sequence[str],
     reason: HubUnreachableError,
 ) -> Download:
-    """Logs a warning and returns the cached copy of a repository. Raises `reason` if no cached file matches."""
+    """Returns the cached copy of a repository. Logs a warning, with the patterns that match no cached file.
+
+    Raises HubUnreachableError with `reason` if no cached file matches, and with the missing files if the client knows
+    them.
+    """
     try:
         cached = _snapshot(client, repository, kind, revision, patterns, local_files_only=True)
-    except OSError:
-        raise reason from None
+    except OSError as error:
+        missing = INCOMPLETE.search(str(error.__cause__))
+        raise reason if missing is None else HubUnreachableError(f"{reason}; the cache lacks {missing[1]}") from None
     names = [path.relative_to(cached.folder).as_posix() for path in cached.folder.rglob("*") if path.is_file()]
-    if not any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns):
+    unmatched = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if len(unmatched) == len(patterns):
         raise reason
-    log.warning("%s; the cached commit %s is used", reason, cached.commit[:12])
+    lacking = f", which has no {' and no '.join(unmatched)}" if unmatched else ""
+    log.warning("%s; the cached commit %s is used%s", reason, cached.commit[:12], lacking)
     return cached
 
 

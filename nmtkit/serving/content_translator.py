@@ -42,12 +42,18 @@ class ContentTranslator:
         characters = sum(len(piece.text) for piece in pieces)
         self.door.check_characters(characters)
         self.door.check_lines(sum(len(piece.segments) for piece in pieces))
-        self.door.usage.count(key, characters=characters)
+        counted = self.door.usage.count(key, characters=characters)
         try:
-            translated = await self._translated_lines(pieces, pairs, settings)
-        except Exception:
-            self.door.usage.take_back(key, characters)
+            return await self._translated(pieces, pairs, settings)
+        except BaseException as error:
+            if error.args != (reading.DISCONNECTED,):
+                self.door.usage.take_back(counted, characters)
             raise
+
+    async def _translated(
+        self, pieces: Sequence[Content], pairs: Sequence[Pair], settings: BatchKey
+    ) -> list[list[LineResult]]:
+        translated = await self._translated_lines(pieces, pairs, settings)
         results = []
         for piece, pair in zip(pieces, pairs, strict=True):
             of_lines = [next(translated[pair]) for _ in piece.segments]
@@ -80,7 +86,7 @@ class ContentTranslator:
         """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
         content = await self.threads.run(len(data), reading.content_of, extension, data, target)
-        (pair,), _ = await self.pairs_of(source, target, ["\n".join(content.segments)])
+        (pair,), _ = await self.pairs_of(source, target, [content])
         return UploadedFile(extension, content, pair)
 
     async def translated_file(self, key: ApiKey, file: UploadedFile, settings: BatchKey) -> bytes:
@@ -93,11 +99,12 @@ class ContentTranslator:
     # --- languages ----------------------------------------------------------------------------------------------------
 
     async def pairs_of(
-        self, source: str, target: str, texts: Sequence[str]
+        self, source: str, target: str, pieces: Sequence[Content]
     ) -> tuple[list[Pair], list[DetectedLanguage] | None]:
         """Returns the language pair of each text, and if the source is `auto`, the detected language of each text.
 
-        The languages of a pair are equal if the text is in the target language with at least SAME_LANGUAGE percent.
+        The languages of a pair are equal if the text is in the target language with at least SAME_LANGUAGE percent. The
+        text counts without its markup, because names and addresses in tags are often English.
 
         Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
         pt_BR. Raises Refusal for languages that are not served.
@@ -106,19 +113,20 @@ class ContentTranslator:
         if source.lower() != "auto":
             pair = served_code(source, (source for source, _ in self.pool.pairs)), target
             self.check_pair(pair)
-            return [pair] * len(texts), None
+            return [pair] * len(pieces), None
         sources = [source for source, other in self.pool.pairs if other == target]
         if self.detector is None or not sources:
             self.check_pair(("auto", target))
 
-        def detected(text: str) -> DetectedLanguage:
-            languages = self.detected([text])
+        def detected(piece: Content) -> DetectedLanguage:
+            languages = self.detected([reading.without_markup(piece)])
             if languages[0]["language"] == target and languages[0]["confidence"] >= SAME_LANGUAGE:
                 return languages[0]
             listed = next((language for language in languages if language["language"] in sources), None)
             return listed or DetectedLanguage(language=sources[0], confidence=0.0)
 
-        languages = await self.threads.run(sum(map(len, texts)), lambda: list(map(detected, texts)))
+        length = sum(len(piece.text) for piece in pieces)
+        languages = await self.threads.run(length, lambda: list(map(detected, pieces)))
         return [(language["language"], target) for language in languages], languages
 
     def check_pair(self, pair: Pair) -> None:

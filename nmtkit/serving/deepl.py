@@ -27,7 +27,7 @@ from nmtkit.serving.door import refusal_of
 from nmtkit.serving.fair_queue import BatchKey, Pair
 from nmtkit.serving.glossaries import GlossaryStore, Languages
 from nmtkit.serving.kept_files import FILE_SECONDS, KeptFiles
-from nmtkit.serving.keys import ApiKey, Period
+from nmtkit.serving.keys import ApiKey, longest_quota
 from nmtkit.serving.languages import code_parts, deepl_code, deepl_target_codes, described, served_code_for_deepl
 from nmtkit.serving.libretranslate import download, has_placeholders
 from nmtkit.serving.reading import Content, PlainText, Refusal
@@ -74,9 +74,9 @@ class DeepL:
     async def translate(self, request: Request, fields: TranslateTextFields) -> Response:
         texts = reading.listed(fields.text)
         source, target = self.served_languages(fields)
-        pairs, _ = await self.translator.pairs_of(source, target, texts)
-        settings = self.settings(request.state.key, fields, pairs)
         contents = await self.threads.run(sum(map(len, texts)), contents_of, texts, target, fields)
+        pairs, _ = await self.translator.pairs_of(source, target, contents)
+        settings = self.settings(request.state.key, fields, pairs)
         settings = dataclasses.replace(
             settings,
             html=fields.tag_handling is not None,
@@ -176,8 +176,8 @@ class DeepL:
         task = asyncio.create_task(translate())
         try:
             await asyncio.wait([task], timeout=UPLOAD_SECONDS)
-        except asyncio.CancelledError:  # the client has disconnected, so no client knows the id
-            task.cancel()
+        except asyncio.CancelledError as error:  # no client knows the id
+            task.cancel(*error.args)
             raise
         if task.done() and (refusal := task.result()) is not None:
             raise refusal
@@ -236,12 +236,15 @@ class DeepL:
         )
 
     async def usage(self, request: Request, fields: NoFields) -> Response:
-        """Answers with the characters of the month, or of the first period with a quota if the month has none."""
+        """Answers with the characters of the longest period with a quota, or of the month without quotas."""
         key: ApiKey = request.state.key
-        quotas = {quota.period: quota.limit for quota in key.quotas if quota.unit == "characters"}
-        period: Period = "month" if "month" in quotas or not quotas else next(iter(quotas))
-        count = self.door.usage.counts(key)[period].characters
-        return JSONResponse({"character_count": count, "character_limit": quotas.get(period, NO_LIMIT)})
+        period, limit = longest_quota(key)
+        return JSONResponse(
+            {
+                "character_count": self.door.usage.counts(key)[period].characters,
+                "character_limit": NO_LIMIT if limit is None else limit,
+            }
+        )
 
     def source_code(self, code: str) -> str:
         return deepl_code(code, {source for source, _ in self.pool.pairs})

@@ -123,12 +123,11 @@ class DeepLGlossaries:
 
     async def change(self, request: Request, fields: MultilingualGlossaryFields) -> Response:
         """Changes the name, and adds terms to the dictionaries."""
-        glossary, limit = self.account_and_id(request), self.door.config.char_limit
-        for languages, terms in (await self.terms(fields.dictionaries)).items():
-            await self.store.write(self.store.put, *glossary, languages, terms, limit)
-        if fields.name is not None:
-            await self.store.write(self.store.rename, *glossary, fields.name)
-        return JSONResponse(facts(self.stored(request)))
+        terms = await self.terms(fields.dictionaries)
+        stored = await self.store.write(
+            self.store.change, *self.account_and_id(request), terms, self.door.config.char_limit, fields.name
+        )
+        return JSONResponse(facts(stored))
 
     async def replace_dictionary(self, request: Request, fields: ReplaceDictionaryFields) -> Response:
         ((languages, terms),) = (await self.terms([fields])).items()

@@ -120,25 +120,36 @@ class GlossaryStore:
         self.glossaries[stored.id] = stored
         return stored
 
-    def rename(self, account: str, id: str, name: str) -> StoredGlossary:
-        return self._replace(replace(self.get(account, id), name=name))
-
     def put(self, account: str, id: str, languages: Languages, terms: Terms, limit: int | None) -> StoredGlossary:
-        """Replaces a dictionary. With a `limit`, adds the terms to the dictionary instead.
+        """Replaces a dictionary. With a `limit`, adds the terms to the dictionary instead, like `change`."""
+        return self.change(account, id, {languages: terms}, limit)
 
-        A new target term replaces the old target term of its source term. Raises Refusal 413 if the dictionary would
-        have more than `limit` characters.
+    def change(
+        self,
+        account: str,
+        id: str,
+        dictionaries: Mapping[Languages, Terms],
+        limit: int | None,
+        name: str | None = None,
+    ) -> StoredGlossary:
+        """Replaces dictionaries, and the name if it is given. With a `limit`, adds the terms to the dictionaries
+        instead.
+
+        A new target term replaces the old target term of its source term. Raises Refusal 413, without a change, if a
+        dictionary would have more than `limit` characters.
         """
-        stored = self.get(account, id)
+        stored, files, counts = self.get(account, id), {}, {}
         assert self.folder is not None
-        if limit is not None and languages in stored.counts:
-            terms = {**read_terms(self.terms(stored, languages), "tsv"), **terms}
-        lines = _lines(terms)
-        if limit is not None and len(lines.decode()) > limit:
-            raise Refusal(413, f"the dictionary would have more than {limit} characters")
-        with atomic_write(self.folder / id / _file_name(languages)) as file:
-            file.write(lines)
-        return self._replace(replace(stored, counts={**stored.counts, languages: len(terms)}))
+        for languages, terms in dictionaries.items():
+            if limit is not None and languages in stored.counts:
+                terms = {**read_terms(self.terms(stored, languages), "tsv"), **terms}
+            files[languages], counts[languages] = _lines(terms), len(terms)
+            if limit is not None and len(files[languages].decode()) > limit:
+                raise Refusal(413, f"the dictionary would have more than {limit} characters")
+        for languages, lines in files.items():
+            with atomic_write(self.folder / id / _file_name(languages)) as file:
+                file.write(lines)
+        return self._replace(replace(stored, counts={**stored.counts, **counts}, name=name or stored.name))
 
     def remove(self, account: str, id: str, languages: Languages) -> StoredGlossary:
         """Removes a dictionary. Raises Refusal 404 if the glossary lacks the dictionary."""
@@ -176,9 +187,10 @@ def read_terms(entries: str, format: str) -> Terms:
     """Returns the terms in the lines of a client. Lines of `csv` may also contain both languages.
 
     Raises Refusal, with the number of the line, for a line that is not a term and for a repeated term. The target terms
-    may be alternatives, separated by |, as in the file of --glossary.
+    may be alternatives, separated by |, as in the file of --glossary. A byte order mark at the beginning is ignored.
     """
     terms: dict[str, str] = {}
+    entries = entries.removeprefix("\ufeff")
     try:
         rows = csv.reader(io.StringIO(entries)) if format == "csv" else (line.split("\t") for line in _split(entries))
         for number, row in enumerate(rows, 1):

@@ -95,26 +95,39 @@ class Usage:
         now = self.now().strftime("%Y-%m-%dT%H:%M")
         return {"minute": now, "day": now[:10], "month": now[:7]}
 
-    def count(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
-        """Adds to the counts of a key. Raises QuotaExceeded, without a change, if a quota would be exceeded."""
+    def count(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> list[PeriodCounts]:
+        """Adds to the counts of a key, and returns these counts.
+
+        Raises QuotaExceeded, without a change, if a quota would be exceeded.
+        """
         self.check(key, requests=requests, characters=characters)
-        for counts in self.counts(key).values():
+        changed = list(self.counts(key).values())
+        for counts in changed:
             counts.requests += requests
             counts.characters += characters
         self.changed = True
+        return changed
 
     def check(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
-        """Raises QuotaExceeded if a quota of the key would be exceeded."""
+        """Raises QuotaExceeded if a quota of the key would be exceeded: of several, the quota that renews last."""
         more = {"requests": requests, "characters": characters}
         counts = self.counts(key)
-        for quota in key.quotas:
-            if more[quota.unit] and getattr(counts[quota.period], quota.unit) + more[quota.unit] > quota.limit:
-                raise QuotaExceeded(quota, self.seconds_left(quota.period))
+        exceeded = [
+            quota
+            for quota in key.quotas
+            if more[quota.unit] and getattr(counts[quota.period], quota.unit) + more[quota.unit] > quota.limit
+        ]
+        if exceeded:
+            quota = max(exceeded, key=lambda each: PERIODS.index(each.period))
+            raise QuotaExceeded(quota, self.seconds_left(quota.period))
 
-    def take_back(self, key: ApiKey, characters: int) -> None:
-        """Subtracts the characters of a request that failed."""
-        for counts in self.counts(key).values():
-            counts.characters = max(0, counts.characters - characters)
+    def take_back(self, counted: Sequence[PeriodCounts], characters: int) -> None:
+        """Subtracts the characters of a request that failed from the counts that `count` returned.
+
+        A period that began later has other counts, and loses nothing.
+        """
+        for counts in counted:
+            counts.characters -= characters
         self.changed = True
 
     def seconds_left(self, period: Period) -> int:
@@ -151,6 +164,18 @@ class Usage:
         except OSError:
             self.changed = True
             raise
+
+
+def longest_quota(key: ApiKey) -> tuple[Period, int | None]:
+    """Returns the longest period with a quota of characters, and the limit of this quota.
+
+    If the period has several quotas, the lowest limit counts. Without such a quota, returns the month and None.
+    """
+    limits = [(PERIODS.index(quota.period), -quota.limit) for quota in key.quotas if quota.unit == "characters"]
+    if not limits:
+        return "month", None
+    index, limit = max(limits)
+    return PERIODS[index], -limit
 
 
 Keys = Mapping[bytes, ApiKey]  # SHA-256 of a key -> its account and quotas

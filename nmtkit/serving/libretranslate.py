@@ -13,6 +13,7 @@ from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.fair_queue import BatchKey
 from nmtkit.serving.interface import DetectFields, Language, TranslateFields, TranslateFileFields
 from nmtkit.serving.kept_files import KeptFiles
+from nmtkit.serving.languages import served_code
 from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.languages import name_of
 from nmtkit.text.normalization import normalized
@@ -32,7 +33,7 @@ class LibreTranslate:
         if fields.alignment and is_html:
             raise Refusal(400, "Invalid request: alignment is not available with format html")
         texts = reading.listed(fields.q)
-        pairs, detected = await self.translator.pairs_of(fields.source, fields.target, texts)
+        target = served_code(fields.target, (target for _, target in self.translator.pool.pairs))
 
         def read() -> tuple[list[Content], bool]:
             """Returns the contents of a request, and whether a text has placeholders of Weblate.
@@ -41,11 +42,12 @@ class LibreTranslate:
             """
             contents: list[Content] = [
                 reading.web_page(text, target) if is_html else PlainText(normalized(text) if fields.alignment else text)
-                for text, (_, target) in zip(texts, pairs, strict=True)
+                for text in texts
             ]
             return contents, has_placeholders(texts)
 
         pieces, placeholders = await self.threads.run(sum(map(len, texts)), read)
+        pairs, detected = await self.translator.pairs_of(fields.source, target, pieces)
         settings = BatchKey(
             alternatives=fields.alternatives,
             html=is_html,

@@ -17,6 +17,8 @@ from nmtkit.models.building import check_translation_models, directions_of, lang
 from nmtkit.serving.config import CPU_MAX_TOKENS, FORMALITY_TAGS, ModelPath, ServeJob
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
+from nmtkit.text import glossary
+from nmtkit.text.glossary import Glossary
 from nmtkit.text.languages import is_code
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
@@ -36,6 +38,8 @@ logger = logging.getLogger("nmtkit")
 class ServedModel:
     """The model of a language pair, with the settings of the search and of the text.
 
+    `terms` is the glossary of `text`. A file that is changed becomes valid when the models are loaded again.
+
     If the pair is translated through a pivot language, `first` translates into the pivot language, and this model
     translates the result.
     """
@@ -43,6 +47,7 @@ class ServedModel:
     translator: Translator
     search: SearchOptions
     text: TextOptions
+    terms: Glossary | None = None
     first: "ServedModel | None" = None
 
     @functools.cached_property
@@ -66,7 +71,7 @@ class ServedModel:
 
     def check(self) -> None:
         """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
-        self.translator.pipeline(self.search, self.text)
+        self.translator.pipeline(self.search, self.text, terms=self.terms)
         self.translator.batch_decoder(self.search)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
@@ -123,6 +128,7 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     groups = grouped(job.all_paths)
     configs = [derive(LOGITS_PROCESSORS[name].preset, settings, "serve") for name, settings in job.processors.items()]
     base_search = dataclasses.replace(job.search, processor_configs=tuple(configs))
+    terms = None if job.text.glossary is None else glossary.load(job.text.glossary)
     loaded: dict[tuple[Path, ...], Translator] = {}
     models: ServedModels = {}
     for pair, paths in groups.items():
@@ -131,7 +137,7 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
             loaded[paths] = Translator.load(paths, device, job.devices.precision, job.devices.engine, **options)
             check_translation_models(paths, loaded[paths].originals)
         search = with_languages(base_search, loaded[paths].tokenizer, pair)
-        models[pair] = ServedModel(loaded[paths], search, text_options(job, pair))
+        models[pair] = ServedModel(loaded[paths], search, text_options(job, pair), terms)
         if new:
             models[pair].check()
     if job.config.pivot is not None:

@@ -25,6 +25,7 @@ from nmtkit.text.alignment import words
 from nmtkit.text.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
 from nmtkit.text.documents import Document, ReadOptions, TagRules, WebPage, check_text, format_of, read_document
 from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.markup import marked
 
 BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
 OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
@@ -32,6 +33,7 @@ BODIES_BYTES = 256 * 2**20  # maximum bytes of the bodies of all requests togeth
 LONG_TEXT = 10_000  # length from which the work on a text is done in the thread of long texts
 RETRY = {"Retry-After": "2"}  # header of answers with status 429
 MAX_FIELDS = 5000
+DISCONNECTED = "the client has disconnected"  # message of a cancellation
 MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "")  # "": not declared
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 
@@ -141,7 +143,10 @@ async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -
 
 
 async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
-    """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect."""
+    """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect.
+
+    The work is then cancelled with the message DISCONNECTED, unlike work that takes too long.
+    """
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -151,11 +156,13 @@ async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
+            tasks[0].cancel(DISCONNECTED)
             raise ClientDisconnect
         return tasks[0].result()
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():
+                task.cancel()
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -269,6 +276,13 @@ def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
     if isinstance(content, PlainText):
         return content.rendered(lines)
     return {"text": content.render([line["text"] for line in lines])}
+
+
+def without_markup(content: Content) -> str:
+    """Returns the lines to translate of a text or a document, without tags."""
+    if isinstance(content, PlainText):
+        return content.text
+    return "\n".join(marked(segment).text for segment in content.segments)
 
 
 def unchanged(line: str) -> LineResult:

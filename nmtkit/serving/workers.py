@@ -35,7 +35,6 @@ from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ModelFacts
 from nmtkit.serving.fair_queue import BatchKey, LineBatch, LineResult, Pair, TranslationError
 from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, load_models
-from nmtkit.text import glossary
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, Hypothesis, Request, SegmentBatch
@@ -66,8 +65,6 @@ def main(control: socket.socket) -> None:
     torch.set_num_threads(1)
     limit_product_caches()  # saves half a gigabyte of memory in each worker
     try:
-        if job.text.glossary is not None:
-            glossary.keep(job.text.glossary)  # a file that is changed becomes valid when the models are loaded again
         models, prepare = load_models(job)
     except (ValueError, OSError, ImportError) as error:
         channel.send(ValueError(str(error)))
@@ -229,7 +226,8 @@ def pipeline_of(model: ServedModel, key: BatchKey) -> Pipeline:
     if key.glossary is not None:
         text = dataclasses.replace(text, glossary=key.glossary)
     search = dataclasses.replace(with_alternatives(model.search, key.alternatives), quality=key.quality)
-    return model.translator.pipeline(search, text, key.tag, links=key.alignment and model.aligns)
+    terms = model.terms if key.glossary is None else None
+    return model.translator.pipeline(search, text, key.tag, key.alignment and model.aligns, terms)
 
 
 def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
@@ -331,7 +329,7 @@ class SlotWorker:
     def pipeline_of(self, pair: Pair) -> Pipeline:
         if pair not in self.pipelines:
             model = self.models[pair]
-            self.pipelines[pair] = self.translator.pipeline(model.search, model.text)
+            self.pipelines[pair] = self.translator.pipeline(model.search, model.text, terms=model.terms)
         return self.pipelines[pair]
 
     def run_or_end_the_process(self) -> None:

@@ -227,22 +227,12 @@ def without(targets: Sequence[str], strings: Collection[str]) -> tuple[str, ...]
 
 
 def load(path: Path) -> Glossary:
-    """Returns the glossary of a file. The file is read again only after it has changed, and never after `keep`.
+    """Returns the glossary of a file. The file is read again only after it has changed.
 
     Raises OSError if the file cannot be read, and ValueError, with file and line, for a line that is not a term.
     """
-    if path in _kept:
-        return _kept[path]
     status = path.stat()
     return _load(path, status.st_mtime_ns, status.st_size)
-
-
-_kept: dict[Path, Glossary] = {}
-
-
-def keep(path: Path) -> None:
-    """Makes `load` return the present glossary of a file until this process ends. Raises the errors of `load`."""
-    _kept[path] = load(path)
 
 
 @lru_cache(maxsize=8)

@@ -57,15 +57,16 @@ def attend(
     `languages` are the language codes of both, for a model of several languages. Without `target`, the model translates
     `source`. Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
     """
-    if not source.strip():
-        raise ValueError("the sentence is empty; give a sentence with words")
     device = next(model.parameters()).device
     search = SearchOptions(
         beam=beam, score_reference=target is not None, source_lang=languages[0], target_lang=languages[1]
     )
     pipeline = Pipeline(tokenizer, search, max_source_len=UNLIMITED, models=[model])
     (line,) = pipeline.segments([Request(source, reference=target)])
-    (segment,) = (leaf.input for leaf in line.leaves())
+    segments = [leaf.input for leaf in line.leaves()]  # none for invisible characters alone
+    if not source.strip() or not segments:
+        raise ValueError("the sentence is empty; give a sentence with words")
+    (segment,) = segments
     packed = Packed.from_lists([segment.ids], device)
     with torch.no_grad():
         if segment.reference is None:

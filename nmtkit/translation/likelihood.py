@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 from nmtkit.data.corpora.corpus import ColumnNames
 from nmtkit.jobs import progress
+from nmtkit.models.architectures.interface import TooLongError
+from nmtkit.models.building import languages_of
 from nmtkit.scoring.report import ScoreReport
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
 from nmtkit.translation.languages import Codes
@@ -79,7 +81,10 @@ def likelihoods(
 def likelihoods_of_readable(
     translator: Translator, sources: Sequence[str] | None, targets: Sequence[str], *, languages: Codes
 ) -> list[Likelihood | None]:
-    """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model."""
+    """Returns the same as `likelihoods`, but None for each pair that is too long for the positions of a model.
+
+    Raises the errors of `likelihoods`, with the number of the pair as a line.
+    """
     models = translator.originals
     if all(model.max_source_positions is None and model.max_target_positions is None for model in models):
         return list(likelihoods(translator, sources, targets, languages=languages))
@@ -87,8 +92,8 @@ def likelihoods_of_readable(
     search = SearchOptions(score_reference=True, source_lang=languages[0], target_lang=languages[1])
     pipeline, rows = translator.pipeline(search), []
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        with contextlib.suppress(ValueError):
-            pipeline.check([Request(source, reference=target)])
+        with contextlib.suppress(TooLongError):
+            pipeline.check([Request(source, reference=target)], row)
             rows.append(row)
     pairs = [sources[row] for row in rows], [targets[row] for row in rows]
     found = dict(zip(rows, likelihoods(translator, *pairs, languages=languages), strict=True))
@@ -106,15 +111,19 @@ def text_likelihoods(
     """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.
 
     `path` is the checkpoint of the model, and `source` the file of the sources, or None for a language model. `columns`
-    are the columns of a corpus `source`. `languages` are the source and target language. Raises ValueError if the
-    source is missing or superfluous, or if line counts differ.
+    are the columns of a corpus `source`. `languages` are the source and target language. A corpus is read in the
+    languages of the checkpoint where they are None. Raises ValueError if the source is missing or superfluous, or if
+    line counts differ.
     """
     translator = Translator.load(path, engine="torch")
     if is_language_model(translator) and source is not None:
         raise ValueError(f"{path} is a language model, which reads no source; leave out --src")
     if not is_language_model(translator) and source is None:
         raise ValueError(f"{path} is a translation model; give the source text with --src FILE")
-    sources = None if source is None else read_side(source, 0, languages, columns)
+    own = languages_of(translator.paths[0]) or (None, None)
+    sources = (
+        None if source is None else read_side(source, 0, (languages[0] or own[0], languages[1] or own[1]), columns)
+    )
     texts = {str(name): translations_of(read_lines(name), name) for name in systems}
     if stream is not None:
         name = Path("standard input")

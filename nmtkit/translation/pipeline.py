@@ -12,11 +12,12 @@ from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizers.piece_spans import copied_piece, decoded_pieces, source_spans
 from nmtkit.data.tokenizers.tokenizer import EOS, SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models.architectures import Architecture
+from nmtkit.models.architectures.interface import TooLongError
 from nmtkit.scoring.segments import SegmentMetric
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text import glossary
 from nmtkit.text.alignment import Link, Span, word_links
-from nmtkit.text.glossary import forms, without
+from nmtkit.text.glossary import Glossary, forms, without
 from nmtkit.text.normalization import check_characters
 from nmtkit.translation.languages import in_language
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
@@ -57,7 +58,8 @@ class Pipeline:
 
     `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
     translations have word alignments, unless the translations contain markup. `models` are all models that read the
-    segments or the outputs; their positions limit both. `device` is the device of the metric of --mbr.
+    segments or the outputs; their positions limit both. `device` is the device of the metric of --mbr. `terms` is the
+    glossary of `text`, if it has been read already.
 
     Raises ValueError for a --min-len above the positions of the models, for a pattern that is not a regular expression,
     for a glossary line that is not a term, and for a search that cannot require glossary terms. Raises OSError for a
@@ -75,6 +77,7 @@ class Pipeline:
         long_lines: Literal["split", "cut"] = "split",
         models: Sequence[Architecture] = (),
         device: str = "cpu",
+        terms: Glossary | None = None,
     ) -> None:
         text = text or TextOptions()
         self.metric = None if search.mbr is None else segment_metric(search.mbr, device)
@@ -82,8 +85,8 @@ class Pipeline:
         self.links = (links or search.alignment == "words") and text.markup is None
         # the steps need links between words to put markup and protected text back
         self.search = replace(search, alignment="words") if links or text.rewriting else search
-        terms = None if text.glossary is None else glossary.load(text.glossary)
-        if terms is not None:
+        if text.glossary is not None:
+            terms = terms or glossary.load(text.glossary)
             check_flags((GLOSSARY_RULE,), changed_flags(search), {GLOSSARY_RULE.flag})
         self.model_input = model_input = ModelInput(tokenizer, self.search, source_tag, models)
         steps: list[Step | None] = [
@@ -240,7 +243,8 @@ def errors_of_line(id: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"line {id + 1}: {error}") from error
+        kind = TooLongError if isinstance(error, TooLongError) else ValueError
+        raise kind(f"line {id + 1}: {error}") from error
 
 
 def by_utility(hypotheses: Sequence[Hypothesis], metric: SegmentMetric, source: str) -> list[Hypothesis]:

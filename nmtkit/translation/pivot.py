@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from nmtkit.config import suggestion
-from nmtkit.text.languages import subtags
+from nmtkit.models.building import languages_of
+from nmtkit.text.languages import NAMES, subtags
 from nmtkit.translation.languages import codes_for
 from nmtkit.translation.options import PIVOT_RULE, TextOptions
 from nmtkit.translation.pipeline import Pipeline
@@ -36,7 +37,7 @@ class PivotTranslator:
     apply the options `text`, so that tags, protected text and capitals pass through the pivot language.
 
     Raises ValueError if the pivot language is also the source or the target language, if a model does not have the
-    pivot language, and for options that refer to the source, such as alignments.
+    pivot language or translates in another direction, and for options that refer to the source, such as alignments.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class PivotTranslator:
     ) -> None:
         text = text or TextOptions()
         check(pivot, search, text)
+        check_directions(first, second, pivot)
         from_pivot, _ = codes_for(second.tokenizer, pivot, search.target_lang)
         for translator, names_pivot in ((first, True), (second, from_pivot is not None)):
             languages = translator.tokenizer.languages
@@ -112,3 +114,24 @@ def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
     for flag, value in used.items():
         if value:
             raise ValueError(f"--pivot and {flag} cannot be combined: {PIVOT_RULE.reason}")
+
+
+def check_directions(first: Translator, second: Translator, pivot: str) -> None:
+    """Raises ValueError unless a model of one direction translates into the pivot language first, or out of it next.
+
+    Codes without a name in NAMES are not compared, because they may be groups of languages, such as gem in OPUS-MT.
+    """
+    if first is second and not first.tokenizer.languages:
+        raise ValueError(
+            f"--pivot {pivot}: {first.name} is a model of one direction, which cannot do both steps; give the "
+            "checkpoint of the first step with --pivot-path"
+        )
+    for translator, side, flag, step in ((first, 1, "--pivot-path", "into"), (second, 0, "--path", "out of")):
+        known = translator.paths and not translator.tokenizer.languages
+        pair = languages_of(translator.paths[0]) if known else None
+        code = subtags(pivot if pair is None else pair[side])[0]
+        if pair is not None and code in NAMES and code != subtags(pivot)[0]:
+            raise ValueError(
+                f"--pivot {pivot}: {translator.name} translates from {pair[0]} into {pair[1]}, but {flag} must "
+                f"translate {step} {pivot}"
+            )

@@ -20,6 +20,7 @@ from nmtkit.jobs.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.models import building
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.prepack import Precision, prepack
+from nmtkit.text.glossary import Glossary
 from nmtkit.translation.engines import AUTO, Decoder, LoadedModels
 from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
@@ -116,8 +117,11 @@ class Translator:
         text: TextOptions | None = None,
         source_tag: str | None = None,
         links: bool = False,
+        terms: Glossary | None = None,
     ) -> Pipeline:
         """Returns the text pipeline of this model. Loads the logits processors that `search` names, with their files.
+
+        `terms` is the glossary of `text`, if it has been read already.
 
         Raises the same errors as `Pipeline` and as the processors. Also raises ValueError if `search` uses a shortlist,
         but no model has one or the models are not on a CPU.
@@ -132,7 +136,16 @@ class Translator:
         limits = [model.max_source_positions - 1 for model in models if model.max_source_positions is not None]
         longest = min([self.options.max_source_len, *limits])
         pipeline = Pipeline(
-            self.tokenizer, search, text, source_tag, links, longest, self.options.long_lines, models, str(self.device)
+            self.tokenizer,
+            search,
+            text,
+            source_tag,
+            links,
+            longest,
+            self.options.long_lines,
+            models,
+            str(self.device),
+            terms,
         )
         if search.source_lang and search.target_lang:
             self.notice_untrained([(search.source_lang, search.target_lang)])

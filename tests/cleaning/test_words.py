@@ -10,7 +10,7 @@ from nmtkit.cleaning.filters import FilterContext, Scores, TextBlock
 from nmtkit.cleaning.filters.languages import own_words
 from nmtkit.cleaning.filters.rules import Boilerplate, Copy, CopyConfig, Currencies, Repetition, RepetitionConfig
 from nmtkit.cleaning.filters.text_block import TextSide
-from nmtkit.cleaning.filters.word_statistics import StemVocabulary, word_ids
+from nmtkit.cleaning.filters.word_statistics import StemVocabulary, stems, word_ids
 from nmtkit.config import Config
 
 CONTEXT = FilterContext("en", "de")
@@ -50,6 +50,25 @@ def test_own_words_keeps_common_words_in_lower_case_of_a_probable_copy() -> None
 def test_a_block_may_have_no_words(empty: TextBlock) -> None:
     assert Copy(CopyConfig(), CONTEXT).score(empty).tolist() == [0] * len(empty)
     assert [side.lines for side in own_words(empty)] == [side.lines for side in empty.sides]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902",
+            ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902"],
+        ),  # Hindi
+        (
+            "\u0643\u0650\u062a\u064e\u0627\u0628 Cafe\u0301s",
+            ["\u0643\u0650\u062a\u064e\u0627\u0628", "cafe\u0301s"],
+        ),  # vocalised Arabic
+        ("5kg a_b 日本7 \u0e01\u0e33", ["5", "kg", "a", "b", "日", "本", "7", "\u0e01", "\u0e33"]),
+        ("\u1780\u179a", ["\u1780", "\u179a"]),  # Khmer
+    ],
+)
+def test_combining_marks_belong_to_their_words(line: str, words: list[str]) -> None:
+    assert stems(line) == words
 
 
 def test_normalized_lines_keep_case_folded_letters_digits_and_marks() -> None:

@@ -61,6 +61,18 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_lines_of_several_sentences_are_told_if_they_are_translated(
+    folder: Path, tmp_path: Path, sharded: bool
+) -> None:
+    (tmp_path / "text").write_text("A dog runs. A cat sleeps.\n" * 3)
+    flags = ["--input", tmp_path / "text", *(["--output-dir", tmp_path / "shards"] if sharded else [])]
+    assert "--split-sentences" in generate(folder, *flags, *SHORT).stderr
+    flags = [*flags[:2], *(["--output-dir", tmp_path / "scores"] if sharded else [])]
+    scored = generate(folder, *flags, "--score-reference", "--reference", tmp_path / "text")
+    assert scored.exit_code == 0 and "--split-sentences" not in scored.stderr
+
+
 @pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
 def test_the_joined_shards_are_the_output_of_the_whole_input(
     folder: Path, tmp_path: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -171,6 +171,21 @@ def test_without_a_network_the_cached_commit_is_used(
     failure(HubUnreachableError, hub.url, revision="v2")
 
 
+def test_the_files_that_a_cached_copy_lacks_are_named(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit = hub.add("org/tiny", FILES)
+    download("org/tiny", kind="model", patterns=["config.json"])
+    hub.stop()
+    text = failure(HubUnreachableError, hub.url, "model.safetensors", patterns=["config.json", "*.safetensors"])
+    assert "config.json" not in text
+    checks = "huggingface_hub._snapshot_download._raise_if_incomplete_snapshot"
+    monkeypatch.setattr(checks, lambda **_: None, raising=False)  # older clients do not know the files of a commit
+    with caplog.at_level(logging.WARNING, "nmtkit"):
+        assert download("org/tiny", kind="model", patterns=["config.json", "*.safetensors"]).commit == commit
+    assert "*.safetensors" in caplog.text and "config.json" not in caplog.text
+
+
 def test_offline_no_request_is_made(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

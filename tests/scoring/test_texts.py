@@ -2,8 +2,11 @@ import gzip
 from pathlib import Path
 
 import pytest
+from builders import save_transformer
 
+from nmtkit.data import checkpoint_file
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side
+from nmtkit.translation.likelihood import text_likelihoods
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,19 @@ def test_a_corpus_of_three_languages_has_the_source_that_is_asked_for(tmp_path: 
     (tmp_path / "x.tmx").write_text(f'<tmx version="1.4"><header/><body><tu>{unit}</tu></body></tmx>')
     assert read_side(tmp_path / "x.tmx", 0, ("fr", "de")) == ["text fr"]
     assert read_side(tmp_path / "x.tmx", 1, ("fr", "de")) == ["text de"]
+
+
+def test_a_model_scores_the_side_of_a_corpus_in_its_source_language(tmp_path: Path) -> None:
+    """The corpus names German as its source, and the model translates from English."""
+    path = save_transformer(tmp_path / "model.pt")
+    checkpoint_file.save(path, checkpoint_file.read(path) | {"origin": {"languages": ["en", "de"]}})
+    texts = {"de": "Alle sind gleich", "en": "All are equal"}
+    unit = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in texts.items())
+    (tmp_path / "x.tmx").write_text(f'<tmx version="1.4"><header srclang="de"/><body><tu>{unit}</tu></body></tmx>')
+    (tmp_path / "x.en").write_text(f"{texts['en']}\n")
+    (tmp_path / "sys").write_text("born free\n")
+    of_corpus, of_lines = (
+        list(text_likelihoods(path, [tmp_path / "sys"], None, tmp_path / name, None, (None, None)).values())
+        for name in ("x.tmx", "x.en")
+    )
+    assert of_corpus == of_lines

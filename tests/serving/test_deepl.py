@@ -73,6 +73,9 @@ def test_texts_have_the_translations_of_generate(client: Any, expected: dict[str
     several = client.translate_text([*LINES, ""], source_lang="en", target_lang="de", context="ignored")
     assert [each.text for each in several] == [*(expected[line] for line in LINES), ""]
     pytest.importorskip("py3langid")
+    english = '<a href="http://example.org/with-the-name-of-the-page/and-what-they-have-written-there-which-you-read">'
+    german = f"{english}Alle sind frei geboren.</a>"
+    assert client.translate_text(german, target_lang="DE", tag_handling="html").text == german
     detected = client.translate_text([LINES[0], LINES[1]], target_lang="DE")
     assert [(each.text, each.detected_source_lang) for each in detected] == [
         (expected[line], "EN") for line in LINES[:2]

@@ -10,7 +10,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("python_multipart")
 
 from nmtkit.serving import glossaries
-from nmtkit.serving.glossaries import GlossaryStore, StoredGlossary
+from nmtkit.serving.glossaries import GlossaryStore, StoredGlossary, read_terms
 from nmtkit.serving.keys import ApiKey
 from nmtkit.serving.reading import Refusal
 from nmtkit.serving.server import state_folder
@@ -27,13 +27,21 @@ def test_glossaries_outlive_the_server_in_the_format_of_the_flag(tmp_path: Path)
     store = GlossaryStore(tmp_path)
     stored = created(store)
     store.put("a", stored.id, OTHER, {"dog": "chien"}, None)
-    store.rename("a", stored.id, "new, “näme”")
+    store.change("a", stored.id, {}, None, "new, “näme”")
     store.close()
     again = GlossaryStore(tmp_path).get("a", stored.id)
     assert (again.name, again.counts) == ("new, “näme”", {PAIR: 2, OTHER: 1})
     assert again.creation_time == stored.creation_time
     terms = load(GlossaryStore(tmp_path).path(again, PAIR)).terms
     assert [(term.source, term.targets) for term in terms] == [("dog", ("Hund",)), ("cat", ("Katze", "Kater"))]
+
+
+@pytest.mark.parametrize(
+    ("format", "line"), [("csv", '"fire, alarm","Feuermelder"'), ("tsv", "fire, alarm\tFeuermelder")]
+)
+def test_a_byte_order_mark_of_a_spreadsheet_is_no_part_of_a_term(format: str, line: str) -> None:
+    """Such a CSV with quotes was refused, or its first term kept its quotes."""
+    assert read_terms(f"\ufeff{line}\n", format) == {"fire, alarm": "Feuermelder"}
 
 
 def test_without_a_folder_glossaries_end_with_the_server(tmp_path: Path) -> None:
@@ -51,12 +59,24 @@ def test_additions_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
         store = GlossaryStore(tmp_path)
         stored = created(store)
         changes = [store.write(store.put, "a", stored.id, PAIR, {f"term{i}": "x"}, 1000) for i in range(20)]
-        await asyncio.gather(*changes, store.write(store.rename, "a", stored.id, "renamed"))
+        await asyncio.gather(*changes, store.write(store.change, "a", stored.id, {}, None, "renamed"))
         return store
 
     (stored,) = asyncio.run(add()).listed("a")
     assert (stored.counts[PAIR], stored.name) == (22, "renamed")
     assert len(load(GlossaryStore(tmp_path).path(stored, PAIR)).terms) == 22
+
+
+def test_a_change_that_is_refused_changes_no_dictionary(tmp_path: Path) -> None:
+    """The dictionaries before the one that was too long were changed."""
+    store = GlossaryStore(tmp_path)
+    stored = created(store)
+    with pytest.raises(Refusal) as error:
+        store.change("a", stored.id, {PAIR: {"x": "y"}, OTHER: {"z": "y" * 100}}, 100, "new")
+    assert error.value.status == 413 and store.get("a", stored.id) == stored
+    assert len(load(store.path(stored, PAIR)).terms) == 2
+    changed = store.change("a", stored.id, {PAIR: {"x": "y"}, OTHER: {"z": "y"}}, 100, "new")
+    assert (changed.name, changed.counts) == ("new", {PAIR: 3, OTHER: 1})
 
 
 def test_additions_are_bounded_together(tmp_path: Path) -> None:

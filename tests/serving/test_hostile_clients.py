@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,11 @@ from serving_process import serving
 from starlette.requests import ClientDisconnect, Request
 
 from nmtkit.serving import reading
+from nmtkit.serving.config import ServeConfig
+from nmtkit.serving.content_translator import ContentTranslator
+from nmtkit.serving.door import Door
+from nmtkit.serving.fair_queue import BatchKey
+from nmtkit.serving.keys import ApiKey, Usage
 
 JSON = "Content-Type: application/json\r\n"
 EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model
@@ -478,6 +484,30 @@ def test_work_that_waits_for_a_thread_ends_with_its_client():
 
     asyncio.run(run())
     assert begun == ["short"]
+
+
+@pytest.mark.parametrize(("leaves", "counted"), [(True, 5), (False, 0)])
+def test_only_a_client_that_leaves_pays_for_an_unfinished_translation(leaves, counted):
+    """The characters of a request that took too long were counted too."""
+
+    async def never(*arguments):
+        await asyncio.Event().wait()
+
+    async def receive():
+        await (asyncio.sleep(0) if leaves else never())
+        return {"type": "http.disconnect"}
+
+    async def run():
+        door = Door(ServeConfig(timeout=0.05), {}, Usage(), None)
+        translator = ContentTranslator(door, SimpleNamespace(translate=never))
+        work = translator.translations(ApiKey(), [reading.PlainText("words")], [("en", "de")], BatchKey())
+        request = Request({"type": "http", "path": "/translate", "headers": []}, receive)
+        response = await door.answer_or_error(request, lambda each: reading.unless_disconnected(each, work))
+        await asyncio.sleep(0)
+        assert response.status_code == (499 if leaves else 504)
+        return door.usage.counts(ApiKey())["month"].characters
+
+    assert asyncio.run(run()) == counted
 
 
 def test_long_texts_are_read_one_after_another():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.serving.keys import ApiKey, Quota, QuotaExceeded, Usage, found, read_api_keys
+from nmtkit.serving.keys import ApiKey, Quota, QuotaExceeded, Usage, found, longest_quota, read_api_keys
 
 KEY = ApiKey("a", (Quota("requests", 2, "minute"), Quota("characters", 10, "day"), Quota("characters", 15, "month")))
 
@@ -68,11 +68,11 @@ def test_quotas_renew_with_their_minute_day_and_month() -> None:
         usage.check(KEY, characters=1)
     assert (error.value.period, error.value.seconds) == ("day", 60)
     clock.set("2026-12-31T12:00:00")
-    usage.count(KEY, characters=5)
+    counted = usage.count(KEY, characters=5)
     with pytest.raises(QuotaExceeded) as error:
         usage.count(KEY, characters=1)
     assert (error.value.period, error.value.seconds) == ("month", 12 * 3600)
-    usage.take_back(KEY, 2)
+    usage.take_back(counted, 2)
     usage.count(KEY, characters=2)
     clock.set("2027-01-01T00:00:00")
     usage.count(KEY, characters=10)
@@ -92,6 +92,34 @@ def test_a_refused_request_counts_nothing() -> None:
     with pytest.raises(QuotaExceeded):
         usage.count(KEY, requests=1, characters=3)
     assert [usage.counts(KEY)["day"].requests, usage.counts(KEY)["day"].characters] == [0, 8]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_order_of_the_quotas_in_the_file_does_not_matter(order: tuple[int, ...]) -> None:
+    quotas = Quota("characters", 10, "minute"), Quota("characters", 10, "day"), Quota("requests", 1, "minute")
+    key = ApiKey("a", tuple(quotas[index] for index in order))
+    with pytest.raises(QuotaExceeded) as error:
+        Usage(now=Clock("2026-12-30T12:00:00")).check(key, requests=2, characters=11)
+    assert (error.value.period, error.value.seconds) == ("day", 12 * 3600)
+    assert longest_quota(key) == ("day", 10)
+
+
+def test_the_lowest_quota_of_the_longest_period_is_shown() -> None:
+    quotas = [Quota("characters", limit, "month") for limit in (30, 20, 40)]
+    assert longest_quota(ApiKey("a", (Quota("characters", 5, "day"), *quotas))) == ("month", 20)
+    assert longest_quota(ApiKey("a", (Quota("requests", 5, "day"),))) == ("month", None)
+
+
+def test_a_failed_request_gives_back_nothing_to_a_later_period() -> None:
+    clock = Clock("2026-12-31T23:59:50")
+    usage = Usage(now=clock)
+    counted = usage.count(KEY, characters=8)
+    clock.set("2027-01-01T00:00:10")
+    usage.count(KEY, characters=9)
+    usage.take_back(counted, 8)
+    assert {period: counts.characters for period, counts in usage.counts(KEY).items()} == dict.fromkeys(
+        ("minute", "day", "month"), 9
+    )
 
 
 def test_keys_of_an_account_share_its_counts() -> None:

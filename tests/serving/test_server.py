@@ -194,6 +194,9 @@ def test_each_text_of_a_list_has_its_own_language_and_a_text_in_the_target_langu
     assert [len(lines) for lines in answer["quality"]] == [0, 1, 0]
     assert [german[link[2] : link[3]] for link in answer["alignment"][0]][:2] == ["Alle", "Menschen"]
     assert server.translate(f"<p>{german}</p>", source="auto", format="html") == f"<p>{german}</p>"
+    english = '<a href="http://example.org/with-the-name-of-the-page/and-what-they-have-written-there-which-you-read">'
+    link = f"{english}Alle sind frei geboren.</a>"
+    assert server.translate(link, source="auto", format="html") == link
     assert server.ask("/translate", {"q": [], "source": "auto", "target": "de"})[1]["translatedText"] == []
     assert server.translate(german) != german  # a source that is given counts
 

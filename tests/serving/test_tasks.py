@@ -103,6 +103,12 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms.write_text("law\n")
     with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
         load_models(job((PAIR, path), text=text))
+    assert texts_of(translate_or_fail(models, task(LINES))) == found
+    terms.write_text("law\tspirit\n")
+    newer, _ = load_models(job((PAIR, path), text=text))
+    terms.unlink()
+    assert texts_of(translate_or_fail(newer, task(LINES))) != found
+    assert [texts_of(answer) for answer in slot_answers(models, [task(LINES)], False).values()] == [found]
 
 
 def test_the_server_searches_with_the_operators_language_model(path, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from builders import tiny_tokenizer
 from work import operations
 
-from nmtkit.text.glossary import Glossary, Term, TermResult, keep, load, positions, term_results, without
+from nmtkit.text.glossary import Glossary, Term, TermResult, load, positions, term_results, without
 from nmtkit.translation.pipeline import required_terms
 from nmtkit.translation.search.text_automaton import TextAutomaton
 
@@ -120,16 +120,6 @@ def test_a_file_with_alternatives_repeated_terms_and_a_byte_order_mark(tmp_path,
     assert load(path) is load(path)
     path.write_text("cat\tKatze\n")
     assert load(path).terms == [Term("cat", ("Katze",))]
-
-
-def test_a_kept_glossary_outlives_its_file(tmp_path):
-    path = tmp_path / "terms.tsv"
-    path.write_text("dog\tHund\n")
-    keep(path)
-    path.write_text("not a term\n")
-    assert load(path).terms == [Term("dog", ("Hund",))]
-    path.unlink()
-    assert load(path).terms == [Term("dog", ("Hund",))]
 
 
 @pytest.mark.parametrize(

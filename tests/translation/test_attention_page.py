@@ -63,8 +63,9 @@ def test_without_a_translation_it_looks_at_the_models_own(model_and_tokenizer):
 
 def test_an_empty_sentence_is_refused(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
-    with pytest.raises(ValueError, match="the sentence is empty"):
-        attend(model, tokenizer, "  ", languages=(None, None))
+    for sentence in ("  ", "\u200b"):
+        with pytest.raises(ValueError, match="the sentence is empty"):
+            attend(model, tokenizer, sentence, languages=(None, None))
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(attention):

@@ -54,7 +54,7 @@ def test_the_rest_of_a_line_translates_as_it_does_without_what_was_cut_out(path)
 
 def test_every_hypothesis_holds_them_and_a_tag_is_no_part_of_the_text(path):
     translator = Translator.load(path)
-    pipeline = translator.pipeline(SearchOptions(nbest=3, **SHORT), TextOptions(protect=("#[0-9]+",)), "the")
+    pipeline = translator.pipeline(SearchOptions(nbest=3, **SHORT), TextOptions(protect=("#[0-9]+",)), "!")
     windows = [[Request("a dog #12 runs")], [], [Request("two #3 #4 men")]]
     found = list(translator.run(windows, pipeline))
     assert [translation.source for translation in found] == ["a dog #12 runs", "two #3 #4 men"]

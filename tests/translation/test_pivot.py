@@ -111,6 +111,24 @@ def test_a_corpus_has_the_source_of_the_first_model_and_the_target_of_the_second
     assert generated(second, *flags, "--input", corpus) == generated(second, *flags, lines=LINES[:3])
 
 
+def test_models_of_other_directions_are_refused(tmp_path: Path) -> None:
+    """Both gave nonsense: models in the wrong order, and a model of one direction for both steps."""
+    first = in_languages(save_transformer(tmp_path / "it-en.pt"), "it", "en")
+    second = in_languages(save_transformer(tmp_path / "en-de.pt", d_model=16), "en_US", "de")
+    for flags, named in (
+        (["--path", first, "--pivot-path", second], f"{second} translates from en_US into de"),
+        (["--path", second, "--pivot-path", second], f"{second} translates from en_US into de"),
+        (["--path", first, "--pivot-path", first], f"{first} translates from it into en"),
+        (["--path", save_transformer(tmp_path / "any.pt")], "--pivot-path"),
+    ):
+        code, _, err = run("generate", *flags, "--pivot", "en", stdin="right\n")
+        assert code == 2 and named in err, err
+    group = in_languages(save_transformer(tmp_path / "gem-de.pt"), "gem", "de")
+    assert run("generate", "--path", group, "--pivot-path", first, "--pivot", "en", stdin="right\n")[0] == 0
+    with pytest.raises(ValueError, match="one direction"):
+        nmtkit.load(first).translate("right", pivot="en")
+
+
 def test_a_dataset_has_the_vocabulary_of_the_model_that_reads_it(tmp_path: Path) -> None:
     first = save_transformer(tmp_path / "first.pt")
     second = save_tiny_transformer(tmp_path / "second.pt", tiny_tokenizer(), sharpness=2.0)

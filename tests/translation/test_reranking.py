@@ -86,6 +86,18 @@ def test_a_hypothesis_that_is_too_long_for_a_model_comes_last(folder: Path) -> N
     assert 0 < too_long < len(lengths) and f"{too_long} hypotheses are too long" in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("limit", [{}, {"positions": "learned", "max_positions": 4}])
+def test_a_text_that_no_model_can_read_is_an_error(folder: Path, limit: dict[str, Any]) -> None:
+    """With limited positions, such a text counted as too long."""
+    _, tokenizer = from_checkpoint(folder / "model.pt")
+    model = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, seed=3, **limit)
+    checkpoint_file.save(folder / "other.pt", to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 1))
+    hypotheses = [{"text": text, "log_probability": -1.0, "pieces": ["x"]} for text in ("all", "a\ud800")]
+    (folder / "half.jsonl").write_text(json.dumps({"id": 0, "source": "all", "hypotheses": hypotheses}) + "\n")
+    result = rerank(folder, "--lm", "{folder}/other.pt", file="half.jsonl")
+    assert result.exit_code == 2 and "line 2" in result.output and "U+D800" in result.output
+
+
 def test_the_source_of_a_translation_through_a_third_language_is_the_text_in_that_language(folder: Path) -> None:
     records = [json.loads(line) for line in (folder / "nbest.jsonl").read_text().splitlines()]
     pivoted = [record | {"source": "alle Menschen", "pivot": record["source"]} for record in records]

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from nmtkit.cleaning.filters.interface import FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, TextBlock
+from nmtkit.scoring.lengths import MARKS, UNSPACED
 from nmtkit.text.encoded import Encoded
 
-# A word, a number, or a character of a language without spaces between words.
-_WORD = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f]|[^\W\d_]+|\d+")
+# A character of a language without spaces between words, a word with its combining marks, or a number.
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W\d_{UNSPACED}]+(?:[{MARKS}]+[^\W\d_{UNSPACED}]*)*|\d+")
 STEM = 6  # characters
 MAX_WORDS = 1000  # the memory of word alignment grows with the product of the words of both sides
 # Minimum number of occurrences of a stem in the sample, about 5 in each half. Rarer stems align by chance.
@@ -24,7 +25,7 @@ DISCOUNT = 0.75  # count that each seen bigram gives to unseen bigrams
 def stems(line: str) -> list[str]:
     """Returns the stem of each of the first 1,000 words of a line: the first 6 characters of the case-folded word.
 
-    Numbers are words too. Each Chinese, Japanese or Thai character is a word.
+    Numbers are words too. Each character of a script without spaces, such as Chinese, Japanese or Thai, is a word.
     """
     return [word[:STEM] for word in _WORD.findall(line.casefold())[:MAX_WORDS]]
 

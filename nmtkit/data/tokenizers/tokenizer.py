@@ -416,9 +416,14 @@ class Tokenizer:
         return ids[:1], ids[1:]
 
     def check_tag(self, tag: str) -> None:
-        """Raises ValueError if the source vocabulary does not have `tag` as one symbol."""
+        """Raises ValueError if the source vocabulary does not have `tag` as one symbol.
+
+        The symbol need not come from --tag, because tags may be part of the text that the tokenizer was trained on. But
+        a word of letters alone, such as "de", must come from --tag: otherwise it is an ordinary word.
+        """
         ids = self.source.processor.encode(tag)
-        if len(ids) != 1 or ids[0] == UNK:  # a word model encodes any unknown word as one <unk>
+        is_word = tag.isalpha() and not self.has_tag(tag) and tag not in user_defined_symbols(self.source_model)
+        if len(ids) != 1 or ids[0] == UNK or is_word:  # a word model encodes any unknown word as one <unk>
             raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
 
 

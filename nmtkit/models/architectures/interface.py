@@ -30,6 +30,10 @@ class Vocabulary:
     joint: bool
 
 
+class TooLongError(ValueError):
+    """A sequence has more tokens than a model has positions."""
+
+
 class Architecture(nn.Module, ABC):
     """A sequence-to-sequence model. Registered factories are called as `factory(config, vocabulary)`."""
 
@@ -61,14 +65,14 @@ class Architecture(nn.Module, ABC):
         return self.decode(self.encode(source), target_input)
 
     def check_length(self, title: str, tokens: int, side: Literal["source", "target"]) -> None:
-        """Raises ValueError if the model has too few positions for a sequence of `tokens` tokens.
+        """Raises TooLongError if the model has too few positions for a sequence of `tokens` tokens.
 
         The tokens include eos. For the decoder, which reads bos and predicts eos, the number of positions is the same.
         `title` names the sequence in the message.
         """
         limit = self.max_source_positions if side == "source" else self.max_target_positions
         if limit is not None and tokens > limit:
-            raise ValueError(
+            raise TooLongError(
                 f"{title} has {tokens - 1:,} pieces, but the model has {limit:,} positions, which is enough for "
                 f"{limit - 1:,} pieces and eos"
             )

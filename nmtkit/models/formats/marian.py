@@ -288,7 +288,8 @@ def settings_of(weights: Weights, path: Path) -> ModelSettings:
     return ModelSettings(parse(text, path), path)
 
 
-PAIR = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"'\s].*?)\s*:(?:\s+(.*))?""")
+SPACES = " \t\r"  # white space of YAML within a line, and a carriage return at its end; other spaces are text
+PAIR = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"' \t].*?)[ \t]*:(?:[ \t]+(.*))?""")
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
@@ -300,15 +301,15 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     key = ""
     for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.strip()
-        pair = PAIR.fullmatch(line.rstrip()) if not line.startswith((" ", "- ")) else None
+        stripped = line.strip(SPACES)
+        pair = PAIR.fullmatch(line.rstrip(SPACES)) if not line.startswith((" ", "- ")) else None
         if not stripped or stripped.startswith(("# ", "---")):
             continue
         try:
             if pair:
-                key, value = scalar(pair[1]), (pair[2] or "").strip()
+                key, value = scalar(pair[1]), (pair[2] or "").strip(SPACES)
                 is_list = value.startswith("[") and value.endswith("]")
-                parts = [part for part in value[1:-1].split(",") if part.strip()]
+                parts = [part for part in value[1:-1].split(",") if part.strip(SPACES)]
                 settings[key] = [scalar(part) for part in parts] if is_list else scalar(value)
             elif stripped.startswith("- ") and key:
                 settings[key] = [*(settings[key] if isinstance(settings[key], list) else []), scalar(stripped[2:])]
@@ -325,7 +326,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
 def scalar(text: str) -> str:
     """Returns the text of a YAML scalar. Removes quotes and resolves escapes."""
-    text = text.strip()
+    text = text.strip(SPACES)
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1].replace("''", "'")
     if len(text) > 1 and text[0] == text[-1] == '"':

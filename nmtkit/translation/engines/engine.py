@@ -334,12 +334,15 @@ class Decoder:
         engine.prepare()
         return engine
 
-    def tell(self, options: SearchOptions) -> None:
+    def tell(self, options: SearchOptions, searched: bool) -> None:
         """Logs once which engine searches with these options. If PyTorch replaces an engine, also logs the reason.
 
-        Called with the first batch, so that an error of the input is reported without the name of an engine.
+        `searched` is whether the engine has searched a segment of the batch. Called with each batch, not before, so
+        that an error of the input is reported without the name of an engine.
         """
         _, reason = self.chosen(options, alone=False)
+        if reason is None and not searched:
+            reason = f"{self.name} does not support avoided phrases, prefixes, and target languages as prefixes"
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:
             self.told.add(name)
@@ -394,7 +397,7 @@ class Decoder:
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
             if tell and batch and not options.score_reference:
-                self.tell(options)
+                self.tell(options, searched=bool(indices))
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
             if self.automatic and engine is self.torch is self.decided:
                 self.engine.is_awaited()

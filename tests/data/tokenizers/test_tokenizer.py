@@ -248,6 +248,16 @@ def test_a_tag_is_one_token_and_an_unknown_one_is_named(joint_tokenizer: Tokeniz
         word_model.check_tag("<2fr>")
 
 
+def test_an_ordinary_word_is_no_tag() -> None:
+    lines = ["<bt> the cat sat", "<bt> a dog ran"] * 20
+    words = Tokenizer(train_model(lines, 10, "word"))
+    assert len(words.source.processor.encode("cat")) == 1
+    with pytest.raises(ValueError, match="no tag 'cat'"):
+        words.check_tag("cat")
+    words.check_tag("<bt>")  # the text of the training has this tag
+    Tokenizer(train_model(lines, 290, tags=["cat"])).check_tag("cat")
+
+
 def test_a_model_with_other_special_ids_is_refused() -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(

@@ -151,3 +151,10 @@ def test_yaml_is_read_as_marian_writes_it() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"file\.yml, line 1"):
         marian.parse("{", Path("file.yml"))
+
+
+def test_only_spaces_and_tabs_surround_a_piece_in_yaml() -> None:
+    pieces = ["\u3000", "a\xa0", "\u202fa", "a", "\u2003:", "\x85"]
+    lines = [f"{piece}: {id}\r" for id, piece in enumerate(pieces)]
+    found = marian.parse("\n".join([*lines, "b \t:\t 6 ", "list:", "- \xa0 "]), Path("file.yml"))
+    assert found == {piece: str(id) for id, piece in enumerate(pieces)} | {"b": "6", "list": ["\xa0"]}

@@ -1,6 +1,7 @@
 """The engine CTranslate2 gives the translations of PyTorch's search, and refuses options that would differ."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.models import checkpoint
 from nmtkit.translation.engines import TorchEngine
+from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import Translator
 
 pytest.importorskip("ctranslate2")
@@ -61,6 +63,15 @@ def test_only_sentences_cut_at_the_longest_length_are_searched_by_pytorch(model:
     found = Translator.load(model, engine="ctranslate2").translate(fragments(), beam=2, **SAME)
     longest = sum(len(line.hypotheses[0].pieces) == 10 for line in found)
     assert 0 < longest <= len(searched) < len(found) // 2
+
+
+def test_the_log_names_pytorch_if_it_searches_every_segment(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = Translator.load(model, engine="ctranslate2")
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        loaded.translate([Request("all are", prefix="born")], **SAME)
+        assert [record.getMessage().split(",")[0] for record in caplog.records] == ["engine: torch"]
+        loaded.translate(["all are", Request("all are", prefix="born")], **SAME)
+    assert caplog.records[-1].getMessage() == "engine: ctranslate2"
 
 
 def test_alignments_are_those_of_pytorch(model: Path) -> None:
