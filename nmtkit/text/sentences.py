@@ -15,7 +15,7 @@ from nmtkit.text.patterns import is_message
 _BOUNDARY = re.compile(
     r"\w\w(?:<[^<>]*>)*[.!?…](?:<[^<>]*>|[\"'”»)])*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w"
 )
-SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
+SENTENCE_ENDS = ".!?…。！？؟।"
 
 Splitter = Callable[[str, str], list[str]]  # (language, text) -> sentences that add up to the text
 
@@ -80,7 +80,7 @@ def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
     while len(pieces) - start > limit:
         positions = range(start + limit, start, -1)
         words = [i for i in positions if pieces[i].startswith(" ")]
-        end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
+        end = next((i for i in words if pieces[i - 1].endswith((*SENTENCE_ENDS, ";"))), None)
         start = end or next(iter(words), start + limit)
         ends.append(start)
     return [*ends, len(pieces)]

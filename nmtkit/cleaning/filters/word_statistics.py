@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from nmtkit.cleaning.filters.interface import FilterContext
 from nmtkit.cleaning.filters.text_block import Counts, TextBlock
-from nmtkit.scoring.lengths import MARKS, UNSPACED
+from nmtkit.scoring.lengths import MARKS
+from nmtkit.text.alignment import UNSPACED_LETTERS
 from nmtkit.text.encoded import Encoded
 
 # A character of a language without spaces between words, a word with its combining marks, or a number.
-_WORD = re.compile(rf"[{UNSPACED}]|[^\W\d_{UNSPACED}]+(?:[{MARKS}]+[^\W\d_{UNSPACED}]*)*|\d+")
+_WORD = re.compile(rf"[{UNSPACED_LETTERS}]|[^\W\d_{UNSPACED_LETTERS}]+(?:[{MARKS}]+[^\W\d_{UNSPACED_LETTERS}]*)*|\d+")
 STEM = 6  # characters
 MAX_WORDS = 1000  # the memory of word alignment grows with the product of the words of both sides
 # Minimum number of occurrences of a stem in the sample, about 5 in each half. Rarer stems align by chance.

@@ -19,8 +19,8 @@ from nmtkit.config.registry import Registry
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.text.encoded import Ids
+from nmtkit.text.sentences import SENTENCE_ENDS
 
-SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।")
 Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`
 
 
@@ -181,7 +181,7 @@ class SpanMasking(WordNoise):
         self.share, self.length, self.permute = config.mask_share, config.mask_length, config.mask_permute
         wanted = ("<mask>", "<unk>") if config.mask_symbol is None else (config.mask_symbol,)
         self.mask = self.id_of(*wanted, flag="--mask-symbol")
-        self.ends_sentence = np.array([piece.endswith(SENTENCE_ENDS) for piece in self.pieces])
+        self.ends_sentence = np.array([piece.endswith(tuple(SENTENCE_ENDS)) for piece in self.pieces])
 
     def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
         starts = np.flatnonzero(words.begins)
@@ -304,7 +304,7 @@ class BPEDropout(Transform):
 # These transforms come from OpusTrainer (github.com/hplt-project/OpusTrainer). Mozilla trains student models with the
 # default shares.
 
-END_PUNCTUATION = tuple(".!?…,;:。！？、，；：؟؛۔।॥")
+END_PUNCTUATION = (*SENTENCE_ENDS, *",;:、，；：؛۔॥")
 REMOVED = "".join(END_PUNCTUATION) + " \u00a0\u202f"  # French has a space before some punctuation
 KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 NEIGHBOURS = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in KEYBOARD for at, key in enumerate(row)}

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from nmtkit.text.documents.inline import Piece
+from nmtkit.text.sentences import SENTENCE_ENDS
 
 _BREAKABLE = re.compile(r"[ \t\r\n\f\v]+|[^ \t\r\n\f\v]+")  # a no-break space is a part of a word
-_ENDS = ".!?…:。！？؟।։።"
+_ENDS = SENTENCE_ENDS + ":։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
 _NEAR = 3  # a division moves by at most this number of words so that it follows punctuation
