@@ -1,4 +1,4 @@
-"""Which failed HTTP requests are worth another attempt, and how long to wait before the attempt."""
+"""Decides whether a failed HTTP request is sent again, and how long to wait before the next attempt."""
 
 from contextlib import suppress
 from datetime import UTC, datetime

@@ -342,7 +342,7 @@ class Decoder:
         """
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
-            reason = f"{self.name} does not support avoided phrases, prefixes, and target languages as prefixes"
+            reason = f"{self.name} does not support --prefix, --avoid and the tokens of target languages"
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:
             self.told.add(name)
