@@ -38,8 +38,7 @@ class Rotary:
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return turned(x, cos, sin, heads)
-        rotated: Tensor = _Turned.apply(x, cos, sin, heads)
-        return rotated
+        return _Turned.apply(x, cos, sin, heads)  # type: ignore[no-untyped-call]
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
@@ -65,7 +64,7 @@ class _Turned(torch.autograd.Function):
         return turned(x, cos, sin, heads)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         return turned(gradient, cos, -sin, ctx.heads), None, None, None
 
