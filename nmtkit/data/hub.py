@@ -206,10 +206,10 @@ def _cached(
     patterns: Sequence[str],
     reason: HubUnreachableError,
 ) -> Download:
-    """Returns the cached copy of a repository. Logs a warning, with the patterns that match no cached file.
+    """Returns the cached copy of a repository, and warns that the Hub was not asked.
 
-    Raises HubUnreachableError with `reason` if no cached file matches, and with the missing files if the client knows
-    them.
+    `patterns` are patterns of file names. The warning has the patterns that match no cached file. Raises `reason` if no
+    cached file matches. If the client names the missing files, the message of the error names them, too.
     """
     try:
         cached = _snapshot(client, repository, kind, revision, patterns, local_files_only=True)

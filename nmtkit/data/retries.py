@@ -28,6 +28,10 @@ def asked_wait(retry_after: str | None) -> float:
     return 0.0
 
 
-def wait_after(failures: int, asked: float = 0.0) -> float:
-    """Returns the seconds to wait after so many failures in a row: 1, 2, 4, …, or more if the server asks for more."""
+def wait_after(failures: int, *, asked: float = 0.0) -> float:
+    """Returns the seconds between a failed request and its repetition.
+
+    `failures` is the number of failed attempts so far. The wait is 1, 2, 4, … up to LONGEST_STEP seconds. If the server
+    asks for a longer wait (`asked`), the wait is as long as the server asks, up to LONGEST_WAIT seconds.
+    """
     return min(LONGEST_WAIT, max(asked, min(LONGEST_STEP, 2.0 ** (failures - 1))))

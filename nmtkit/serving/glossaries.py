@@ -132,9 +132,9 @@ class GlossaryStore:
         limit: int | None,
         name: str | None = None,
     ) -> StoredGlossary:
-        """Replaces dictionaries, and the name if it is given. With a `limit`, adds the terms to the dictionaries
-        instead.
+        """Changes dictionaries of a glossary, and its name if `name` is given.
 
+        With a `limit`, adds the terms to the stored dictionaries. Without a limit, replaces the stored dictionaries.
         A new target term replaces the old target term of its source term. Raises Refusal 413, without a change, if a
         dictionary would have more than `limit` characters.
         """

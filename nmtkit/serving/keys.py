@@ -109,7 +109,10 @@ class Usage:
         return changed
 
     def check(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
-        """Raises QuotaExceeded if a quota of the key would be exceeded: of several, the quota that renews last."""
+        """Raises QuotaExceeded if a request would exceed a quota of the key.
+
+        If a request would exceed several quotas, the error has the quota of the longest period.
+        """
         more = {"requests": requests, "characters": characters}
         counts = self.counts(key)
         exceeded = [

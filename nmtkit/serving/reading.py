@@ -145,7 +145,7 @@ async def body(request: Request, char_limit: int, hold: Callable[[int], None]) -
 async def unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
     """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect.
 
-    The work is then cancelled with the message DISCONNECTED, unlike work that takes too long.
+    The cancellation has the message DISCONNECTED, so that the work can tell it from a timeout.
     """
 
     async def disconnected() -> None:

@@ -112,7 +112,7 @@ class BatchLoader:
         return Update(position, pairs, counted, int(source[pairs].sum()), of_rank, ends_epoch)
 
     def batch(self, pairs: RowNumbers, draw: Draw) -> Batch:
-        """Returns a micro-batch of these pairs on the device. The random numbers of transforms depend on `draw`."""
+        """Returns a micro-batch of these pairs on the device. Each `draw` gives transforms other random numbers."""
         batch = self.split.batch(pairs, partial(self.transforms, draw) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)

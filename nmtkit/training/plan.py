@@ -173,7 +173,7 @@ def _share(tokens: int, parts: int) -> int:
 def device_of(config: RunConfig) -> torch.device:
     """Returns the device of this process. Makes a GPU the current device.
 
-    Raises ValueError if a GPU is missing, or if --nproc-per-node is not the number of processes on this machine.
+    Raises ValueError if a GPU is missing, or if torchrun started another number of processes than --nproc-per-node.
     """
     check_launched(config)
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):

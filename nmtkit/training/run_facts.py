@@ -66,7 +66,8 @@ def config_text(heading: str, facts: Mapping[str, Any], toml: str) -> str:
 def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
     """Writes config.toml into the folder of the run. Raises OSError if writing fails.
 
-    --reset-optimizer and --reset-lr-scheduler are left out: they are for one resume, not for each resume by this file.
+    The file has no --reset-optimizer and no --reset-lr-scheduler: a user resets the state once, and a later resume by
+    this file must not reset the state again.
     """
     folder = job.run.save_dir
     job = replace(job, run=replace(job.run, reset_optimizer=False, reset_lr_scheduler=False))

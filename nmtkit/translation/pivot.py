@@ -45,7 +45,7 @@ class PivotTranslator:
     ) -> None:
         text = text or TextOptions()
         check(pivot, search, text)
-        check_directions(first, second, pivot)
+        check_directions(pivot, first=first, second=second)
         from_pivot, _ = codes_for(second.tokenizer, pivot, search.target_lang)
         for translator, names_pivot in ((first, True), (second, from_pivot is not None)):
             languages = translator.tokenizer.languages
@@ -116,7 +116,7 @@ def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
             raise ValueError(f"--pivot and {flag} cannot be combined: {PIVOT_RULE.reason}")
 
 
-def check_directions(first: Translator, second: Translator, pivot: str) -> None:
+def check_directions(pivot: str, *, first: Translator, second: Translator) -> None:
     """Raises ValueError unless a model of one direction translates into the pivot language first, or out of it next.
 
     Codes without a name in NAMES are not compared, because they may be groups of languages, such as gem in OPUS-MT.

@@ -129,7 +129,7 @@ class TranslationServer:
                 if not self.warned:
                     self.warned = True
                     logger.warning("%s: %s; failed requests are repeated (--attempts)", self.url, reason)
-                self.sleep(wait_after(attempt, asked))
+                self.sleep(wait_after(attempt, asked=asked))
         raise OSError(f"{self.url}: {self.config.attempts} attempts failed, the last with {reason}")
 
 

@@ -146,7 +146,7 @@ class HttpClient:
                 failures = 1 if received() > before else failures + 1
                 if failures >= self.config.attempts or (error.offline and not received()):
                     raise _UnfinishedError(_last_words(url, failures, str(error), received())) from None
-                seconds = wait_after(failures, error.wait)
+                seconds = wait_after(failures, asked=error.wait)
                 log.info("%s: %s; the next attempt is in %g s", url, error, seconds)
                 self.sleep(seconds)
 

@@ -31,7 +31,7 @@ class Vocabulary:
 
 
 class TooLongError(ValueError):
-    """A sequence has more tokens than a model has positions."""
+    """Error for a source or target sequence with more tokens than the model has positions."""
 
 
 class Architecture(nn.Module, ABC):

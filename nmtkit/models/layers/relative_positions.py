@@ -30,18 +30,20 @@ class Rotary:
         return positions[..., None] * self.base**-exponent
 
     def __call__(self, x: Tensor, positions: Tensor | int, heads: int) -> Tensor:
-        """Returns rows whose first heads are turned: T D -> T D. D is at least `heads` x K.
+        """Returns the rows `x` after turning their first `heads` heads of width K: T D -> T D.
+
+        The other elements of a row, such as values, stay the same.
 
         `positions` are the positions of the tokens [T], or one integer for all.
         """
         angles = self.angles(torch.as_tensor(positions, device=x.device).expand(len(x)))[:, None]  # T 1 K/2
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return turned(x, cos, sin, heads)
+            return turned(x, heads, cos=cos, sin=sin)
         return _Turned.apply(x, cos, sin, heads)  # type: ignore[no-untyped-call]
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+def turned(x: Tensor, heads: int, *, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns a copy of T D whose first heads are turned by the angles with these cosines and sines: T 1 K/2."""
     tokens, pairs = len(x), cos.shape[-1]
     x = x.contiguous()
@@ -61,12 +63,12 @@ class _Turned(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
-        return turned(x, cos, sin, heads)
+        return turned(x, heads, cos=cos, sin=sin)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return turned(gradient, cos, -sin, ctx.heads), None, None, None
+        return turned(gradient, ctx.heads, cos=cos, sin=-sin), None, None, None
 
 
 class PositionTerms(nn.Module):

@@ -38,9 +38,10 @@ class Criterion(nn.Module, ABC):
 
     @staticmethod
     def searched_candidates(config: Any) -> int:
-        """Returns the number of translations that an update searches for each sentence, for estimates of costs.
+        """Returns the number of translations of each source sentence that an update searches for.
 
-        The decoder then makes a forward and a backward pass over each of these translations.
+        After the search, the decoder makes a forward and a backward pass over each translation. Estimates of costs count
+        the search and these passes.
         """
         return 0
 
