@@ -40,8 +40,8 @@ class Criterion(nn.Module, ABC):
     def searched_candidates(config: Any) -> int:
         """Returns the number of translations of each source sentence that an update searches for.
 
-        After the search, the decoder makes a forward and a backward pass over each translation. Estimates of costs count
-        the search and these passes.
+        After the search, the decoder makes a forward and a backward pass over each translation. Estimates of costs
+        count the search and these passes.
         """
         return 0
 
