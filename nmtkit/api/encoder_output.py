@@ -20,7 +20,7 @@ def source_ids(
     Raises ValueError if the language that the encoder reads is missing or unknown.
     """
     if tokenizer.languages and not tokenizer.has_target_languages_only and target_lang is None:
-        target_lang = next(iter(tokenizer.languages))  # the encoder does not read the target language
+        target_lang = next(iter(tokenizer.languages))  # any language will do, because only the decoder reads it
     first, _ = tokenizer.language_ids(source_lang, target_lang, ("source_lang", "target_lang"))
     encoded = [ids.tolist() for ids in tokenizer.encode_source(texts).split()]
     return [[*first, *ids] if len(ids) > 1 else ids for ids in encoded]
@@ -31,8 +31,9 @@ def states_of(
 ) -> list[list[Tensor]]:
     """Returns the encoder states of each sentence: tensors [S, D] in fp32 on the CPU.
 
-    With `all_layers`, the list has all tensors of `encoder_states`, otherwise only the last. S is the number of source
-    pieces of the sentence, eos included, and D is the width of the model. A batch has at most `max_tokens` tokens.
+    With `all_layers`, the list of a sentence has all tensors of `hidden_states.encoder_states`. Otherwise the list has
+    only the output of the encoder. S is the number of source pieces of the sentence, eos included, and D is the width
+    of the model. A batch has at most `max_tokens` tokens.
     """
     order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
     ends = batch_ends([len(sentences[index]) for index in order], max_tokens, 1)

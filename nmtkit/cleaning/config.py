@@ -139,8 +139,8 @@ class CleanConfig(Config):
         metavar="METRIC[=MODEL]",
     )
     min_model: float = option(
-        0.0, "drop pairs whose score from the two models, exp(-dual cross-entropy), or from --quality is below X",
-        min=0, max=1,
+        0.0, "drop pairs whose score is below X; the score is exp(-dual cross-entropy) of the two models, or the score "
+        "of --quality", min=0, max=1,
     )  # fmt: skip
     min_probability: float | None = option(
         None, "drop pairs whose probability of being good, computed from the scores of alignment, word_order and "
@@ -149,16 +149,16 @@ class CleanConfig(Config):
     duplicates: Literal["pair", "source", "target", "none"] = option(
         "pair",
         "drop duplicates: pairs with equal source and target (pair), pairs with equal source (source), or pairs with "
-        "equal target (target); case, spaces and punctuation are ignored; the first of equal pairs stays; if only one "
-        "side is compared, the pair with the highest probability stays, or else with the highest model or alignment "
-        "score",
+        "equal target (target); case, spaces and punctuation are ignored; with pair, the first of equal pairs stays; "
+        "with source or target, the pair with the highest probability stays, or without probabilities the pair with "
+        "the highest model score, or else the highest alignment score",
     )
     duplicate_similarity: float | None = option(
         None,
         "keep only the best of several similar pairs: the pair with the highest probability, or else the highest model "
-        "or alignment score, or else the first pair; two pairs are similar if the number of their common character "
-        "5-grams, divided by the number of all their 5-grams, is at least X (Jaccard index, estimated by MinHash); "
-        "with --duplicates source or target, only this side is compared",
+        "score, or else the highest alignment score, or else the first pair; two pairs are similar if "
+        "the number of their common character 5-grams, divided by the number of all their 5-grams, is at least X "
+        "(Jaccard index, estimated by MinHash); with --duplicates source or target, only this side is compared",
         min=0.5, max=1,
     )  # fmt: skip
     lid_model: Path | None = option(
@@ -189,7 +189,7 @@ class CleanConfig(Config):
         return self.self_train or self.forward is not None or self.quality is not None
 
     def probability_limit(self) -> float | None:
-        """Returns the lowest probability of a kept pair, or None if the run computes no probabilities."""
+        """Returns the probability that a pair needs to be kept, or None if the run computes no probabilities."""
         return MODEL_PROBABILITY if self.min_probability is None and self.uses_models else self.min_probability
 
     def worker_count(self) -> int:

@@ -66,7 +66,9 @@ class DualCrossEntropy:
 
 
 def codes_of(flag: str, path: Path, languages: tuple[str, str]) -> Codes:
-    """Returns the codes that the checkpoint of `flag` needs for texts in the source and target language `languages`.
+    """Returns the language codes with which the model in `path` translates from `languages[0]` to `languages[1]`.
+
+    `flag` is the flag that named `path`, for messages.
 
     Both codes are None for a model without language tokens. Raises ValueError for a language model, if the model does
     not have one of the languages, and for a model of the opposite direction.

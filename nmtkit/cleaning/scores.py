@@ -1,4 +1,4 @@
-"""Files with the scores of each pair and why it was dropped: Parquet, or tab-separated text, possibly compressed."""
+"""Files with the scores of each pair and the reason for dropping the pair: Parquet or tab-separated text."""
 
 import zlib
 from collections.abc import Iterator, Sequence

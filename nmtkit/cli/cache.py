@@ -97,7 +97,7 @@ def show(entries: "list[CacheEntry]") -> None:
 
 
 def short(entry: "CacheEntry") -> str:
-    """Returns the name of an entry, with the first 12 digits of a commit."""
+    """Returns the name of an entry, with a commit cut to 12 digits."""
     name, at, commit = entry.name.partition("@")
     return name + at + commit[:12] if entry.name.startswith(HUB_PREFIX) else entry.name
 

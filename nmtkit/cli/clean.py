@@ -53,7 +53,7 @@ COMMON = {
 
 
 def filter_registry() -> "list[Registry[Filter]]":
-    """Imports the filters of the package. Returns the registry of filters, as a list."""
+    """Imports the filters of the package. Returns a list whose only element is the registry of filters."""
     from nmtkit.cleaning.filters import FILTERS
 
     return [FILTERS]

@@ -67,7 +67,9 @@ MOVED = {
     "layers.compiled": "translation.engines.compiled_kernels",
     "search": "translation.search",
     **{f"search.{name}": f"translation.engines.{name}" for name in
-       ("compiled_model", "compiled_search", "continuous_batching", "ctranslate2", "graph_search", "numba_engine")},
+       ("compiled_model", "compiled_search", "continuous_batching", "ctranslate2", "numba_engine")},
+    "search.graph_search": "translation.engines.gpu_beam_search",
+    "translation.engines.graph_search": "translation.engines.gpu_beam_search",
     "search.candidates": "translation.search.scorer",
     **{f"search.{name}": "translation.search.beam_search" for name in ("greedy_search", "sampling")},
     **{f"search.{name}": "translation.search.logits_processors.second_model" for name in

@@ -184,7 +184,9 @@ def _lines(terms: Terms) -> bytes:
 
 
 def read_terms(entries: str, format: str) -> Terms:
-    """Returns the terms in the lines of a client. Lines of `csv` may also contain both languages.
+    """Returns the terms in the lines that a client has sent. `format` is "tsv" or "csv".
+
+    A line of CSV may have two more fields, which name the languages.
 
     Raises Refusal, with the number of the line, for a line that is not a term and for a repeated term. The target terms
     may be alternatives, separated by |, as in the file of --glossary. A byte order mark at the beginning is ignored.

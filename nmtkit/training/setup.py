@@ -106,7 +106,7 @@ def build_validator(
 
 
 def check_positions(model: Architecture, train: Split, validator: Validator | None) -> None:
-    """Raises ValueError, with the pair, if a model with learned positions is too short for a training or valid pair."""
+    """Raises ValueError, with the pair, if a training or valid pair has more tokens than the model has positions."""
     validators = [validator, *validator.others.values()] if validator else []
     splits = [train, *(each.split for each in validators)]
     sides: tuple[Literal["source"], Literal["target"]] = ("source", "target")
@@ -202,12 +202,14 @@ def build_trainer(
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.quantize_aware:
-        log.info("%d layers and embeddings round weights to 8 bits, %d of them also inputs", *quantize_aware(model))
+        log.info(
+            "%d layers and embeddings round their weights to 8 bits, and %d layers their inputs", *quantize_aware(model)
+        )
     if job.run.compile and criterion.name in CALLING_PARTS:
         raise ValueError(
             f"--compile has no effect on --criterion {criterion.name}, which does not call the compiled forward pass"
         )
-    if job.run.compile and criterion.name == "simcut":  # it removes embeddings in a hook
+    if job.run.compile and criterion.name == "simcut":  # a hook sets embeddings to zero
         raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
@@ -221,7 +223,7 @@ def build_trainer(
     total = updates or job.run.max_update
     # If no updates are left, the run ends at once, but a schedule is still created.
     remaining = total - schedule_start if total is not None and total > schedule_start else total
-    # with --base-width, the learning rate is the rate of a model of the base width
+    # with --base-width, the schedule computes the learning rate of a model of the base width
     width = getattr(architecture.config, "base_width", None) or getattr(architecture.config, "d_model", None)
     run = RunInfo(d_model=width, max_update=remaining)
     return Trainer(

@@ -37,7 +37,7 @@ FOLLOWED = (0.25, 0.5, 0.75)  # length quantiles of the three sentences whose tr
 
 CLASSES = len(LENGTHS) + 1  # number of length classes
 
-# (metric or "" for the criterion, name) -> sum for each length class of each direction
+# (metric, or "" for the criterion; name of the sum) -> sums, [directions, CLASSES]
 Sums = dict[tuple[str, str], Tensor]
 Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # sums over all ranks, [directions, CLASSES]
 
@@ -214,7 +214,7 @@ class Validator:
         return means | {"ppl": perplexity(means["nll"])}
 
     def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:
-        """Returns the texts and the number of target tokens of `rows` (None: all rows), without sums."""
+        """Returns the `Outputs` of `rows` (None: all rows): texts and number of target tokens. `sums` is empty."""
         sources = list(map(self.split.tokenizer.without_tags, self.sources))
         texts = {"sources": sources, "hypotheses": self.hypotheses, "references": self.references}
         if rows is not None and self.translates:

@@ -63,7 +63,7 @@ def attend(
     )
     pipeline = Pipeline(tokenizer, search, max_source_len=UNLIMITED, models=[model])
     (line,) = pipeline.segments([Request(source, reference=target)])
-    segments = [leaf.input for leaf in line.leaves()]  # none for invisible characters alone
+    segments = [leaf.input for leaf in line.leaves()]  # empty for a source of invisible characters alone
     if not source.strip() or not segments:
         raise ValueError("the sentence is empty; give a sentence with words")
     (segment,) = segments

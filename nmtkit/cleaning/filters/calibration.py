@@ -16,7 +16,7 @@ ERRORS: tuple[Error, ...] = (
     "misaligned",  # a different target of similar length
     "truncated",  # a lost beginning or end
     "reordered",  # parts in a different order
-    "replaced",  # words of other targets instead of a quarter to 60 % of the words
+    "replaced",  # random words of the corpus replace 25 to 60 % of the words
     "appended",  # half of a different target at the end
     "joined",  # halves of two different targets
 )

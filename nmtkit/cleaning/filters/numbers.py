@@ -75,7 +75,7 @@ def readings(line: str) -> list[list[NumberReading]]:
 
 
 def other_numbers(line: str) -> set[str]:
-    """Returns the possible numbers of a line that are written in Chinese characters, such as 三千."""
+    """Returns the significant digits of each run of Chinese numerals in a line: "3" for 三千."""
     numbers = (_value(match[0]) for match in _CHINESE.finditer(unicodedata.normalize("NFC", line)))
     return {significant(str(number)) for number in numbers}
 
@@ -91,7 +91,7 @@ def _composites(line: str) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def _largest(composites: list[tuple[tuple[int, int], str]]) -> list[tuple[tuple[int, int], str]]:
-    """Keeps each composite that overlaps no earlier kept composite. At the same position, the longest comes first."""
+    """Keeps composite numbers from left to right, and of several at one position the longest, without overlap."""
     ordered = sorted(composites, key=lambda each: (each[0][0], -each[0][1]))
     kept: list[tuple[tuple[int, int], str]] = []
     for each in ordered:
@@ -105,7 +105,10 @@ def _written(line: str, span: tuple[int, int]) -> NumberReading:
 
 
 def _value(text: str) -> Decimal:
-    """Returns the value of counts with units: 1億2,345万 is 123,450,000. 千 and smaller units multiply a later 万."""
+    """Returns the value of counts with units: 1億2,345万 is 123,450,000.
+
+    Units below 万 belong to the count of the next larger unit: 2千万 is 20,000,000.
+    """
     total = section = count = Decimal(0)
     for match in _PART.finditer(text):
         if match[1]:

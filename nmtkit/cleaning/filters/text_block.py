@@ -122,7 +122,7 @@ class TextBlock:
     @cached_property
     def words(self) -> PairWords:
         common: list[set[str]] = []
-        counts: list[int] = []  # four numbers for each pair
+        counts: list[int] = []  # words of both sides of each pair, then distinct words of both sides
         for source, target in zip(*(side.lines for side in self.sides), strict=True):
             first, second = source.split(), target.split()
             distinct = set(first), set(second)

@@ -90,7 +90,7 @@ def word_ids(block: TextBlock, vocabularies: list[StemVocabulary]) -> list[Encod
 
 
 class BigramTable:
-    """Probabilities of a word given the previous word, from counts of `bigrams` [2, bigrams], word ids below `size`.
+    """Probabilities of a word given the previous word, from `bigrams` [2, bigrams] of word ids below `size`.
 
     Seen bigrams give a part of their counts to unseen bigrams (absolute discounting, Ney et al. 1994).
     """

@@ -90,7 +90,10 @@ def escaped(text: str) -> str:
 
 
 def entries_of(text: str, codec: str = "utf-8") -> Iterator[CatalogueEntry]:
-    """Yields the entries of a catalogue that are not obsolete. Raises ValueError, with the line, if one is invalid."""
+    """Yields the entries of a catalogue that are not obsolete.
+
+    Raises ValueError, with the number of the line, for an invalid line or entry.
+    """
     entry: CatalogueEntry | None = None
     flags: list[tuple[int, int]] = []
     message: Message | None = None

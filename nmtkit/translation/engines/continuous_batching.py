@@ -20,7 +20,7 @@ from nmtkit.jobs import distributed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
 from nmtkit.translation.engines.engine import ENGINES, Engine, EngineConfig, LoadedModels
-from nmtkit.translation.engines.graph_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner, refusal
+from nmtkit.translation.engines.gpu_beam_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner, refusal
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import max_lengths
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
@@ -143,7 +143,7 @@ class SlotsEngine(Engine):
 class ContinuousBatching:
     """A search over batches of sentences, with at most `slots` sentences at a time.
 
-    `graph_search.refusal` must be None, and required phrases are ignored. A larger search replaces the search if a
+    `gpu_beam_search.refusal` must be None, and required phrases are ignored. A larger search replaces the search if a
     sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the next run.
     """
 

@@ -31,7 +31,10 @@ class AutomatonState(NamedTuple):
 
 
 class SpelledAlternative:
-    """An alternative of a required text, with the tokens that can spell the text. Positions are in bytes."""
+    """An alternative of a required text, with the tokens that can spell the text. Positions are in bytes.
+
+    The usual tokens are the tokens with which the tokenizer spells the text: `spelling.tokens`.
+    """
 
     def __init__(self, spelling: SpelledPhrase, required: RequiredText) -> None:
         self.text, self.pieces = spelling.text, required.pieces
@@ -41,7 +44,7 @@ class SpelledAlternative:
         self.spaced_costs = spelling_costs(self.spaced, self.pieces)
         can_be_spaced = self.spaced_costs[0] < IMPOSSIBLE or required.whole_words
         self.begins_word = can_be_spaced and is_joined(LETTER + self.text[0], 1)
-        # the smallest number of tokens for an occurrence after any character
+        # the smallest number of tokens for an occurrence that is possible whatever the last character is
         self.cost = self.spaced_costs[0] if self.begins_word else min(self.spaced_costs[0], self.costs[0])
         texts = [self.pieces.texts[token] for token in spelling.tokens]
         position = _spaces(self.data) - _spaces(b"".join(texts))
@@ -93,8 +96,8 @@ class SpelledText:
         self.texts = {each.text for each in self.alternatives}
         self.signs = {text[0] for text in self.texts if not has_letter(text)}
         self.beginnings = {text[:end] for text in self.texts for end in range(1, len(text) + 1)}
-        self.length = min(len(each.ends) for each in self.alternatives)  # in usual tokens
-        # smallest number of tokens for an occurrence after any character
+        self.length = min(len(each.ends) for each in self.alternatives)  # usual tokens of the shortest
+        # the smallest number of tokens for an occurrence that is possible whatever the last character is
         self.cost = min(each.cost for each in self.alternatives)
         self.containing: list[int] = []  # tokens that contain the text, if no tokens spell the text alone
         if self.cost == IMPOSSIBLE:
@@ -116,7 +119,7 @@ class SpelledText:
         return min(each.rest(begun, pending) for each in self.begun(begun))
 
     def usual_rest(self, begun: str) -> int:
-        """Returns the number of usual tokens that are not complete after the characters `begun`."""
+        """Returns the number of usual tokens that end after the characters `begun`: the minimum of all alternatives."""
         position = len(text_bytes(begun))
         return min(sum(end > position for end in each.ends) for each in self.begun(begun))
 
@@ -205,7 +208,10 @@ class TextAutomaton:
         return AutomatonState(readings, last, decoder.getstate()[0])
 
     def kept(self, readings: set[Reading]) -> frozenset[Reading]:
-        """Removes a reading if another reading is at the same point of the same text with more complete texts."""
+        """Removes a reading if another reading has begun the same text equally far, and has completed more texts.
+
+        Of more than READINGS readings, keeps the most advanced.
+        """
         if len(readings) == 1:
             return frozenset(readings)
         best = [
@@ -222,28 +228,28 @@ class TextAutomaton:
     def _facts(self, number: int) -> tuple[int, int]:
         """Returns the smallest number of further tokens that complete all texts, and the bank.
 
-        The bank is the number of usual tokens of required texts that the hypothesis already has.
+        The bank counts the usual tokens of required texts that the hypothesis already contains.
         """
         state = self.states[number]
         needed = gain = bank = 0
         for group, readings in zip(self.groups, state.readings, strict=True):
             missing = min(self.missing(reading, group) for reading in readings)
             needed += missing
-            # only one begun text can continue, because different groups may have begun different texts
+            # groups may have begun different texts, and the next tokens continue only one: the largest saving counts
             gain = max(gain, missing - min(self.needed(reading, group, state) for reading in readings))
             total = sum(self.texts[index].length for index in group)
             bank += max(0, total - min(self.usual(reading, group) for reading in readings))
         return needed - gain, bank
 
     def missing(self, reading: Reading, group: Sequence[int]) -> int:
-        """Returns the number of tokens that a reading needs if no text has begun."""
+        """Returns the number of tokens that complete all texts of `group`, if the unfinished text begins again."""
         held, index, begun = reading
         if begun in self.texts[index].texts:
             held |= 1 << index
         return sum(self.texts[i].cost for i in group if not held >> i & 1)
 
     def needed(self, reading: Reading, group: Sequence[int], state: AutomatonState) -> int:
-        """Returns the number of tokens that a reading needs."""
+        """Returns the number of tokens that complete all texts of `group`, if the begun text goes on."""
         held, index, begun = reading
         if begun and begun not in self.texts[index].texts:
             others = sum(self.texts[i].cost for i in group if not held >> i & 1 and i != index)

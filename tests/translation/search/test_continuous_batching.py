@@ -11,9 +11,9 @@ from nmtkit.contracts.engine import avoided_tokens, required_tokens
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers.static_kv_cache import CacheLengths
-from nmtkit.translation.engines import Decoder, LoadedModels, continuous_batching, graph_search
+from nmtkit.translation.engines import Decoder, LoadedModels, continuous_batching, gpu_beam_search
 from nmtkit.translation.engines.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
-from nmtkit.translation.engines.graph_search import Eager, GraphBeamSearch, StepRunner, refusal
+from nmtkit.translation.engines.gpu_beam_search import Eager, GraphBeamSearch, StepRunner, refusal
 from nmtkit.translation.search import beam_search as search_module
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import Search
@@ -133,7 +133,7 @@ def test_maxima_of_blocks_that_come_with_the_log_sum_exp_change_nothing(monkeypa
         model.output_projection.weight[:2].mul_(3)  # unk and bos
     options = SearchOptions(beam=beam, max_len_b=6, min_len=2)
     expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
-    monkeypatch.setattr(graph_search, "logsumexp", logsumexp)
+    monkeypatch.setattr(gpu_beam_search, "logsumexp", logsumexp)
     assert_same(dict(continuous([model], options, 5).decode([sentences]))[0], expected)
     assert set(calls) == {13}
 
