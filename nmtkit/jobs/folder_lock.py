@@ -141,7 +141,7 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
     holder = read_holder(path)
     if holder is None:
         return None
-    with contextlib.suppress(OSError):  # the other process may remove the file now
+    with contextlib.suppress(OSError):  # the file may be missing by now, or its file system may have no locks
         with path.open("rb") as file:
             if not lock(file, shared=True):
                 return holder

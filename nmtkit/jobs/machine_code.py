@@ -121,7 +121,7 @@ def compiling(wait: bool) -> Iterator[bool]:
 def ensure(compile_all: Callable[[], None]) -> None:
     """Calls `compile_all`, which compiles all code into `folder()`, unless the code is complete.
 
-    If another process is compiling, waits for this process.
+    If another process is compiling, waits for the end of that compilation.
     """
     if is_complete(folder()):
         return
@@ -154,7 +154,7 @@ class Compilation:
         self.checked_at, self.ready, self.told = -1.0, False, False
 
     def start(self) -> None:
-        """Starts the process, unless a process on this machine compiles already or its result cannot be kept."""
+        """Starts the process, unless a process on this machine compiles already or machine code cannot be kept."""
         with self.starting:
             if self.process is not None or not is_kept():
                 return

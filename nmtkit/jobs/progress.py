@@ -84,7 +84,7 @@ def is_shown() -> bool:
 
 
 def begin(title: str, unit: str = "", total: Total = None, passes: int = 1) -> None:
-    """Begins a stage of the work, and ends the previous stage. `advance` counts each unit `passes` times."""
+    """Begins a stage of the work, and ends the previous stage. `advance` is called `passes` times for each unit."""
     if _display is not None:
         _display.begin(WorkStage(title, unit, total() if callable(total) else total, passes))
 

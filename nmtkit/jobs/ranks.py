@@ -9,7 +9,7 @@ import pickle
 import time
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the documentation of torch has it
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents TCPStore
 
 from nmtkit.jobs import distributed
 from nmtkit.jobs.scheduler import RemoteWorker

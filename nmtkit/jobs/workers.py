@@ -46,7 +46,7 @@ class Workers:
         self.transport.close()
 
     def send(self, worker: int, task: Task) -> None:
-        """Sends a task whose result is dropped. If the task fails, `imap` or `broadcast` raises its error."""
+        """Sends a task and drops its result. The next call that receives results raises an error of the task."""
         self.transport.workers[worker].channel.send((None, task))
 
     def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
@@ -207,7 +207,8 @@ class ThisProcess:
 class Shared(Generic[T]):
     """A factory that gives forked workers the object `value` of this process.
 
-    Forked workers share its memory. A spawned worker has no access to it, and calls `make`, which must be picklable.
+    Forked workers share the memory of `value`. A spawned worker has no access to `value`, and calls `make`, which must
+    be picklable.
     """
 
     def __init__(self, value: T, make: Callable[..., T]) -> None:

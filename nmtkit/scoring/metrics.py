@@ -34,9 +34,9 @@ class Score:
     """A score with its signature and, if computed, a confidence interval."""
 
     name: str  # name in the output of sacreBLEU, such as BLEU, chrF2, chrF2++ or TER
-    value: float  # a percentage; a lower TER and a lower off-target share are better
+    value: float  # mostly 0 to 100, but 0 to 25 for MetricX; lower TER, off-target and MetricX scores are better
     signature: str
-    details: str = ""  # BLEU: precisions, brevity penalty, lengths
+    details: str = ""  # BLEU: precisions, brevity penalty, lengths; off-target: the share of the references
     mean: float | None = None  # mean score of the bootstrap resamples
     interval: float | None = None  # half the width of the 95 % confidence interval
 

@@ -38,7 +38,7 @@ class ComparedSentence:
     scores: tuple[list[float], list[float]]  # for each system: a score for each metric
     differences: list[float]  # one for each metric
     faults: tuple[list[str], list[str]]  # for each system: names and numbers that are missing or were added
-    length: int  # number of words of the reference
+    length: int  # number of words of the first reference
 
     @property
     def equal(self) -> bool:

@@ -60,7 +60,7 @@ class DirectionsTranslator:
             for translation in self.translator.run(of_part, pipeline, decoder, processes, first):
                 yield dataclasses.replace(translation, direction=str(direction))
             first += len(part)
-        deque(remaining, maxlen=0)  # runs `with_fields` to its end, where it checks that its files have ended too
+        deque(remaining, maxlen=0)  # runs `with_fields` to its end, where `with_fields` checks that its files end
 
 
 def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:

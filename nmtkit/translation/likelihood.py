@@ -111,9 +111,9 @@ def text_likelihoods(
     """Returns the likelihood of each line of the files `systems`, or of `stream`, by the name of the file.
 
     `path` is the checkpoint of the model, and `source` the file of the sources, or None for a language model. `columns`
-    are the columns of a corpus `source`. `languages` are the source and target language. A corpus is read in the
-    languages of the checkpoint where they are None. Raises ValueError if the source is missing or superfluous, or if
-    line counts differ.
+    are the columns of a corpus `source`. `languages` are the source and target language. A corpus is read in these
+    languages; None means the language of the checkpoint. Raises ValueError if the source is missing or superfluous, or
+    if line counts differ.
     """
     translator = Translator.load(path, engine="torch")
     if is_language_model(translator) and source is not None:

@@ -313,11 +313,11 @@ class ModelInput(Step):
     def before(self, node: SegmentNode) -> list[TextSegment]:
         segment, ids = node.segment, node.segment.ids or []
         strings = segment.protected.strings if segment.protected is not None else ()
-        # leave out targets that contain a protected text, because the translation would repeat this text
         constraints = segment.constraints
         tags = takewhile(self.tags.__contains__, ids)  # at the start of ids of a dataset, or of a line with tags
         first = [*self.first, *segment.tags] if ids else []
         source_tokens = len(first) + len(list(tags))
+        # `without` leaves out targets that contain a protected text, because the translation would repeat this text
         terms = [self.required_term(without(each.term.targets, strings)) for each in segment.terms]
         if self.target_language or terms or source_tokens:
             constraints = replace(

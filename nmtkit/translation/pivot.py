@@ -117,9 +117,10 @@ def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
 
 
 def check_directions(pivot: str, *, first: Translator, second: Translator) -> None:
-    """Raises ValueError unless a model of one direction translates into the pivot language first, or out of it next.
+    """Raises ValueError if `first` cannot translate into the pivot language, or `second` cannot translate out of it.
 
-    Codes without a name in NAMES are not compared, because they may be groups of languages, such as gem in OPUS-MT.
+    Only models of one direction are checked. Codes without a name in NAMES are not compared, because such codes may be
+    groups of languages, such as gem in OPUS-MT.
     """
     if first is second and not first.tokenizer.languages:
         raise ValueError(

@@ -130,7 +130,7 @@ def check_one_direction(lists: Sequence[NBest], name: str) -> None:
     if len(directions := {str(each.record.get("direction")) for each in lists}) > 1:
         raise ValueError(
             f"{name} has several directions ({', '.join(sorted(directions))}), and --backward and --lm read the lists "
-            "of one; write a file for each direction"
+            "of one direction; write a file for each direction"
         )
 
 
@@ -262,8 +262,8 @@ def tune(
 
     The score of a set of weights is `score(texts)`, where `texts` are the best hypotheses of all lists under these
     weights. The search is random, as in Yee et al. 2019: each trial draws all weights and the length penalty from 0 to
-    LARGEST. A feature with a negative weight in `start` gets negative weights. If no hypothesis has a log probability,
-    the weight of this log probability is 0. `start` is tried first. If several trials reach the highest score, the
+    LARGEST. A feature with a negative weight in `start` gets negative weights. If no hypothesis has the log probability
+    of a model, the weight of this model is 0. `start` is tried first. If several trials reach the highest score, the
     weights of the first of these trials are returned.
     """
     generator = np.random.default_rng(seed)

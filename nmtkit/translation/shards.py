@@ -121,7 +121,8 @@ class ShardTranslator:
     def output(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
         """Yields the output line of each line of a shard, with its \\n.
 
-        Adds to `counts` the lines with several sentences, and the removed carriage returns and byte-order marks.
+        Adds to `counts` the lines with several sentences, the lines that were decoded again because of a loop, and the
+        removed carriage returns and byte-order marks.
         """
         settings = self.settings
         requests = self._requests(shard, counts)
@@ -212,7 +213,7 @@ class ShardedTranslation:
             return paths
 
         def new_shards() -> Sequence[Shard]:
-            """Checks the constraints and references of all lines of a new job before its first batch."""
+            """Returns the shards of a new job. If the model is loaded, first checks the request fields of all lines."""
             if loaded is not None and line_files:
                 requests = text_requests(files, None, WINDOW, languages, columns)
                 loaded.pipeline.check_all(with_fields(requests, line_files))

@@ -23,7 +23,7 @@ def lanes(numbers: list[int]) -> Any:
 
 
 def totals(code: Vectors, vectors: list[Any]) -> Any:
-    """Returns the sums of four vectors as one vector. Each sum has the order of `Vectors.total`."""
+    """Returns the sums of four vectors as one vector. Each sum adds its numbers in the order of `Vectors.total`."""
     builder = code.builder
 
     def halves(x: Any, y: Any, low: list[int], high: list[int]) -> Any:

@@ -53,7 +53,7 @@ class MachineCodeCache(caching.FunctionCache):
     _impl_class = CacheOfResults
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Returns cached machine code, or None. Numba would first import all modules that its compiler may need."""
+        """Returns cached machine code, or None. Numba's method first imports all modules that its compiler may need."""
         rtsys.initialize(context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, context)
@@ -98,9 +98,10 @@ class Kernels:
         self.engine: Any = None
 
     def kernel(self, *kinds: Any, result: Any = NOTHING) -> Callable[[Callable[..., Any]], Any]:
-        """Adds a function that writes vector code. `kinds` are the kinds of its arguments after the `Vectors`.
+        """Returns a decorator for a function that writes the vector code of a kernel.
 
-        Returns the kernel, which compiled code can call. If a file has the machine code, the function is not called.
+        `kinds` are the kinds of the arguments after the `Vectors`. The decorator returns the kernel, which compiled
+        code can call. If a file has the machine code, the function is not called.
         """
 
         def decorate(write: Callable[..., Any]) -> Any:
@@ -116,7 +117,7 @@ class Kernels:
     @functools.cached_property
     def module(self) -> ir.Module:
         """The kernels in LLVM IR."""
-        self.module = module = ir.Module(self.name)  # kernels that call `function` read it
+        self.module = module = ir.Module(self.name)  # set early: kernels that call `function` read `self.module`
         for name, (write, kind) in self.written.items():
             function = ir.Function(module, kind, name)
             builder = ir.IRBuilder(function.append_basic_block())

@@ -1,7 +1,7 @@
 """Kernels of rows in the compiled engine: embeddings, norms, activations, softmax, gates, as code for LLVM.
 
-Arguments are addresses, and sizes as counts of numbers, unless a docstring says otherwise. A row of a matrix follows
-the previous row after `stride` numbers.
+Arguments are addresses and sizes. A size is a count of numbers, unless a docstring says otherwise. A row of a matrix
+begins `stride` numbers after the previous row.
 """
 
 import functools
@@ -123,7 +123,7 @@ def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: A
 def normalized(
     code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any, y_stride: Any
 ) -> None:
-    """Writes norm `index` of a table for rows of x to y, unless its width is 0: then there is no such norm."""
+    """Writes norm `index` of a table for rows of x to y. Does nothing for a missing norm, which has the width 0."""
     builder = code.builder
     table = code.offset(norms, index, 8 * NORM_COLUMNS)
     gains, biases, width = (code.load_number(table, code.size(column), SIZE) for column in range(NORM_COLUMNS))
@@ -134,7 +134,7 @@ def normalized(
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
 def activated(code: Vectors, x: Any, stride: Any, rows: Any, size: Any, activation: Any, gated: Any) -> None:
-    """Applies an activation to the first `size` numbers of rows. With `gated`, multiplies them by the next numbers."""
+    """Applies an activation to `size` numbers of each row. With `gated`, multiplies by the next `size` numbers."""
     builder = code.builder
     is_gated = builder.icmp_signed("!=", gated, code.size(0))
 

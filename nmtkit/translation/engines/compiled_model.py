@@ -50,7 +50,7 @@ def record(numbers: str, reals: str = "") -> Any:
 
 # `linears` is the address of a table with the columns of `compiled_products.linear`, `norms` of a table of norms.
 # `inner` is 0 for decoder layers without a feed-forward network. `turns` is the address of the cosines and sines of
-# each position (`compiled_kernels.turned`), or 0. Further numbers are addresses of embeddings.
+# each position (`compiled_kernels.turned`), or 0. `source_tokens` to `target_positions` are addresses of embeddings.
 MODEL = record(
     "linears norms width heads inner encoder_inner encoder_layers decoder_layers vocabulary pre_norm activation gated "
     "self_attention average_inner gates zero_first source_tokens source_positions target_tokens target_positions "
@@ -148,8 +148,8 @@ def turn(model: Any, projected: int, position: int) -> None:
 def encode(model: Any, space: Any, cache: Any, ids: Array, starts: Array) -> None:
     """Encodes several sentences. Writes their keys and values for cross-attention to `cache.memory`.
 
-    `ids` has the tokens of all sentences of the search, and `starts` the index of the first token of each of the
-    sentences, then of the token after the last sentence.
+    `ids` has the tokens of all sentences of the search. `starts` has the index of the first token of each sentence to
+    encode, then the index after the last token of these sentences.
     """
     begin, width, layers = starts[0], model.width, model.encoder_layers
     rows = starts[len(starts) - 1] - begin

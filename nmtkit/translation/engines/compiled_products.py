@@ -1,7 +1,7 @@
 """Products of the compiled engine: linear layers in 8 bits and in fp32, with the instructions of the processor.
 
-Weights are packed once, in blocks of 16 outputs: a block has the weights of the first one, two or four inputs for all
-its outputs, then of the next inputs. A vector holds 16 outputs of one row, so a step of a product is one instruction
+Weights are packed once, in blocks of 16 outputs. A block has the weights of all its outputs for the first one, two or
+four inputs, then for the next inputs. A vector holds 16 outputs of one row, so a step of a product is one instruction
 for 16 outputs and one, two or four inputs.
 
 In 8 bits, a row of inputs has one scale, and an output has one scale. Sums of products are exact integers, so that

@@ -1,9 +1,9 @@
 """Greedy search, beam search and sampling of compiled Transformers for many sentences, as functions compiled by Numba.
 
 All open hypotheses of all sentences are rows of one product. When the search of a sentence is over, the next sentence
-takes its place. The search finds the same hypotheses as PyTorch's search, with the same rules. The result of a row does
-not depend on the other rows, so a sentence gets the same hypotheses in any batch, and several threads can take
-sentences from the same list.
+takes its place. The search has the same rules as PyTorch's search, and in fp32 finds the same hypotheses. The result of
+a row does not depend on the other rows, so a sentence gets the same hypotheses in any batch, and several threads can
+take sentences from the same list.
 """
 
 from typing import Any, NamedTuple
@@ -70,12 +70,12 @@ class SearchState(NamedTuple):
     spaces: Array  # records SPACE, one for each model, like `caches` and `outputs`
     caches: Array  # records CACHE
     outputs: Array  # records OUTPUT; unused without shortlists
-    tables: Array  # models x slots x columns of `linear`: the packed output projections of shortlists
+    tables: Array  # models x slots x columns of `compiled_products.linear`: packed output projections of shortlists
     slots: Array  # records SLOT
     rows: Array  # records ROW: the rows of a step
     before: Array  # slots x beam: log probabilities of the open hypotheses
-    newest: Array  # slots x beam: their newest tokens
-    parents: Array  # slots x beam: the hypotheses that they continue
+    newest: Array  # slots x beam: the newest token of each open hypothesis
+    parents: Array  # slots x beam: the hypothesis of the previous step that each open hypothesis continues
     best_scores: Array  # slots x 2 beam: log probabilities of the best continuations, best first
     best_hypotheses: Array
     best_tokens: Array

@@ -25,7 +25,7 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import max_lengths
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
-# B sentences
+# B slots
 
 # number of steps between two reads by the host; more steps leave slots idle, fewer steps keep the host busy
 STEPS_PER_SYNC = 2

@@ -33,8 +33,9 @@ COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 def exported(path: Path, precision: Precision) -> Path:
     """Returns the folder with the CTranslate2 model of the checkpoint `path`. Exports the checkpoint if necessary.
 
-    The folder is next to the checkpoint, or in `cache_folder` if that folder is not writable. The name contains the
-    checksum of the checkpoint, so a new checkpoint with the same name is exported again and replaces the old export.
+    The folder is next to the checkpoint, or in `cache_folder` if the folder of the checkpoint is not writable. The name
+    of the folder contains the checksum of the checkpoint, so a new checkpoint with the same name is exported again and
+    replaces the old export.
 
     Raises ImportError without the package ctranslate2, and ValueError for a model that CTranslate2 does not support.
     """

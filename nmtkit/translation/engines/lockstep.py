@@ -112,7 +112,7 @@ class LockstepSearch:
             columns = [
                 np.flatnonzero(row) for row in self.shortlist.allowed(encoded, list(map(needed_pieces, constraints)))
             ]
-            # most sentences have no prefix; `isin` takes longer than the rest of this method
+            # sentences without a prefix skip `isin`, which takes longer than the rest of this method
             prefixes = [ids and np.searchsorted(own, ids) for own, ids in zip(columns, prefixes, strict=True)]
             allowed = [ids and np.flatnonzero(np.isin(own, ids)) for own, ids in zip(columns, allowed, strict=True)]
         texts = list(dict.fromkeys(text for each in constraints for text in each.avoided))

@@ -1,9 +1,9 @@
 """Numba as an engine: a search that is compiled for the processor, for Transformers on a CPU.
 
 The operations of a narrow model are so small that PyTorch takes longer to start them than to compute them. A compiled
-search has no such costs, and multiplies integers of 8 bits at the speed of the processor. It finds the same hypotheses
-as `beam_search.Search`. Needs the package numba. Compilation takes some ten seconds; `jobs/machine_code.py` keeps the
-machine code in files.
+search has no such costs, and multiplies integers of 8 bits with the fastest instructions of the processor. In fp32, the
+search finds the same hypotheses as `beam_search.Search`. Needs the package numba. Compilation takes some ten seconds;
+`jobs/machine_code.py` keeps the machine code in files.
 """
 
 import threading
@@ -30,7 +30,7 @@ from nmtkit.translation.engines.engine import ENGINES, OUTSIDE, Engine, EngineCo
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Segment, SegmentBatch
 
-if TYPE_CHECKING:  # this file imports numba
+if TYPE_CHECKING:  # lockstep.py imports numba
     from nmtkit.translation.engines.lockstep import LockstepSearch
 
 # Settings of which the compiled search supports every value. ALLOWED maps other settings to the supported values.
@@ -76,7 +76,7 @@ class NumbaEngine(Engine):
         return machine_code.background.is_ready()
 
     def is_awaited(self) -> None:
-        """Starts the compilation in the background when this process has worked for AWAITED_SECONDS."""
+        """Starts the compilation in the background if the process has worked for AWAITED_SECONDS since `__init__`."""
         if time.process_time() - self.created_at > AWAITED_SECONDS:
             machine_code.background.start()
 

@@ -183,7 +183,7 @@ class Search:
         return parents, candidates.tokens
 
     def finish_among(self, candidates: Candidates, number: int) -> Candidates:
-        """Finishes hypotheses that end among the best `number` candidates. Returns the best `number` that stay open."""
+        """Finishes candidates that end among the best `number`. Returns the best `number` candidates that continue."""
         if not (candidates.tokens == EOS).any():
             return candidates.first(number)
         self.finish(candidates.first(number))

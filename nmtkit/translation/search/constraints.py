@@ -95,7 +95,7 @@ class PieceTexts:
 
 @lru_cache(maxsize=8)
 def target_texts(tokenizer: Tokenizer, capitals: bool = False) -> PieceTexts:
-    """Returns the texts of the target pieces. With `capitals`, texts are in capitals, because outputs will be."""
+    """Returns the texts of the target pieces. With `capitals`, texts are in capitals, like the final outputs."""
     texts = piece_texts(tokenizer)
     return PieceTexts(text_bytes(text.upper() if capitals else text) for text in texts)
 
@@ -148,8 +148,8 @@ class AvoidedText:
     def at_the_start(self) -> "list[AvoidedText]":
         """Returns texts with which a part of a line must not begin: ends of the avoided text.
 
-        The part before may end with the start of the avoided text. Parts are joined by a space, or directly in scripts
-        without spaces.
+        The previous part of the line might end with the start of the avoided text. Parts are joined by a space, or
+        directly in scripts without spaces.
         """
         text, results = self.text.decode(), []
         for index in range(1, len(text)):
@@ -211,8 +211,8 @@ class RequiredText:
 def usual_spelling(text: str, pieces: PieceTexts, whole_words: bool) -> Phrase:
     """Returns the shortest sequence of pieces that spells a text, after a space where this is possible.
 
-    Otherwise, returns a piece that contains the text, unless the text must be a whole word. () means that the
-    vocabulary cannot spell the text.
+    If no sequence spells the text, returns a piece that contains the text, unless the text must be a whole word. ()
+    means that the vocabulary cannot spell the text.
     """
     data = text_bytes(text)
     after_space = shortest_spelling(data if data.startswith(b" ") else b" " + data, pieces)
@@ -266,7 +266,7 @@ class Constraints:
         return len(self.prefix) + bool(self.after_prefix) + phrases
 
     def check(self, options: SearchOptions) -> None:
-        """Raises ValueError when the constraints contradict each other or `options`. The message names both."""
+        """Raises ValueError if a phrase is empty or unspellable, or if constraints conflict, also with `options`."""
         texts = [spelling.text for required in self.required for spelling in required.alternatives]
         if not all(text.strip() for text in (*texts, *(avoided.text.decode() for avoided in self.avoided))):
             raise ValueError("a required or avoided phrase is empty")

@@ -28,7 +28,8 @@ from nmtkit.translation.search.scorer import SearchModel
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchHypotheses
 
-# B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in some list, K in the longest list
+# B sentences, R hypotheses of each, N = B x R rows, V target vocabulary, U pieces in the union of the lists, K pieces
+# in the longest list
 
 Models = Sequence[SearchModel]
 Pieces = npt.NDArray[np.int64]
@@ -44,7 +45,7 @@ class Columns:
 
     pieces: Tensor  # U, sorted
     lists: Tensor | None  # B K, indices into `pieces`; None: column i of every sentence is piece i
-    absent: Tensor | None  # B 1 K (or U), bool, columns that are not in the list of a sentence; None: there are none
+    absent: Tensor | None  # bool, B 1 K (or U without `lists`): columns outside the list of a sentence; None: none
 
     def select(self, sentences: Tensor) -> "Columns":
         lists, absent = (None if part is None else part[sentences] for part in (self.lists, self.absent))
@@ -57,7 +58,7 @@ class Columns:
         return self.pieces[tokens]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Selects the logits of each sentence's list: N K. The argument has logits for all lists, N U, or for V pieces.
+        """Returns the logits of the list of each sentence, N K. `logits` is N U (the columns of `pieces`) or N V.
 
         Columns that are not in the list of a sentence get the logit -inf.
         """

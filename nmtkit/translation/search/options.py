@@ -6,7 +6,7 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
 from nmtkit.scoring.segments import check_segment_metric
 
-LONGEST = 10_000  # maximum pieces of an output of any search
+LONGEST = 10_000  # largest value of --max-len-b, --min-len and --no-repeat-ngram
 
 SEARCH_RULES = (
     FlagRule("--sampling", excludes=("--beam", "--diverse-groups"), reason="samples are drawn independently"),
@@ -29,7 +29,7 @@ SEARCH_RULES = (
     ),
 )  # fmt: skip
 
-# CTranslate2 masks forbidden tokens before the softmax, and its samples differ from nmtkit.
+# CTranslate2 masks forbidden tokens before the softmax, and its samples differ from the samples of nmtkit.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
@@ -79,7 +79,7 @@ class SearchOptions(Config):
         max=1000,
     )
     diversity: float = option(
-        0.5, "penalty of a token for each earlier group that chose it in the same step", min=0, max=1000
+        0.5, "penalty of a token for each hypothesis of earlier groups with this token in this step", min=0, max=1000
     )
     sampling: bool = option(
         False, "sample from the distribution of the model instead of searching for the best translation"

@@ -79,7 +79,7 @@ def max_lengths(
 
     The options limit pieces: language tokens of the output are added, and tokens before the text of the source do not
     count. The positions of the models limit the outputs. An output that needs more tokens for its constraints may be
-    longer; `ModelInput` checks that the models have positions for these tokens.
+    longer; `pipeline.ModelInput` checks that the models have positions for these tokens.
     """
     limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
     lengths = []
@@ -94,7 +94,7 @@ def max_lengths(
 
 
 def forbidden_tokens(options: SearchOptions) -> list[int]:
-    """Returns the tokens that no output contains. Outputs shorter than `options.min_len` do not end in eos either."""
+    """Returns the tokens that no output contains. Eos, which is forbidden below `options.min_len`, is not included."""
     return [BOS] if options.unkpen is not None or options.replace_unknown else [BOS, UNK]
 
 
@@ -193,7 +193,7 @@ def forbid_repeats(log_probs: Tensor, history: Tensor, size: int) -> None:
 # None of 109,155 human translations (captions and package descriptions) is a loop by this rule. A small model wrote 9
 # loops for 1,000 captions, and all 9 are wrong.
 
-LONGEST_RUN = 3  # without a second occurrence of the same 3 pieces, no output has a longer run
+LONGEST_RUN = 3  # with --no-repeat-ngram LONGEST_RUN, no output has a longer run
 LONGEST_NUMBER = 24  # maximum characters of a number that is not a loop; 1.000.000.000.000.000 has 21
 NUMBER = re.compile(r"\S*\d\S*|(?:\s?\d{3})+")  # without spaces, or in groups of three digits
 ROW_OF_SIGNS = re.compile(r"(?:[^\w\s]|_)(?:\W|_)*")

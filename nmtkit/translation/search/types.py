@@ -52,9 +52,9 @@ class Hypothesis:
     # [start, end, start, end], the character positions of a target word's most attended source word (in Unicode's
     # normal form NFC), then of the target word.
     alignment: list[list[int]] | list[list[float]] | None = None
-    utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
+    utility: float | None = None  # set by SearchOptions.mbr: `SegmentMetric.utilities`, mostly 0 to 100
     quality: Quality | None = None  # set by SearchOptions.quality
-    no_repeat_ngram: int | None = None  # set if the line was decoded again with this option, because it was a loop
+    no_repeat_ngram: int | None = None  # set if the line was decoded again with this option, because of a loop
     terms: list[TermResult] | None = None  # set with a glossary: the result of each term of the source, in order
 
 
