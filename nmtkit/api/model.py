@@ -237,7 +237,7 @@ class Model:
 
         `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
         L]. `target_output` [T] holds the piece that each position predicts. Without `target`, `target_input` has bos
-        and the token of the target language, if the model has such a token: the first tokens that a search gives.
+        and the token of the target language, if the model has such a token. Every search begins with these tokens.
 
         Raises ValueError for a text that is longer than the model can read, and for lists that are empty or differ in
         length.
@@ -271,10 +271,11 @@ class Model:
     def logits(
         self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: str | None
     ) -> Tensor | list[Tensor]:
-        """Returns the logits of each target piece, given the source and the pieces before it (teacher forcing).
+        """Returns the logits of each target piece, given the source and the preceding target pieces (teacher forcing).
 
-        For a text, the result is a tensor T V: a row for each piece of `target` and a row for eos. For a list, the
-        result is a list of such tensors, or with `padded` one tensor B L V with zeros after the end of each text.
+        For a text, the result is a tensor [T, V] with a logit for each of V target pieces. The T rows predict the token
+        of the target language (if the decoder reads such a token), the pieces of `target`, and eos. For a list, the
+        result is a list of such tensors, or with `padded` one tensor [B, L, V] with zeros after the end of each text.
         `source_lang` and `target_lang` are for models of several languages. If the model was loaded with `trainable`,
         the logits have gradients.
 
@@ -293,10 +294,11 @@ class Model:
     def decoder_states(
         self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
     ) -> list[Tensor]:
-        """Returns the states of the decoder: one tensor T D for the embeddings, and one tensor T D for each layer.
+        """Returns the states of the decoder: a tensor [T, D] for the embeddings, then a tensor [T, D] for each layer.
 
-        Row t predicts piece t of `target`; the last row predicts eos. The last tensor is the input of the output
-        projection. If the model was loaded with `trainable`, the states have gradients.
+        The T rows, of the model's width D, predict the token of the target language (if the decoder reads such a
+        token), the pieces of `target`, and eos. The last tensor is the input of the output projection. If the model was
+        loaded with `trainable`, the states have gradients.
 
         Raises ValueError for an ensemble, for lists of texts, for architectures whose layers do not compute one row for
         each token, and in the same cases as `batch`.

@@ -143,7 +143,7 @@ def texts(texts: str | Iterable[str]) -> list[str]:
 
 
 def pairs(source: str | Sequence[str], target: str | Sequence[str] | None) -> list[Request]:
-    """Returns requests of texts with their translations. Without `target`, the translations are empty."""
+    """Returns a request for each text, with its translation or "" as reference. Raises ValueError if counts differ."""
     sources = texts(source)
     if target is None:
         return [Request(text, reference="") for text in sources]

@@ -6,7 +6,7 @@ Cleaning has four steps:
 2. The filters learn their statistics from the sample.
 3. Worker processes mend and score the blocks, and write the mended text and the scores to scratch files.
 4. `Decision` drops pairs. The first filter that drops a pair becomes the reason of the pair. Then `Decision` drops
-   near-duplicates of kept pairs, and writes the outputs.
+   duplicates of kept pairs, and writes the outputs.
 """
 
 import pickle

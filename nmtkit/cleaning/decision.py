@@ -23,7 +23,7 @@ from nmtkit.jobs import progress
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # similar pairs are ranked by the first of these scores that the run has
+QUALITY = (PROBABILITY, MODEL, "alignment")  # equal or similar pairs are ranked by the first of these scores in the run
 EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # number of bars in a histogram
 
@@ -112,9 +112,10 @@ class Decision:
     def _drop_duplicates(self) -> None:
         """Drops kept pairs that equal another kept pair on the sides that `config.duplicates` names.
 
-        The comparison ignores case, spaces and punctuation. The first of several equal pairs stays. If only one side
-        is compared, the best pair stays. If both sides are compared, equal pairs are not ranked by their scores,
-        because such pairs differ only in case, spaces and punctuation, and models prefer some of these forms by chance.
+        The comparison ignores case, spaces and punctuation. If one side is compared, the best of several equal pairs
+        stays. If both sides are compared, the first pair stays: equal pairs then differ only in case, spaces and
+        punctuation, and models prefer some of these forms by chance. With --duplicate-similarity, also drops similar
+        pairs.
         """
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
@@ -156,7 +157,7 @@ class Decision:
         self._drop(kept[texts.find(order)])
 
     def _quality(self, rows: RowNumbers) -> npt.NDArray[np.float32] | None:
-        """Returns the scores of the pairs `rows` that rank similar pairs. The pair with the highest score stays.
+        """Returns a score for each pair in `rows`. Of equal or similar pairs, the pair with the highest score stays.
 
         The score is the first of `QUALITY` that the run has. Returns None if the run has none of these scores. The
         scores are rounded to hundredths, so that the first of several pairs with nearly equal scores stays.

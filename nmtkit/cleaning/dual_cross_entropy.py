@@ -46,7 +46,7 @@ class DualCrossEntropy:
     passes = 2
 
     def __init__(self, forward: Path, backward: Path, languages: tuple[str, str]) -> None:
-        """`languages` are the source and the target language. Only models of several languages use `languages`.
+        """`languages` are the source and the target language of the pairs, which `codes_of` compares with the models.
 
         Raises ValueError for a language model, a model of the opposite direction, or a model without these languages.
         """

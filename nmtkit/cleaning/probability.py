@@ -1,4 +1,4 @@
-"""Late scores of pairs, computed after all filters: a score from translation models, and a probability from all scores.
+"""Late scores of pairs, computed after all filters: a score from models, and a probability from several scores.
 
 Only pairs that every filter keeps get late scores. All other pairs have NaN. A logistic regression computes the
 probability that a pair is good. Its good examples are the best pairs of the corpus. Its bad examples are the same

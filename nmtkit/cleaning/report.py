@@ -16,7 +16,7 @@ OVERLAPS = 12  # maximum number of pairs of filters
 
 
 def page(report: CleanReport, source_lang: str, target_lang: str) -> str:
-    """Returns the page as HTML. Filters that dropped pairs come first; the other filters are folded at the end."""
+    """Returns the page as HTML. Filters without a pair beyond their limits are folded at the end."""
     share, dropped = f"{report.kept / max(1, report.read):.1%}", report.read - report.kept
     used = sorted((item for item in report.filters if item.matching), key=lambda item: -item.dropped)
     idle = [item for item in report.filters if not item.matching]

@@ -1,12 +1,12 @@
 """Cleans corpora in shards: `clean --output-dir`, and `merge` of the folder.
 
     input.pairs         the blocks of all pairs, before mending
-    job.pickle          the settings, the fitted filters and the models (`StoredJob`)
+    job.pickle          the settings, the fitted filters and the names of the models (`StoredJob`)
     shard-000007.pairs  the mended blocks of a shard, each with its scores and keys
 
 The filters are fitted once, before the shards, on the same sample as without shards. Shards consist of the same blocks
 too, so that the scores are equal to the last digit. Steps that need all pairs belong to the merge: the probability,
-near-duplicates, and the report. Pickled files can run code, so do not merge a folder that you do not trust.
+duplicates, and the report. Pickled files can run code, so do not merge a folder that you do not trust.
 """
 
 import os

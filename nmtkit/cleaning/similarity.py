@@ -40,7 +40,7 @@ class SimilarTexts:
         self._lengths.extend(len(line) for line in lines)
 
     def find(self, order: RowNumbers) -> RowNumbers:
-        """Returns the indexes of the texts that are similar to a text that stays, in ascending order.
+        """Returns the indexes of the texts that do not stay, in ascending order.
 
         `order` has the indexes of all texts, the best text first. A text stays if it is not similar to a better text
         that stays.

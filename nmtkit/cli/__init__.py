@@ -1,4 +1,4 @@
-"""The `nmtkit` command. It imports a subcommand only when it runs, so that help and completion do not import torch."""
+"""The `nmtkit` command. A subcommand is imported when it runs, so that help and completion do not import torch."""
 
 import contextlib
 import gc
@@ -154,7 +154,7 @@ def _about_flag(error: click.UsageError) -> str | None:
 
 
 def _example(context: click.Context | None) -> str:
-    """Returns the first example on the help page of a command: it shows which flags take files."""
+    """Returns the first example on the help page of a command, or "". Examples show the flags that take files."""
     lines = (context.command.help or "").splitlines() if context else []
     return next((line.strip() for line in lines if line.strip().startswith("nmtkit ") and line[-1] != "\\"), "")
 
@@ -175,7 +175,7 @@ def main() -> None:
     COMMAND -h shows the most used flags, COMMAND --help shows all flags.
     Completion in bash: eval "$(_NMTKIT_COMPLETE=bash_source nmtkit)"
     """
-    # Batches of different sizes fragment the GPU memory unless its segments can grow. The CUDA allocator reads the
-    # variable once.
+    # Batches of different sizes fragment the GPU memory unless its segments can grow. The CUDA allocator reads these
+    # variables once.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

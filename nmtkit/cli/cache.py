@@ -33,7 +33,7 @@ def command(action: Action, names: tuple[str, ...], days: int | None) -> None:
     nmtkit cache dir
 
     list shows the name, the size and the last use of each model of the Hugging Face Hub, and of other files, such as
-    the machine code of the compiled search. dir prints the folder, which NMTKIT_CACHE names. remove takes a name with
+    the machine code of the compiled search. dir prints the folder, which NMTKIT_CACHE can set. remove takes a name with
     or without @REVISION. prune removes the imports of other versions of nmtkit, and unfinished imports of processes
     that were killed.
 

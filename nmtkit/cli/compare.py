@@ -147,7 +147,7 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
 
 
 command.params += flags(CompareConfig)
-# the same flags with the same help
+# flags of `nmtkit score`, with the same help texts
 command.params += [each for each in score.command.params if {*each.opts} & {"--sys", *SHARED}]
 
 

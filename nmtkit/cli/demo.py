@@ -1,4 +1,4 @@
-"""`nmtkit demo`: runs the five commands on an embedded corpus."""
+"""`nmtkit demo`: runs five commands, from preprocess to score, on an embedded corpus."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from nmtkit.jobs import progress
 def command(folder: Path, overwrite: bool) -> None:
     """Learn to translate English to German in three minutes, on an embedded corpus.
 
-    The demo runs the five commands of nmtkit and shows each command before it runs, so that you can run it yourself.
+    The demo runs five commands of nmtkit and shows each command before it runs, so that you can run it yourself.
     At the end, the demo shows translations, their references, the score, and scores of two baselines without a model.
     If you call the demo a second time, the demo shows the same result again.
     """

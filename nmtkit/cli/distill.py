@@ -164,7 +164,7 @@ command.params += [flag for flag in flags(SHARDS) if flag.name in SHARD_FIELDS]
 
 
 def translate_by_server(text: Path, distill: DistillConfig, settings: Mapping[str, Any]) -> None:
-    """Translates the lines of a file with a server, in shards. Prints the next commands."""
+    """Translates the lines of a file with a server, in shards. Warns if lines give no pair."""
     with imports():
         from nmtkit.cli.shards import run_shards, this_command
         from nmtkit.data.corpora.corpus import format_of

@@ -120,7 +120,7 @@ command.params[:0] = flags(ExportConfig)
 
 
 def push(config: ExportConfig, repository: str, source: Path, destination: Path | None) -> None:
-    """Writes the checkpoint `source` to `destination`, or to temporary files, and uploads it with a model card."""
+    """Exports `source` to `destination`, or to temporary files, and uploads the exported files with a model card."""
     from nmtkit.data import hub
     from nmtkit.models.formats.model_card import check_license, published_card, read_scores
 

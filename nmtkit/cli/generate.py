@@ -63,7 +63,7 @@ class GenerateCommand(ComponentCommand):
 
 
 def processor_registry() -> "list[Registry[LogitsProcessor]]":
-    """Imports the logits processors of the package. Returns their registry, as a list."""
+    """Imports the logits processors of the package. Returns a list whose only element is their registry."""
     with imports():
         from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
     return [LOGITS_PROCESSORS]
@@ -159,7 +159,7 @@ complete_with(command.params, "test_set", published_sets)
 def parsed_job(
     data: Path | None, paths: Sequence[Path], files: Sequence[Path], plugins: Sequence[str], settings: Mapping[str, Any]
 ) -> GenerateJob:
-    """Makes and checks the job of a command line. Opens the document, if the input is one. Imports the plug-ins.
+    """Makes and checks the job of a command line. If the input is a document, reads the document. Imports the plug-ins.
 
     Raises ValueError or OSError.
     """

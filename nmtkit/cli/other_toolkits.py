@@ -19,7 +19,7 @@ def about_flag(command: str, flag: str) -> str | None:
 
 
 def about_command(name: str, known: Collection[str]) -> str | None:
-    """Returns the nmtkit command for an unknown name, which is a misspelling or a command of another toolkit."""
+    """Returns advice about an unknown name, a misspelling or a command of another toolkit, or None without advice."""
     name = re.sub("^(fairseq|onmt|sockeye|marian)-", "", name.replace("_", "-"))
     if name in known:
         return f"the command of nmtkit is nmtkit {name}"

@@ -16,8 +16,8 @@ def command() -> None:
     XDG_CACHE_HOME=/opt/cache nmtkit precompile
 
     The first translations on a machine do the same in the background, so this command is for container images and for
-    benchmarks. The code is kept in the folder nmtkit of $XDG_CACHE_HOME, or of ~/.cache. The code works only on the
-    same kind of processor. Needs nmtkit[numba].
+    benchmarks. The code is kept in $NMTKIT_CACHE, or in the folder nmtkit of $XDG_CACHE_HOME or of ~/.cache. The code
+    works only on the same kind of processor. Needs nmtkit[numba].
     """
     from nmtkit.config.files import user_cache
     from nmtkit.jobs import machine_code

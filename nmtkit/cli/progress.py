@@ -15,7 +15,7 @@ from nmtkit.jobs.progress import WorkStage, duration, quantity, rate
 log = logging.getLogger("nmtkit")
 
 REDRAW = 0.2  # seconds between two redraws of the bar
-FIRST_LINE = 5.0  # seconds to the first line of text; later intervals: 1/20 of the elapsed time, at most LONGEST
+FIRST_LINE = 5.0  # seconds to the first line of text; intervals: 1/20 of the elapsed time, from FIRST_LINE to LONGEST
 LONGEST = 60.0
 QUIET_OUTPUT = 1.0  # seconds without output after which the bar returns, if stdout is the same terminal
 STARTING = "Starting"  # the stage before the first call of `begin`; only a terminal shows this stage

@@ -126,7 +126,7 @@ class ScoreConfig(Config):
     target_lang: str | None = option(
         None,
         "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, off-target expects this "
-        "language, and a multilingual model of --path reads it; --data contains it",
+        "language, and a multilingual model of --path reads this language; --data contains the language",
         flag="-t/--target-lang",
         metavar="CODE",
     )

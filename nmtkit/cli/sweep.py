@@ -125,7 +125,7 @@ command.params += flags(SweepConfig)
 
 
 def check_translation(sweep: "Sweep", run: "SweepRun") -> None:
-    """Raises ValueError before the first run is trained, if the rows would have no translations to compare."""
+    """Raises ValueError if the run would have no translations to compare, or if [sweep.generate] has a mistake."""
     from nmtkit.data.dataset.binarized import Dataset
 
     if sweep.base and sweep.generate is None:

@@ -47,7 +47,7 @@ def option(
     `Literal["a", "b"]`. The path of a `checkpoint` may be the folder of a run (`checkpoint_of` in files.py). `access`
     says if a path is read, or is a file to write, so that a command checks the path before it loads anything.
 
-    `finetuning` is for fields of architectures. It says if --finetune-from accepts another value than the value of the
+    `finetuning` is for fields of architectures. It says if --finetune-from accepts a value that differs from the
     checkpoint. "free": the field does not change the output of a trained model, or only through the shapes of its
     parameters. "adapts": the output changes, but training adapts the model, so a warning is enough. "refused": a model
     with another value is a different function.
@@ -146,9 +146,9 @@ class FlagRule:
 def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collection[str]) -> None:
     """Raises ValueError for the first broken rule.
 
-    `given` are the flags that the user typed. `on` are the flags that have an effect. For example, `--groups 1` is
-    given but not on if 1 is the default. If a flag is given, one of its `needs` must be on. If a flag is on, none of
-    its `excludes` may be given.
+    `given` are the flags that the user typed. `on` are the flags that have an effect. For example, `--diverse-groups 1`
+    is given but not on, because 1 is the default. If a flag is given, one of its `needs` must be on. If a flag is on,
+    none of its `excludes` may be given.
     """
     for rule in rules:
         if rule.flag in given and rule.needs and not set(rule.needs) & set(on):

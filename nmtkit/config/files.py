@@ -1,4 +1,4 @@
-"""Writes files and folders completely or not at all, even if the power fails. Does not import torch."""
+"""Checks paths. Writes files and folders completely or not at all, even if the power fails. Does not import torch."""
 
 import atexit
 import errno
@@ -103,7 +103,7 @@ def is_hub_name(text: str) -> bool:
 
 
 def located_in(folder: Path, text: str) -> str:
-    """Returns a path that a file in `folder` names, with `folder` as prefix if relative. Hub names and "none" stay."""
+    """Returns a path that a file in `folder` names. A relative path gets the prefix `folder`; other texts stay."""
     return text if text in ("", "none") or is_hub_name(text) else str(folder / text)
 
 
@@ -119,7 +119,7 @@ def portable_name(path: Path) -> str:
 
 
 def listed_lines(path: Path, kind: str) -> dict[int, str]:
-    """Returns the lines of a file with one item per line, such as an API key, by number. Lines with # are comments.
+    """Returns the items of a file, such as API keys, by line number. Lines that begin with # are comments.
 
     Raises ValueError, with the `kind` of the items, for a file that is not UTF-8 or has no items.
     """
@@ -224,7 +224,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | No
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """Yields a new folder beside `destination` to fill. At the end of the block, it gets the name `destination`.
+    """Yields a new folder beside `destination` to fill. At the end of the block, the folder becomes `destination`.
 
     If the block raises an error, the folder is removed. Raises ValueError if `destination` exists and is not an empty
     folder, and OSError if the disk is full.
@@ -262,7 +262,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def user_cache() -> Path:
-    """Returns nmtkit's folder in the user's cache. The folder may be missing, and may be impossible to write."""
+    """Returns NMTKIT_CACHE, or else nmtkit's folder in the user's cache. The folder may be missing or read-only."""
     if folder := os.environ.get("NMTKIT_CACHE"):
         return Path(folder).absolute()
     try:

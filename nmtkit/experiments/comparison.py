@@ -52,7 +52,7 @@ class RunSummary:
     reason: str  # stop reason; for a run that is running, its process and machine
     update: int  # last update in the log
     updates: int | None  # updates of the whole run, if known
-    settings: dict[str, Any]  # settings of the last updates by name, as returned by `flat_settings`
+    settings: dict[str, Any]  # settings since the last start or resume, as returned by `flat_settings`
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
     best: dict[str, ValidationScore]  # metric -> best score
@@ -170,7 +170,7 @@ def _on_cpu(facts: Mapping[str, Any]) -> bool:
 def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> float | None:
     """Returns the CPU time of all processes of a run, or the duration multiplied by the number of GPUs.
 
-    The result for a log without CPU times is the duration multiplied by --threads, or None without --threads.
+    The result for a log without CPU times is duration x processes x --threads, or None without --threads.
     """
     processes = int(facts.get("processes", 1))
     if not _on_cpu(facts):
@@ -185,7 +185,7 @@ def _device_seconds(records: Sequence[Mapping[str, Any]], facts: Mapping[str, An
 
 
 def differing(runs: Sequence[RunSummary]) -> list[str]:
-    """Returns the names of settings that differ among the runs that have them, except the settings in `OWN`."""
+    """Returns the settings outside `OWN` that differ among the runs that have them, and "dataset" if it differs."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in OWN)
     values = {name: [run.settings[name] for run in runs if name in run.settings] for name in names}
     unequal = [name for name, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)]
@@ -200,7 +200,7 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Groups runs with the same dataset, plug-in code and settings, which have changed after the same updates.
+    """Groups runs with the same dataset, plug-in code, settings and changes of settings after the same updates.
 
     The seed and the settings in `OWN` may differ.
     """

@@ -103,7 +103,7 @@ def unrounded(runs: Sequence[RunSummary]) -> list[list[str]]:
 def table(header: list[str], lines: list[list[str]], settings: int) -> str:
     """Returns a text table that fits the terminal. `settings` columns of settings follow the run name.
 
-    The earlier settings of a run that has changed them stand below. If the table is too wide, four steps make it
+    Earlier settings of resumed runs are below the table. If the table is too wide, four steps make the table
     narrower until it fits. First, the columns nll and ppl are removed. Second, the settings move below the table, or
     are removed if the names of the runs contain them. Third, the reasons of failures move below the table. Fourth,
     speeds and then times are removed if folded names are not enough.

@@ -137,7 +137,7 @@ class OptunaStudy:
         return distributions
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of a trial. Numbers are rounded to three digits, as in the names of runs."""
+        """Returns the settings of a trial. Fractions from ranges have three digits, as in `Range.draw`."""
         space = self.sweep.space
         return {
             name: (float(f"{value:.3g}") if isinstance(value, float) else value)

@@ -44,7 +44,7 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: random.Random) -> float:
-        """Returns a random number in the range, rounded to three digits, because run names show three digits."""
+        """Returns a random number in the range: an integer, or a number of three digits, for short run names."""
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
@@ -221,7 +221,7 @@ class Sweep:
         # the architecture of the model may come from a plug-in of the runs
         flags = [word for name in job.plugins for word in ("--plugin", name)]
         settings = self.generate
-        for entry in LOGITS_PROCESSORS.entries.values():  # their settings have paths of models
+        for entry in LOGITS_PROCESSORS.entries.values():  # settings of logits processors may be paths of models
             settings = in_folder(settings, type(entry.preset), self.file.parent)
         flags += [word for name, value in settings.items() for word in _generate_flag(name, value)]
         output = ["--output", str(folder / TRANSLATIONS)]

@@ -25,10 +25,10 @@ def formatted(
     notes: Sequence[str] = (),
     text: Callable[[], str] | None = None,
 ) -> str:
-    """Returns a table with its `notes`.
+    """Returns a table in a format of `--format`. Markdown and the aligned text table also have the `notes`.
 
     `header` and `lines` are texts for readers. For programs, `plain` is the JSON value, and `unrounded` returns the
-    headings and the rows of TSV and CSV, which have no notes. `text` replaces the aligned text table.
+    headings and the rows of TSV and CSV. `text` replaces the aligned text table and its notes.
     """
     if format == "json":
         return json.dumps(plain, ensure_ascii=False, indent=1) + "\n"

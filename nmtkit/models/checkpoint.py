@@ -26,11 +26,11 @@ def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:
-    """Reads a checkpoint like `read`, and returns a complete model: merges adapters with their base, and turns weights
-    in 8 bits into fp32.
+    """Reads a checkpoint like `checkpoint_file.read`, and makes the model complete.
 
-    The base is the file that training used, or else a file with the same name in the folder of the checkpoint. Raises
-    OSError or ValueError like `read`, and also if the base is missing or is a different model.
+    Adapters are merged with their base, and weights in 8 bits become fp32. The base is the file that training used, or
+    else a file with the same name in the folder of the checkpoint. Raises OSError or ValueError like
+    `checkpoint_file.read`, and also if the base is missing or is a different model.
     """
     contents = dequantized(read(path, mmap), path)
     return contents if "adapters" not in contents else _merged(contents, path, mmap)

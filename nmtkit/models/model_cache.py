@@ -1,4 +1,4 @@
-"""The cache of models of the Hugging Face Hub: a folder for each commit, with an imported checkpoint. Loads no model.
+"""The cache of models of the Hugging Face Hub: a folder for each commit, with an imported checkpoint.
 
 `models/ORG--NAME/COMMIT-VERSION/model.pt` in the cache of nmtkit is the checkpoint of a commit, made by an importer of
 this version. `models/ORG--NAME/revisions.json` maps branches and tags to commits, for use without a network.
@@ -146,7 +146,7 @@ def _commits(folder: Path) -> Iterator[CacheEntry]:
 
 
 def named(entry: CacheEntry, name: str) -> bool:
-    """Returns whether `name` names an entry: a repository, or a repository@revision or @beginning-of-commit."""
+    """Returns whether `name` names an entry: NAME, NAME@REVISION, or NAME@ and at least five digits of a commit."""
     whole, _, revision = name.partition("@")
     repository, _, commit = entry.name.partition("@")
     if whole != repository:

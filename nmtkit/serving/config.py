@@ -12,7 +12,7 @@ from nmtkit.jobs.threads import usable_cores
 from nmtkit.translation.options import GLOSSARY_RULE, PIVOT_RULE, DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.search.options import CTRANSLATE2_RULE, SEARCH_RULES, SearchOptions
 
-CPU_MAX_TOKENS = 1024  # maximum source tokens of a CPU batch; small, because new requests wait for the running batch
+CPU_MAX_TOKENS = 1024  # default of --max-tokens on a CPU; small, because new requests wait for the running batch
 
 # Fields of SearchOptions that are flags of the server. They apply to all requests.
 SEARCH_FIELDS = (
@@ -20,7 +20,8 @@ SEARCH_FIELDS = (
     *("unkpen", "replace_unknown", "keep_loops", "shortlist", "logits_processors"),
 )
 
-# Fields of TextOptions that are not flags: the request gives the format, and the language pair gives the language.
+# Fields of TextOptions that are not flags here: a request sets `markup`. The switch --split-sentences of `ServeConfig`
+# sets `split_sentences` to the source language of each pair.
 OWN_TEXT_FIELDS = ("markup", "split_sentences")
 
 RULES = (
@@ -62,8 +63,8 @@ class ServeConfig(Config):
     )
     max_queue: int = option(
         10_000,
-        "maximum waiting lines in each of two queues: large requests and small requests; a request that exceeds this "
-        "number gets status 429",
+        "maximum waiting lines in each of two queues, for large and for small requests; a request that would exceed "
+        "this number gets status 429, unless its queue is empty",
         min=1,
         max=10**8,
     )
@@ -177,7 +178,7 @@ class ModelFacts:
     workers: int
     forks: bool  # whether the process that loaded the models forks the workers, or is the worker itself
     streams: bool  # whether the worker translates several batches at once
-    max_tokens: int  # estimated tokens of a batch
+    max_tokens: int  # maximum number of estimated tokens of a batch
     engines: Mapping[str, str]  # the engine of each pair, such as "en-de", with the reason if PyTorch replaces it
     waits: bool  # whether PyTorch translates until the search is compiled
     with_formality: Sequence[tuple[str, str]] = ()  # pairs whose model has the tags of FORMALITY_TAGS

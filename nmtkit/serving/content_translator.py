@@ -13,7 +13,7 @@ from nmtkit.serving.languages import Detector, described, detector_of, served_co
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.reading import Content, PlainText, Refusal
 
-SAME_LANGUAGE = 90.0  # confidence in percent from which a text in the target language is not translated
+SAME_LANGUAGE = 90.0  # percent; a text that is in the target language with at least this confidence stays
 
 
 @dataclass(frozen=True)

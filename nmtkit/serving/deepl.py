@@ -42,7 +42,7 @@ MAX_DOCUMENTS = 10_000
 
 @dataclass(frozen=True)
 class Upload:
-    """An uploaded document. `task` translates and keeps it, and returns the error, if any."""
+    """An uploaded document. `task` translates the document, keeps the translation, and returns None or the error."""
 
     key: str
     characters: int
@@ -93,10 +93,11 @@ class DeepL:
         return JSONResponse({"translations": answers})
 
     def served_languages(self, fields: TranslationFields) -> Pair:
-        """Returns the served codes of the languages of a request, or auto if the request has no source language.
+        """Returns the served codes of the source and the target language of a request.
 
-        Without a language detector, the source is the only language that is translated into the target. Raises Refusal
-        for languages that are not served, and for fields that this server does not support.
+        If the request has no source language, the source is `auto`. But without a language detector, and if only one
+        language is translated into the target, the source is this language. Raises Refusal for languages that are not
+        served, and for fields that this server does not support.
         """
         if fields.unsupported:
             raise Refusal(400, f"this server does not support {', '.join(fields.unsupported)}")
@@ -121,7 +122,7 @@ class DeepL:
     def settings(self, key: ApiKey, fields: TranslationFields, pairs: Sequence[Pair]) -> BatchKey:
         """Returns the settings of a translation without the language pair: formality tag and glossary.
 
-        Raises Refusal if a model does not support a setting.
+        Raises Refusal if a model does not support a setting. Ignores an unsupported formality with `prefer_`.
         """
         facts, different = self.facts, [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1]]
         preferred = fields.formality.startswith("prefer_")
@@ -236,7 +237,7 @@ class DeepL:
         )
 
     async def usage(self, request: Request, fields: NoFields) -> Response:
-        """Answers with the characters of the longest period with a quota, or of the month without quotas."""
+        """Answers with the characters used in the period of `keys.longest_quota`, and the limit of this period."""
         key: ApiKey = request.state.key
         period, limit = longest_quota(key)
         return JSONResponse(

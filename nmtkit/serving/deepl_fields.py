@@ -1,4 +1,4 @@
-"""The fields of requests to DeepL's routes. Fields that DeepL has and this service cannot honour are errors."""
+"""The fields of requests to DeepL's routes. Fields in `UNSUPPORTED` are errors. Other unknown fields are ignored."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -50,7 +50,7 @@ class TranslationFields(RequestFields):
 
     @property
     def unsupported(self) -> list[str]:
-        """Names of the fields of the request that change translations of DeepL and that no model here can honour."""
+        """Names of the fields in `UNSUPPORTED` to which the request gives a value."""
         return [name for name in self.UNSUPPORTED if getattr(self, name) not in (None, [], "")]
 
 
@@ -88,7 +88,7 @@ class DocumentKeyFields(RequestFields):
 
 
 class DictionaryFields(BaseModel):
-    """The terms of a glossary for a language pair. `entries` are lines of a source term, a separator and a target."""
+    """The terms of a glossary for a language pair. A line of `entries` is a source term, a separator, a target term."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -113,7 +113,7 @@ class ReplaceDictionaryFields(DictionaryFields, RequestFields):
 
 
 class MultilingualGlossaryFields(RequestFields):
-    """A glossary of /v3/glossaries, or its changes."""
+    """A new glossary of /v3/glossaries, or the changes of an existing glossary."""
 
     counts = ("requests",)
 

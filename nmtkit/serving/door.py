@@ -23,7 +23,7 @@ from nmtkit.serving.reading import Refusal
 CLIENT_CLOSED = 499  # status in the metrics if the client has disconnected; the same number as in nginx
 QUOTA_EXCEEDED = 456  # status of DeepL for a quota that does not renew soon
 DEEPL_PATHS = ("/v2/", "/v3/")  # beginnings of the paths of DeepL's interface
-SCHEMES = ("bearer", "deepl-auth-key")  # of the header Authorization
+SCHEMES = ("bearer", "deepl-auth-key")  # schemes of the header Authorization, in lower case
 
 Handler = Callable[[Request], Awaitable[Response]]
 FieldsHandler = Callable[[Request, Any], Awaitable[Response]]  # the second argument: validated fields
@@ -78,9 +78,10 @@ class Door:
             return error_response(request, status, refusal.message, refusal.headers)
 
     def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
-        """Returns a handler that reads the fields of a request for `handler`, which finds the key in `request.state`.
+        """Returns a handler that stores the key of a request in `request.state`, and calls `handler` with its fields.
 
-        A key in a header or in the query string is checked before the body is read. DeepL's routes accept no other key.
+        A key in a header or in the query string is checked before the body is read. DeepL's routes accept no key in the
+        body.
         If the client disconnects, all work for the request ends, also the work that waits for a thread.
         """
 

@@ -56,7 +56,7 @@ class FileWatcher:
         return [*(model.path for model in self.job.all_paths), *given(self.job.text.glossary)]
 
     async def run(self) -> None:
-        """Watches the files. Also starts the compilation of the search, and reloads the models when it has ended."""
+        """Watches the files. Also starts the compilation of the search, and reloads the models at its end."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.reload_requested.wait(), WATCH_SECONDS)

@@ -19,7 +19,7 @@ from nmtkit.serving.reading import EXTENSIONS, Refusal
 from nmtkit.text.normalization import check_characters
 from nmtkit.text.quality import Quality
 
-EXAMPLE_URL = "http://localhost:5000"  # in examples of answers; the page /docs replaces it by the address of the server
+EXAMPLE_URL = "http://localhost:5000"  # address in example answers; the page /docs shows the real address
 MAX_ALTERNATIVES = 10
 MAX_CODE = 100  # maximum letters of a language code
 

@@ -45,7 +45,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A valid key. Requests of a server without keys have the key of the account ""."""
+    """The account and the quotas of a valid key. On a server without keys, all requests have the account ""."""
 
     account: str = ""
     quotas: tuple[Quota, ...] = ()
@@ -145,7 +145,7 @@ class Usage:
         return max(1, -int((now - end).total_seconds() // 1))
 
     def unsaved(self) -> bytes | None:
-        """Returns the contents of the file with all counts of the current month, or None if the file is up to date."""
+        """Returns the counts of this month as contents of the file, or None if all are saved. Forgets past months."""
         if self.path is None or not self.changed:
             return None
         self.changed = False
@@ -195,8 +195,8 @@ def found(keys: Keys, sent: bytes) -> ApiKey | None:
 def read_api_keys(path: Path) -> Keys:
     """Returns the keys of a file. Lines that begin with # are comments.
 
-    Raises ValueError, with the line, for an unknown setting, a repeated key, or a file without keys. Messages do not
-    contain keys.
+    Raises ValueError for a file without keys and, with the number of the line, for an unknown setting and a repeated
+    key. Messages do not contain keys.
     """
     keys: dict[bytes, ApiKey] = {}
     for number, line in listed_lines(path, "API key").items():

@@ -38,7 +38,7 @@ logger = logging.getLogger("nmtkit")
 class ServedModel:
     """The model of a language pair, with the settings of the search and of the text.
 
-    `terms` is the glossary of `text`. A file that is changed becomes valid when the models are loaded again.
+    `terms` has the terms of the file `text.glossary`. New terms in the file count when the models are loaded again.
 
     If the pair is translated through a pivot language, `first` translates into the pivot language, and this model
     translates the result.
@@ -118,7 +118,8 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     """Returns the models of all language pairs, and a function that each worker calls before its first batch.
 
     A file that serves several pairs is loaded once. The returned function starts the engines, because an engine with
-    threads cannot be forked. Raises OSError or ValueError with the name of the file.
+    threads cannot be forked. Raises OSError, ValueError or ImportError if a model cannot be loaded, or cannot translate
+    with the options of the job.
     """
     load_plugins(job.plugins)
     device = rank_device(job.devices.named_device, workers=job.config.workers or 1)

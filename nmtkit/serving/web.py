@@ -1,4 +1,4 @@
-"""Answers requests for the pages: the translator with its files, and the documentation of the OpenAPI document."""
+"""Answers requests for the pages: the translator with its files, and the documentation of the HTTP interface."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ def _response(request: Request, data: bytes, media_type: str) -> Response:
     return Response(data, media_type=media_type, headers=headers)
 
 
-@lru_cache(64)  # a page may have the name of the host that the client gave
+@lru_cache(64)  # limited, because /docs contains the Host of the request and so has many versions
 def _tag(data: bytes) -> str:
     return f'"{hashlib.sha256(data).hexdigest()[:20]}"'
 

@@ -71,7 +71,7 @@ class MovingAverage:
 
 
 def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
-    """Returns the checkpoints to average: `inputs`, or the `last` N or the `best` N in a single folder.
+    """Returns the checkpoints to average: `inputs`, or in a single folder the `last` N, or the `best` N by `metric`.
 
     Among several inputs, the folder of a run stands for its best checkpoint.
 
@@ -171,9 +171,9 @@ def check_files(paths: list[Path], output: Path) -> None:
 def average(paths: list[Path]) -> Checkpoint:
     """Returns a checkpoint with the mean of the weights and without training state.
 
-    The sums are computed in fp32. The shortlist comes from the first file that has a shortlist. Facts about the origin
-    are kept if they are the same in all files. Files are mapped one at a time, so that the memory holds only the sums
-    and parts of a single file.
+    The sums are computed in fp32. Tensors of integers come from the file with the most updates. The shortlist comes
+    from the first file that has a shortlist. Facts about the origin are kept if they are the same in all files. Files
+    are mapped, not read as a whole, so that the memory holds only the sums and parts of the files.
 
     Raises OSError, or ValueError for a damaged file, for weights that are not finite or in 8 bits, and for a file whose
     model differs from the model of the first file.

@@ -26,9 +26,10 @@ log = logging.getLogger("nmtkit")
 class RunState:
     """The facts and progress of a run, and the requests of its callbacks.
 
-    Any rank that calls hooks may make a request. A request that is made in the hook `validation` takes effect before
-    the next update. Other requests take effect after the next update, or one update later if a run has several
-    processes, because all ranks must agree.
+    Any rank that calls hooks may make a request. In the hook `validation`, requests to stop and to save take effect at
+    once, and a request to validate has no effect. A request in the hook `update` takes effect after the same update,
+    and any other request after the next update. If a run has several processes, requests outside `validation` take
+    effect one update later, because all ranks must agree.
     """
 
     save_dir: Path
@@ -60,8 +61,8 @@ class RunState:
 class Callback:
     """Hooks of a run: override the hooks that you need. An exception in a hook ends the run.
 
-    Rank 0 calls all hooks. With `every_rank`, the other ranks call all hooks except `checkpoint`. The arguments
-    `metrics` and `scores` contain the logged numbers by name. These numbers are means over all ranks.
+    Rank 0 calls all hooks. With `every_rank`, the other ranks call all hooks except `checkpoint` and `state`. The
+    arguments `metrics` and `scores` contain the logged numbers by name. Losses are means over the tokens of all ranks.
     """
 
     every_rank: bool = False
@@ -99,7 +100,7 @@ HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "
 
 
 def hook_mistakes(callback: Callback) -> list[str]:
-    """Returns a message for each method that looks like a misspelt hook, or a message if the class has no hooks.
+    """Returns a message for each method that looks like a misspelt hook, or else a message if no hook is overridden.
 
     Methods whose names begin with _ and methods that the class itself calls are not reported. Raises ContractError for
     a hook that does not accept the arguments that a run passes.
@@ -160,7 +161,7 @@ class CallbackList:
 
     @contextlib.contextmanager
     def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
-        """The context of a hook call. Allows long operations.
+        """The context of a hook call, in which the watchdog expects no heartbeats.
 
         If only rank 0 calls the hook, an operation on a sharded parameter raises RuntimeError.
         """

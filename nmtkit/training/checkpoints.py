@@ -19,7 +19,7 @@ log = logging.getLogger("nmtkit")
 
 NUMBERED = re.compile(r"update_(\d{8,})\.pt")
 VISIBLE_SECONDS = 5.0  # a new file must be visible on all machines within this time
-RESUMABLE = 2  # number of checkpoints that keep their training state; if the newest is damaged, the second is used
+RESUMABLE = 2  # newest checkpoints that keep their training state, so that a run can resume if the newest is damaged
 
 
 def file_name(update: int) -> str:
@@ -198,7 +198,7 @@ def drop_training_state(path: Path) -> None:
 def replace_link(path: Path, target: str) -> None:
     """Makes `path` a symbolic link to `target`. At every moment, either the old or the new link exists.
 
-    On file systems without symbolic links, `path` is a second name of the file.
+    On file systems without symbolic links, `path` becomes a hard link.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

@@ -217,7 +217,7 @@ def architecture_of(path: Path) -> Component:
 
 
 def _without_translations(components: dict[str, Component], chosen: bool) -> dict[str, Component]:
-    """Returns the components of a language model, which does not translate: without the default metrics.
+    """Returns the components of a language model: `components` without the default metrics, which score translations.
 
     Metrics that the user has `chosen` are kept. Raises ValueError if one of the chosen metrics scores translations.
     """
@@ -404,7 +404,7 @@ def _converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def read_tables(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the tables of a TOML config. Keys and titles may have dashes instead of underscores.
+    """Returns the tables of a TOML config. Keys in the file may have dashes, and titles may have underscores.
 
     Raises OSError, or ValueError with the name of the file and the mistake.
     """

@@ -1,8 +1,8 @@
 """Warns if the losses of a run are so high that the user has probably made a mistake, and stops a run that diverges.
 
-Healthy runs stay far below the limits, or pass them within a few log lines. The first loss of a new Transformer is 0.0
-to 0.6 nats per token above the loss of uniform guesses. On the data of the demo and on Multi30k, the first validation
-loss is below the last training loss, because the validation comes later and has no dropout.
+Losses of healthy runs are far below the limits, or fall below them within a few log lines. The first loss of a new
+Transformer is 0.0 to 0.6 nats per token above the loss of uniform guesses. On the data of the demo and on Multi30k, the
+first validation loss is below the last training loss, because the validation comes later and has no dropout.
 """
 
 import logging
@@ -26,7 +26,7 @@ FIRST_EXCESS = 2.0  # nats per token by which the first loss may exceed the loss
 DIVERGED_EXCESS = 2.0  # the same limit for the loss of a log line: a run with a higher loss diverges
 DIVERGED_UPDATES = 100  # number of consecutive updates with such a loss that end the run
 SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
-PLATEAU = 0.2  # nats per token below the entropy of the target pieces that a run must reach
+PLATEAU = 0.2  # a run has left the plateau if its loss is this far (nats per token) below the entropy of target pieces
 PROGRESS = 0.05  # nats per token by which the loss of a run that leaves the plateau falls between two log lines
 SAMPLE = 20_000  # sentences from which the entropy of the target pieces is computed
 VALID_EXCESS = 1.5  # nats per token by which the first validation may exceed the training loss before it
@@ -39,8 +39,8 @@ class TrainingHealth:
     a fresh run without --finetune-from. The first validation is checked only in a fresh run without --overfit-batches,
     because a run that repeats a few batches has a high validation loss.
 
-    A run diverges if its loss is far above the loss of uniform guesses. If the first update can have such a loss, as in
-    a fine-tuning, the run diverges if its loss is also far above the loss in its first log line.
+    A run diverges if its loss is far above the loss of uniform guesses. If the first update has such a loss, or in
+    fine-tuning, the loss must also be far above the loss in the first log line.
     """
 
     def __init__(self, job: JobConfig, train: Split, fresh: bool) -> None:
@@ -130,9 +130,9 @@ class TrainingHealth:
             )
 
     def after_validation(self, update: int, scores: Mapping[str, float]) -> None:
-        """Compares the first validation of the run with the training loss before it.
+        """Compares the first validation after a log line with the training loss in the newest log line.
 
-        Before the first log line, there is no training loss, so only the warning about a run that diverges is possible.
+        Earlier validations cause at most the warning about a run that diverges.
         """
         if not self.valid_due or "ppl" not in scores:
             return

@@ -44,9 +44,9 @@ def start_from(
     If `partial` is true, parameters that the checkpoint does not have, or has with another shape, keep their initial
     values. So a smaller model can start with a part of a larger model ("shrink and fine-tune", Shleifer and Rush 2020).
 
-    Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a model with
-    different shapes, other settings or fewer parameters, unless `partial` is true, and for a checkpoint without a
-    parameter that fits.
+    Returns, for each side, the number of pieces that are also in the checkpoint. Raises ValueError for a checkpoint of
+    another architecture, without the language `relative`, or without a parameter that fits. Unless `partial` is true,
+    also raises ValueError for a model with different shapes, other settings or fewer parameters.
     """
     contents = checkpoint.load(path)
     name, weights = contents["architecture"], contents["model"]
@@ -71,7 +71,7 @@ def start_from(
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
     if partial and (merged := [f"{key} and {first}" for key, first in _merged(old_axes, state=state, old=weights)]):
         log.warning(
-            "%s has two matrices where this model has one, which starts with the last%s", path, _listed("these", merged)
+            "%s has two matrices for one matrix here; the first of a pair is used%s", path, _listed("pairs", merged)
         )
     with torch.no_grad():
         for key, tensor in _fitting(state, weights, axes, path, partial).items():
@@ -133,7 +133,7 @@ def _fits(tensor: Tensor, old: Tensor, axes: Collection[int]) -> bool:
 def changed_settings(config: Any, old: Any, finetuning: str) -> list[str]:
     """Returns the settings of an architecture that differ from the checkpoint, such as "--heads 8, here 4".
 
-    Only the settings that declare this kind of `finetuning` are returned; `option` describes the kinds.
+    Only the settings that declare this kind of `finetuning` are returned; `config.option` describes the kinds.
     """
     return [
         f"{flag_of(field)} {setting_text(before)}, here {setting_text(now)}"

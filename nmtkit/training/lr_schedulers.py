@@ -87,9 +87,9 @@ class Fixed(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class InverseSqrtConfig(Config):
     lr: float | None = option(
-        None, "Learning rate at the end of warm-up; none: the rate of the paper, computed from d_model.", above=0
+        None, "Learning rate at the end of warm-up; none: computed from d_model (Vaswani et al. 2017).", above=0
     )
-    lr_factor: float = option(1.0, "Factor on the rate of the paper; only without --lr.", above=0)
+    lr_factor: float = option(1.0, "Factor on the rate that is computed from d_model; only without --lr.", above=0)
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=1, max=MAX_UPDATES)
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class InverseSqrt(LRScheduler):
             self.peak = config.lr_factor * (run.d_model * config.warmup_updates) ** -0.5
         else:
             raise ValueError(
-                "this architecture has no d_model, from which the learning rate of the paper is computed; give --lr"
+                "this architecture has no d_model, from which the default learning rate is computed; give --lr"
             )
 
     def lr(self, update: int) -> float:
@@ -180,7 +180,7 @@ class StepConfig(Config):
 
 @LR_SCHEDULERS.register("step", StepConfig())
 class StepDecay(LRScheduler):
-    """Multiplies the learning rate by a factor every `lr_step_updates` after the warm-up."""
+    """Multiplies the learning rate by `lr_shrink` after every `lr_step_updates` updates that follow the warm-up."""
 
     def __init__(self, config: StepConfig, run: RunInfo) -> None:
         self.config = config

@@ -44,7 +44,7 @@ def choose_trained(model: Architecture, run: RunConfig) -> int:
 
 
 def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:
-    """Returns the facts about adapters that a checkpoint stores. models/checkpoint.py explains the format.
+    """Returns the facts about adapters that a checkpoint stores. data/checkpoint_file.py explains the format.
 
     `base` is the checkpoint from which the model has started. Raises ValueError unless `base` is a complete model with
     the same tokenizer and equal weights.

@@ -21,7 +21,7 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
 
-MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update
+MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update for each process
 # Largest ratio of micro-batch size to (update size / number of processes). The ratio is above 1 because sentences do
 # not divide evenly: if there were one micro-batch more than processes, all processes would need a second pass.
 SHARE_MARGIN = 1.1

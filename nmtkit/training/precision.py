@@ -50,7 +50,7 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 class LossScale:
     """A factor on the loss in fp16. It is halved if gradients overflow, and doubled after a time without overflow.
 
-    In other precisions the factor is 1. The factor stays on the device, so that no update waits for the host.
+    In other precisions the factor is 1. The factor stays on the device, so that the host does not wait for the device.
     torch.amp.GradScaler is not used for three reasons. It needs an additional pass over the gradients to find
     overflows, although the gradient norm shows them. With FSDP, it checks only the shards of this process. It skips
     non-finite updates only in fp16.

@@ -88,7 +88,7 @@ def write_page(path: Path, events: Sequence[Any], first: int, last: int) -> None
         "profile.html",
         title=f"Profile of updates {first} to {last}",
         summary=f"{total / 1000 / updates:,.1f} ms per update {where}; mean of {updates} updates. The self time of an "
-        "operation is the time without the operations that it calls, in all recorded updates.",
+        "operation is its time in all recorded updates, without the operations that it calls.",
         trace=TRACE,
         rows=rows,
         body=[],

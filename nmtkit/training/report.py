@@ -75,7 +75,7 @@ def read_lines(log: Path) -> list[dict[str, Any]]:
 def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the last record of each kind and update, without updates that were lost.
 
-    A resumed run may log an update again. It may also end before, if its later checkpoints were deleted.
+    When a run resumes, all updates after the resumed checkpoint are lost, even if the resumed run ends earlier.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     for record in records:

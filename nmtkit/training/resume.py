@@ -20,7 +20,7 @@ log = logging.getLogger("nmtkit")
 
 Change = tuple[str, Any, Any]  # name of the setting, value before, value now
 
-# settings that are not reported as changes after a resume, because other records of the log contain them
+# settings that often change when a run is resumed; their changes are not reported
 EXPECTED_CHANGES = (
     *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
@@ -104,7 +104,7 @@ def warn_of_changes(
 def changed_settings(before: Tables, now: Tables) -> list[Change]:
     """Returns the settings that a resumed run changes, without `EXPECTED_CHANGES`.
 
-    Settings of added components are left out, because the list of component names shows the addition.
+    Settings of callbacks and of added components are left out. The list of component names shows added components.
     """
     shared = {table: after for table, after in now.items() if table in before and kind_of(table) != "callbacks"}
     changed = changes(flat_settings(before), flat_settings(shared))

@@ -172,7 +172,7 @@ class Run:
         return due.stop
 
     def _due_at_start(self) -> Due:
-        """Returns the work before the first update: a validation that is still due, or the stop of a finished run."""
+        """Returns the work before the first update: a validation (due or --validate-first), or the end of the run."""
         if self.progress.validation_due or (self.job.run.validate_first and not self.progress.updates):
             return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)
         return Due(stop=self.ended)

@@ -112,7 +112,8 @@ def numbers_of(record: Mapping[str, Any], left_out: Container[str] = ()) -> dict
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
     """Returns the text lines of a record, or no lines for a record that is only in the file.
 
-    Each line of an update or a validation has at most `width` columns, so long translations are cut.
+    Each line of an update or a validation has at most `width` columns, except the lines of directions. So long
+    translations are cut.
     """
     if record["kind"] == "train":
         return ["  ".join(fields(record, width=width))]

@@ -75,7 +75,8 @@ def build_validator(
 ) -> Validator | None:
     """Returns the validator of all validation subsets, or None if the run does not validate.
 
-    With `callbacks`, which may ask for validations, returns a validator whenever the dataset has the subsets.
+    If the run has callbacks, which may ask for validations, returns a validator whenever the dataset has the subsets.
+    `callbacks`: whether there are callbacks that the job does not name. Raises ValueError for an empty subset.
     """
     config, metrics = plan.job.run, plan.job.metrics()
     names = config.valid_subset

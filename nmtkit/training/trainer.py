@@ -65,8 +65,8 @@ class Trainer:
     ) -> None:
         """Builds the optimizer and prepares the model for one or several processes.
 
-        `adapters` describes the adapters of the model, if it has any (models/checkpoint.py). Then only the adapters
-        are saved. `schedule_start` is the update after which the learning-rate schedule begins.
+        `adapters` describes the adapters of the model, if there are any (data/checkpoint_file.py). Then only the
+        adapters are saved. `schedule_start` is the update after which the learning-rate schedule begins.
         """
         self.job = job
         self.device = device
@@ -159,7 +159,8 @@ class Trainer:
     def _optimizer_step(self, lr: float) -> tuple[Tensor, Tensor]:
         """Clips the gradients and makes the optimizer step, or skips the step if a gradient is not finite.
 
-        Returns the norm of the gradient and whether the norm is finite. Does not wait for a GPU.
+        Returns the norm of the gradient and whether the norm is finite. Waits for a GPU only if the optimizer, such as
+        Muon, does not read `found_inf`.
         """
         norm = self.engine.gradient_norm() / self.loss_scale.value
         finite = norm.isfinite()

@@ -37,7 +37,7 @@ FOLLOWED = (0.25, 0.5, 0.75)  # length quantiles of the three sentences whose tr
 
 CLASSES = len(LENGTHS) + 1  # number of length classes
 
-# (metric, or "" for the criterion; name of the sum) -> sums, [directions, CLASSES]
+# (metric, or "" for the criterion; name of the sum) -> sums on one rank, [directions x CLASSES]
 Sums = dict[tuple[str, str], Tensor]
 Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # sums over all ranks, [directions, CLASSES]
 
@@ -242,7 +242,7 @@ class Validator:
     def _by_length(self, losses: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
         """Returns a record for each length class that has sentences: "tokens", "sentences", "loss", "bleu".
 
-        "bleu" is missing for a split of many directions, because BLEU needs the language of the references.
+        "bleu" is missing if no metric translates, and for many directions, because BLEU needs one target language.
         """
         bleu = self.metrics.get("bleu") or METRICS["bleu"].factory(METRICS["bleu"].preset)
         records = []

@@ -97,11 +97,11 @@ def line_features(
 ) -> npt.NDArray[np.float64]:
     """Returns three features of each line from the probabilities of its words: [3, lines].
 
-    `probabilities` [2, words] has, for each word w, the mean of p(w | s) over the source words and NULL as s, and
-    p(w | NULL). The evidence of a word is -log(posterior probability that the word is aligned to NULL),
-    limited to 0 … 12. The features are the mean log probability of the words, the mean evidence of the words with a
-    limit of 3, and the mean evidence of the half of the line that has the lower mean. The last feature is low if half
-    of a line has no counterpart in the source.
+    `probabilities` [2, words] has two rows. For each word w, the first row has the mean of p(w | s) over the source
+    words s and NULL, and the second row has p(w | NULL). The evidence of a word is -log(posterior probability that the
+    word is aligned to NULL), limited to 0 … 12. The features are the mean log probability of the words, the mean
+    evidence of the words with a limit of 3, and the mean evidence of the half of the line that has the lower mean. The
+    last feature is low if half of a line has no counterpart in the source.
     """
     means, nulls = np.maximum(probabilities, FLOOR)
     line = np.repeat(np.arange(len(lengths)), lengths)

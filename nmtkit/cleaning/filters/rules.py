@@ -192,7 +192,7 @@ class Copy(Filter):
 class ContradictingNumbers(YesNoFilter):
     """1 if each side has a number that the other side lacks, otherwise 0.
 
-    So a pair is kept if only one side has a word in place of a number. Separators, leading and trailing zeros do not
+    So a pair is kept if only one side writes numbers as words. Separators, leading and trailing zeros do not
     count, so that "1,000.50" equals "1.000,5". Digits of all scripts, groups ("12 345"), units ("1万5千", "2 crore 50
     lakh") and years of eras ("平成30年") are read. Different forms of a decade ("1980s", "80er") or an hour ("3 pm",
     "15") are equal.
@@ -287,7 +287,7 @@ class Repetition(Filter):
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
         for side, total, distinct in zip(block.sides, block.words.total, block.words.distinct, strict=True):
-            for row in np.flatnonzero((total >= 8) & (distinct < 0.8 * total)).tolist():
+            for row in np.flatnonzero((total >= 8) & (total - distinct > 2)).tolist():  # others repeat no sequence
                 words = side.lines[row].split()
                 sequences = list(zip(words, words[1:], words[2:], strict=False))
                 scores[row] = max(scores[row], 1 - len(set(sequences)) / len(sequences))

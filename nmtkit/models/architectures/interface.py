@@ -40,7 +40,7 @@ class Architecture(nn.Module, ABC):
     output_projection: nn.Module  # features [T, D] -> logits [T, V]; for an nn.Linear, projection and loss are fused
     max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
     max_target_positions: int | None = None
-    shortlist: dict[str, Tensor] | None = None  # state of a `search.shortlist.Shortlist`, from the checkpoint
+    shortlist: dict[str, Tensor] | None = None  # state of a translation.search.shortlist.Shortlist, from the checkpoint
     reads_source: bool = True  # False for a language model: the features depend only on the target
     directions: frozenset[tuple[str, str]] = frozenset()  # trained language pairs of a multilingual model, if recorded
 
@@ -91,7 +91,7 @@ class Architecture(nn.Module, ABC):
         return [x for name, x in modules if isinstance(x, nn.Embedding) and not name.endswith("positions")]
 
     def learning_rate_scale(self, kind: str) -> float:
-        """Returns the factor on the learning rate of a kind of parameters: "matrices", "embeddings", "vectors"."""
+        """Returns the factor on the learning rate of "matrices", "embeddings", "vectors" or "tensors" (3+ axes)."""
         return 1.0
 
     def begin_update(self, generator: torch.Generator) -> None:
@@ -186,7 +186,7 @@ class DecoderState(Protocol):
 
     @abstractmethod
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Replaces the sentences in `slots` (indices) by the sentences of `memory`, before their first token."""
+        """Replaces the sentences in `slots` (indices) by the sentences of `memory`, which have no target tokens yet."""
 
 
 class StaticState(Protocol):
@@ -203,7 +203,7 @@ class StaticState(Protocol):
 
 
 class PrefixState(DecoderState):
-    """A state that keeps only the tokens so far. Every step decodes the whole prefix again."""
+    """A state that keeps only the memory and the tokens so far. Every step decodes the whole prefix again."""
 
     def __init__(self, memory: Packed, beams: int) -> None:
         self.beams = beams

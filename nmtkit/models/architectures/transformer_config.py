@@ -115,7 +115,7 @@ class TransformerConfig(Config):
         finetuning="free",
     )
     decoder_tied_layers: tuple[int, ...] = option(
-        (), "the same for the decoder layers", min=1, max=1_000, finetuning="free"
+        (), "a number for each decoder layer, like --encoder-tied-layers", min=1, max=1_000, finetuning="free"
     )
     base_width: int | None = option(
         None,

@@ -6,9 +6,9 @@ of data), names, shapes, an offset to the next multiple of 256 bytes, and the da
 is padded to multiples of 256 bytes.
 
 Matrices have 8 bits: round(w s) with one scale s = 127 / max |w| for each matrix, transposed as in torch, with s after
-the values. The engines also need a scale for the input of each product. The name of its tensor is the name of the
-matrix and _QuantMultA. These scales come from the activations of a few sentences. The embeddings are also the output
-projection.
+the values. The engines also need a scale for the input of each product, in a tensor whose name is the name of the
+matrix with the ending _QuantMultA. These scales come from the activations of a few sentences. The embeddings are also
+the output projection.
 """
 
 from collections.abc import Callable, Mapping, Sequence

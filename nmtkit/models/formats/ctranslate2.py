@@ -80,7 +80,7 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     encoder = TransformerEncoderSpec(config.encoder_layers, **settings)
     spec = TransformerSpec(encoder, TransformerDecoderSpec(config.decoder_layers, **settings))
     if config.positions == "rotary":
-        del encoder.position_encodings  # the specification of the decoder leaves its table out itself
+        del encoder.position_encodings  # CTranslate2 makes the decoder without such a table
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = config.scale_embeddings
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_eps

@@ -300,7 +300,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, targ
 
 
 def checkpoint_file(folder: Path) -> Path:
-    """Returns the checkpoint file in a folder. Raises FileNotFoundError without a file, ValueError for several."""
+    """Returns the first of `NAMES` in a folder, or else its only .pt file. Raises FileNotFoundError or ValueError."""
     files = sorted(folder.glob("*.pt"))
     for name in NAMES:
         if folder / name in files:
@@ -318,8 +318,8 @@ def dictionary_files(path: Path, settings: ModelSettings) -> list[Path]:
     """Returns the source dictionary and the target dictionary in the folder of a checkpoint.
 
     The checkpoint usually names the source language and the target language. Otherwise, the languages come from the
-    name of the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. Error messages name the
-    file to add.
+    name of the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. Raises FileNotFoundError or
+    ValueError with the files to add or to rename.
     """
     files = {file.name.split(".")[1]: file for file in sorted(path.parent.glob("dict.*.txt"))}
     if len(files) < 2 and (path.parent / "dict.txt").is_file():

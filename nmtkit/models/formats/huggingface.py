@@ -162,7 +162,7 @@ def warn_of_search_settings(folder: Path, settings: ModelSettings) -> None:
 def marian_tokenizer(
     folder: Path, settings: ModelSettings, sizes: tuple[int, int]
 ) -> tuple[IdTable, IdTable, Tokenizer]:
-    """Reads two SentencePiece models, and one table of ids for both models or for each model."""
+    """Reads two SentencePiece models, and either one table of ids for both models or one table for each model."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
     start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
     starts: list[int | None]
@@ -245,7 +245,8 @@ LOADERS: dict[str, Callable[[Path, ModelSettings, tuple[int, int]], tuple[IdTabl
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
     """Returns the added tokens by id. Different releases of transformers write these tokens to different files.
 
-    The oldest releases write a list of names without ids and without <mask>. The first name has the id `size`.
+    The oldest releases write a list of names without ids and without <mask>. Names that are not in `pieces` get
+    successive ids from `size` on.
     """
     tokens_by_id: dict[int, str] = {}
     for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):

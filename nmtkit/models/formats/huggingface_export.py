@@ -50,7 +50,7 @@ from nmtkit.models.formats.writing import (
 )
 
 MARIAN, M2M = "MarianMTModel", "M2M100ForConditionalGeneration"
-# A program supports every value of the settings in SAME, and the listed values of the settings in ALLOWED.
+# A program (a class of transformers) supports every value of the settings in SAME, and the values in ALLOWED.
 SAME = {MARIAN: SIZES | {"scale_embeddings", "share_embeddings"}, M2M: SIZES | {"scale_embeddings"}}
 ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     MARIAN: {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")},

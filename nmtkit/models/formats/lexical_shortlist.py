@@ -39,7 +39,7 @@ class LexicalEntries:
     unknown: int = 0  # number of entries that were left out because a vocabulary lacks a piece
 
     def best(self, number: int) -> "LexicalEntries":
-        """Keeps the `number` most probable target pieces of each source piece."""
+        """Returns the `number` best targets of each source piece. Without probabilities, returns all entries."""
         if self.probabilities is None:
             return self
         order = np.lexsort((self.targets, -self.probabilities, self.sources))

@@ -10,7 +10,7 @@ from nmtkit.data.tokenizers.spm_model import CONTROL, UNKNOWN, pieces_of, renumb
 from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models.formats.reading import read_bytes
 
-HIDDEN = -1e4  # output bias of entries that the original model does not have; it makes their probability 0
+HIDDEN = -1e4  # output bias of entries that the original model does not have, so that their probability is 0
 SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
 
 
@@ -81,7 +81,7 @@ def table_of(
         piece for id, piece in sorted(by_id.items()) if piece not in in_models | special and stands_for_language(piece)
     ]
     known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, eos, first, *languages}]
-    known.sort(key=lambda piece: piece not in special)  # sorts languages to the end
+    known.sort(key=lambda piece: piece not in special)  # sorts special pieces, such as <pad>, to the beginning
     unknown = sorted(in_models - ids.keys())
     pieces = [unk, first, eos, *known, *unknown, *languages]
     rows = [ids[unk], start if start is not None else ids[eos], ids[eos]]

@@ -190,7 +190,7 @@ class AttentionContext(Protocol):
 
 
 class RecurrentContext(Protocol):
-    """The context of a layer that has a state of fixed size instead of keys and values. It also gives the memory."""
+    """The context of a layer without self-attention: a state of fixed size (not keys and values), and the memory."""
 
     def gated_recurrence(self, x: Tensor, forget: Tensor) -> Tensor:
         """Returns c_t = forget_t c_{t-1} + (1 - forget_t) x_t, with c = 0 before the first token: T D, T D -> T D."""

@@ -44,7 +44,7 @@ class Rotary:
 
 
 def turned(x: Tensor, heads: int, *, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns a copy of T D whose first heads are turned by the angles with these cosines and sines: T 1 K/2."""
+    """Returns a copy of x (T D) whose first `heads` heads are turned. `cos` and `sin` of the angles are T 1 K/2."""
     tokens, pairs = len(x), cos.shape[-1]
     x = x.contiguous()
     result = x.clone()

@@ -13,7 +13,7 @@ from nmtkit.training.optimizers.interface import OPTIMIZERS, ParameterGroups
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig(Config):
     adam_betas: tuple[float, ...] = option(
-        (0.9, 0.98), "Decay rates of the two moments (section 5.3 of the paper).", min=0, below=1
+        (0.9, 0.98), "Decay rates of the two moments (Vaswani et al. 2017, section 5.3).", min=0, below=1
     )
     adam_eps: float = option(1e-9, "Constant that is added to the square root of the second moment.", above=0, max=1)
     weight_decay: float = option(0.0, "L2 penalty, which is added to the gradient.", min=0)

@@ -77,9 +77,10 @@ class DeviceSkippingOptimizer(Optimizer):
 
 
 def unless_skipped(gradient: Tensor, found_inf: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the gradient, and the number 1, if the step is made; else zeros, and the number 0.
+    """Returns the gradient and the number 1. If `found_inf` is above 0, returns zeros and the number 0: a skipped step.
 
-    The numbers stay on the device, so that no step waits for the device. NaN times 0 is NaN, hence the zeros.
+    The number is a tensor on the device, so that no step waits for the device. The gradient is not multiplied by the
+    number, because NaN times 0 is NaN.
     """
     applied = torch.ones((), device=gradient.device, dtype=gradient.dtype)
     if found_inf is None:

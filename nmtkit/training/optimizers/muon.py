@@ -31,7 +31,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
     `Muon` orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
     vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
-    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so both can share a learning rate.
+    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so all updates share a learning rate.
     With `original`, the update is scaled by the square root of max(1, rows / columns), and usual learning rates are
     near 0.02.
 
