@@ -53,7 +53,7 @@ CONTRACTS: tuple[Contract[Any], ...] = (
 
 
 def components(names: Sequence[str]) -> list[tuple[Contract[Any], str]]:
-    """Returns the components with these names, of any kind. Without names, returns all components of plug-ins.
+    """Returns the contract and the name of each component in `names`. Without names, takes all components of plug-ins.
 
     Raises ValueError for an unknown name, and if there is nothing to check.
     """

@@ -209,7 +209,7 @@ def attention_weights_are_distributions_or_refused(subject: Subject[Architecture
 
 
 def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
-    """Compares features and logits of the model with the copy that validation and `nmtkit generate` use on a CPU."""
+    """Compares features and logits of the model and of the copy that validation and `nmtkit generate` use on a CPU."""
     model, prepared = model_of(subject), _prepared(model_of(subject))
     source, target = sources(subject, 4, 9), targets(subject, 7, 2)
     with contract.evaluated(model):

@@ -67,7 +67,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The reason of a failed check: the message, and for errors other than ContractError also type and location."""
+        """The message of a failed check. Errors other than ContractError also have a type, or a place in a plug-in."""
         if self.error is None:
             return ""
         if isinstance(self.error, ContractError):
@@ -114,7 +114,7 @@ class Contract(Generic[T]):
 def checks_of(module: str, *shared: Check) -> tuple[Check, ...]:
     """Returns the checks that a module defines, in the order of the file, and after them the checks in `shared`.
 
-    A check is a function whose only parameter is a `Subject` and which returns None.
+    A check is a function whose only parameter has the name `subject`, and which returns None.
     """
     functions = [value for value in vars(sys.modules[module]).values() if getattr(value, "__module__", "") == module]
     own = [

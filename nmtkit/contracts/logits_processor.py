@@ -20,7 +20,7 @@ LENGTHS = (4, 1, 7)  # number of random pieces from which the text of each sourc
 BEAMS = 3
 STEPS = 12
 FIRST = 3  # smaller ids are <unk>, bos and eos
-ENDED = 4  # the step after which the last hypothesis of each sentence has ended
+ENDED = 4  # the step whose input token is the eos of the last hypothesis of each sentence
 EVERY = tuple(range(len(LENGTHS)))
 ROUNDING = 1e-4
 
@@ -50,7 +50,7 @@ class SmallSearch:
         return list(self.tokenizer.encode_source([text]).ids.tolist())
 
     def log_probs(self, step: int) -> Tensor:
-        """Returns the log probabilities of a model at a step: [N, V]."""
+        """Returns random log probabilities for a step, in place of the log probabilities of a model: [N, V]."""
         rows = [
             np.random.default_rng([sentence, beam, step]).normal(0, 2, self.tokenizer.target_size)
             for sentence in self.sentences

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 # B sentences, T tokens of all sentences, L tokens of the longest sentence
 
 Derived = TypeVar("Derived")
-IGNORE_INDEX = -100  # target id that losses ignore, used in padding and in dummy micro-batches
+IGNORE_INDEX = -100  # target id that losses ignore: padding, dummy micro-batches, uncounted language tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +86,14 @@ class Layout:
 
     @property
     def mask(self) -> Tensor:
-        """True where a padded [B, L] holds a token: B L, bool."""
+        """True where a padded [B, L] holds a token: [B, L], bool."""
         return self.derived(
             "mask", lambda: torch.arange(self.max_length, device=self.lengths.device) < self.lengths[:, None]
         )
 
     @property
     def pad_indices(self) -> Tensor:
-        """Index of the token in each cell of a padded [B, L]. Padding repeats the last token: B L, int64."""
+        """Index of the token in each cell of a padded [B, L]. Padding repeats the last token: [B, L], int64."""
 
         def compute() -> Tensor:
             column = torch.arange(self.max_length, device=self.lengths.device)
@@ -168,9 +168,9 @@ class Packed:
 class Batch:
     """A micro-batch of sentence pairs. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
-    `target_input` is bos and the target without eos. `target_output` [T] is the target with eos; padding is
-    `IGNORE_INDEX`. `target_tokens` is the number of tokens of `target_output` that are not ignored. The loss of an
-    update is divided by the sum of these numbers.
+    `target_input` is bos and the target without eos. `target_output` [T] is the target with eos, where padding and
+    language tokens that the loss does not count are `IGNORE_INDEX`. `target_tokens` is the number of all other tokens
+    of `target_output`. The loss of an update is divided by the sum of these numbers.
     """
 
     source: Packed

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 MAY_PASS = (408, 409, 425, 429)  # statuses, besides 5xx, after which the same request may succeed later
-LONGEST_WAIT = 600.0  # seconds before another attempt, also if the server asks for a longer wait
-LONGEST_STEP = 120.0  # longest wait in seconds for which no server has asked
+LONGEST_WAIT = 600.0  # longest wait in seconds before another attempt, even if the server asks for a longer wait
+LONGEST_STEP = 120.0  # longest wait in seconds if the server does not ask for a longer wait
 
 
 def may_pass(status: int) -> bool:

@@ -27,7 +27,7 @@ DemoCorpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> 
 
 CORPUS = Path(__file__).with_name("corpus.tsv.bz2")  # made by examples/demo_corpus/demo_corpus.py
 RECORD = "demo.json"  # file that marks a folder of the demo; holds the seconds of training and of the whole demo
-# --overwrite deletes only these files and folders
+# a new run in the folder of an earlier demo deletes only these files and folders
 WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)
 SHOWN = 6  # number of translations in the final table
 

@@ -1,5 +1,5 @@
-"""Draws charts as SVG: curves on shared axes, and bars. The page has the style sheet for colours, and a script that
-shows values.
+"""Draws charts as SVG: curves on shared axes, and bars. The page around a chart has the style sheet with the colours,
+and the script that shows values.
 """
 
 import math

@@ -51,7 +51,7 @@ class IndexedLinks(NamedTuple):
 def blocks(source: Encoded, target: Encoded, targets: int, null: int, first: int = 0) -> Iterator[BlockLinks]:
     """Yields the links of the pairs from pair `first` on, in blocks of about `BLOCK_LINKS` links.
 
-    Blocks without target words are left out.
+    Blocks without target words are left out. `targets` is the size of the target vocabulary, and `null` the id of NULL.
     """
     widths, lengths = source.lengths + 1, target.lengths
     ends = np.cumsum(widths * lengths)

@@ -82,7 +82,7 @@ def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
 
 
 def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], bool]) -> "Protected":
-    """Cuts `spans` out of a sentence, except the spans that the model knows: `known` says whether it knows a text.
+    """Cuts `spans` out of a sentence, except the spans that the model knows, for which `known(text)` is true.
 
     Letters and signs that touch a span are cut out together with the span, such as the s in {name}s.
     """
@@ -296,8 +296,8 @@ class _Restoration:
             others.subtract(
                 value for _, _, possible in numbers(self.source[span.start : span.end]) for value in possible
             )
-        # Values of which the translation has more numbers than the source has unprotected numbers. A number of another
-        # value may translate an unprotected number, so it counts only with a link to the measure.
+        # These values occur more often in the translation than in the unprotected text of the source. A number with any
+        # other value may translate an unprotected number, so the number counts only with a link to the measure.
         surplus = {value for value, equal in free.items() if len(equal) > others[value]}
         missing = []
         for span in sorted(spans):

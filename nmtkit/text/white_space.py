@@ -19,8 +19,8 @@ def with_source_spaces(
     """Returns a translation with the white space of its source, and the links of the result.
 
     `spaces` matches the special spaces. White space with a special space is restored at the edges of the text, and
-    between two neighbouring words of the translation whose source words are also neighbours. A source word is linked
-    to its translation, or equal to it, such as a number or a unit. A text that one link covers, such as a protected
+    between two neighbouring words of the translation whose source words are also neighbours. The source word of a word
+    is the linked word, or an equal word, such as a number or a unit. A text that one link covers, such as a protected
     text, is not changed. An ideographic space is restored only if the scripts on both sides are of the same kind.
     """
     if not target.strip() or not spaces.search(source):

@@ -1,8 +1,10 @@
 """A checkpoint file appears completely or not at all, and reading it runs no code."""
 
+import itertools
 import os
 import pickle
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,25 @@ def test_tied_weights_have_one_owner() -> None:
         "transposed": square.T,
     }
     assert checkpoint.tied_to(model) == {name: "a" if name == "c" else name for name in model}
+
+
+def test_every_flipped_bit_of_a_weight_changes_the_checksum() -> None:
+    weight = torch.tensor([1.0, -2.0, 3.0])
+    checksum = checkpoint_file.checksum({"model": {"w": weight}})
+    for byte, bit in itertools.product(range(12), range(8)):
+        damaged = weight.clone()
+        damaged.view(torch.uint8)[byte] ^= 1 << bit
+        assert checkpoint_file.checksum({"model": {"w": damaged}}) != checksum, (byte, bit)
+
+
+def test_a_file_with_a_checksum_modulo_2_to_the_63_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint_file.save(path, CONTENTS)
+    contents = torch.load(path, weights_only=True)
+    for checksum, message in ((contents["checksum"] % 2**63, None), (contents["checksum"] % 2**63 + 1, "is damaged")):
+        torch.save(contents | {"checksum": checksum}, path)
+        with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+            checkpoint_file.read(path)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

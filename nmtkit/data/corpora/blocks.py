@@ -86,7 +86,7 @@ class LineReader:
         self._at_end = False
         self._removed = LineDecoder(path)  # counts the carriage returns that `LineSpan.read` removes
         self._removed.has_byte_order_mark = self._file.peek(3).startswith(codecs.BOM_UTF8)
-        self._ends_in_return = False  # whether the last chunk ends in \\r
+        self._ends_in_return = False  # whether the last chunk ends in \r
 
     def look_ahead(self) -> npt.NDArray[np.int64]:
         """Returns the ends of the next lines, as byte positions relative to the start of the first of these lines.

@@ -160,7 +160,7 @@ def _hint(prefix: str, codes: dict[str, list[Path]]) -> str:
 
 
 def _similar(path: Path) -> str:
-    """Returns a hint that names files of a known format whose name begins with the name of `path`."""
+    """Returns a hint: files of a known format whose name begins like the name of `path`, or else the missing folder."""
     stem = path.name.removesuffix(path.suffix) if path.suffix.lower() in FORMATS else path.name
     if not stem or not path.parent.is_dir():
         return f"; the folder {path.parent} does not exist" if not path.parent.is_dir() else ""

@@ -1,4 +1,4 @@
-"""The rules for dropping pairs that `preprocess` and `clean` share: reasons, examples, overlap and duplicates.
+"""The common rules of `preprocess` and `clean` for dropping pairs: reasons, examples, overlap and duplicates.
 
 Equal sentences are found by their hashes, in bounded memory. The hash of a pair has 64 bits for each side: a
 multilinear hash of the ids. The multilinear hash is the sum over tokens of random(id) * random(position), modulo 2^64.
@@ -70,7 +70,7 @@ class ReasonCounts:
     examples: dict[str, list[PairExample]] = field(default_factory=dict)
 
     def count(self, reason: str, pairs: int, examples: Sequence[PairExample] = (), *, drops: bool) -> None:
-        """Adds pairs that come after the pairs counted so far."""
+        """Adds `pairs` to the pairs of `reason`. `examples` are some of these pairs, which follow all earlier pairs."""
         counts = self.dropped if drops else self.kept
         counts[reason] = counts.get(reason, 0) + pairs
         if examples:
@@ -125,7 +125,7 @@ def pair_keys(hashes: Hashes) -> Hashes:
 
 
 def salt(name: str) -> np.uint64:
-    """Returns a number to add to source hashes, so that equal pairs with different tags or directions differ."""
+    """Returns a number to add to source hashes, so that equal pairs with a different `name` get different hashes."""
     return np.uint64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
 
 

@@ -1,8 +1,8 @@
 """Lines of text files.
 
 Files are bytes. A line ends at \\n only; the last line may lack its \\n. Every reader removes a byte-order mark at the
-beginning of a file and a carriage return at the end of a line, and logs a warning with the number of removed carriage
-returns. Bytes that are not UTF-8 raise an error with file and line.
+beginning of a file and a carriage return at the end of a line. `LineDecoder.warn` logs a warning with the number of
+removed carriage returns. Bytes that are not UTF-8 raise an error with file and line.
 """
 
 import codecs

@@ -26,8 +26,8 @@ log = logging.getLogger("nmtkit")
 def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARACTERS) -> Iterator[Pairs]:
     """Yields all pairs of a corpus in blocks of up to `size` pairs and about `characters` characters per side.
 
-    A line feed inside a text becomes a space. Carriage returns at the end of a text are removed. A warning has the
-    number of changed texts. Raises ValueError if the corpus has no pair. Also raises ValueError, after the pairs of the
+    A line feed inside a text becomes a space, and a warning has the number of such texts. Carriage returns at the end
+    of a text are removed. Raises ValueError if the corpus has no pair. Also raises ValueError, after the pairs of the
     shorter side, if the sides have different numbers of lines.
     """
     rows = _lines(corpus) if corpus.format is None else _READERS[corpus.format](corpus)
@@ -57,7 +57,7 @@ def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARA
 
 @dataclass
 class _OneLine:
-    """Turns a text into one line, and counts the changed texts of the file `path`."""
+    """Turns a text into one line, and counts the texts of the file `path` that have a line feed."""
 
     path: Path
     changed: int = 0

@@ -171,7 +171,7 @@ def _parquet_rows(corpus: Corpus, path: Path, number: int) -> Iterator[Row]:
 
 
 def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
-    """Yields the pairs of a folder: Parquet files in order of their names, or the files of `Dataset.save_to_disk`."""
+    """Yields the pairs of a folder: Parquet files sorted by name, or the files of `datasets.Dataset.save_to_disk`."""
     folder = corpus.source
     if (folder / "dataset_dict.json").is_file():
         splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]

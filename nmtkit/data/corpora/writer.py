@@ -120,7 +120,7 @@ class CorpusWriter:
         Raises ValueError if a pair of a .tsv or .parquet has a column that the first pairs lack, and if a column that
         is written has the name of a language.
         """
-        if not len(pairs):  # shows no columns yet
+        if not len(pairs):  # an empty block does not show the names of the columns
             return
         for others in pairs.extras if self.format not in (None, "zip") else ():
             if name := next((language for language in self.languages if language in others), None):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nmtkit.data.corpora.dropping import RowNumbers
 
 WINDOW_PAIRS = 16_000_000
-JITTER = 0.06  # largest relative change of a sort key; without jitter, all epochs would have the same updates
+JITTER = 0.06  # largest relative change of a sort key; without jitter, only pairs of equal target length would mix
 COUNTED_PAIRS = 1_000_000  # in a larger training set, the updates of an epoch are estimated instead of counted
 
 
@@ -156,7 +156,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 def check_sizes(
     pairs: Sequence[int] | RowNumbers, source_lengths: Any, target_lengths: Any, limit: int, flag: str
 ) -> None:
-    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. The message names `flag`."""
+    """Raises ValueError, with the pair and `flag`, if a side of a pair exceeds `limit` tokens. Lengths are [pairs]."""
     if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))

@@ -25,7 +25,8 @@ PREPROCESS_RULES = (
         "--extend-tokenizer",
         needs=("--tokenizer-from",),
         excludes=("--shard",),
-        reason="all shards need one tokenizer; extend it without --shard, and give that dataset as --tokenizer-from",
+        reason="all shards need one tokenizer; extend the tokenizer without --shard, then give the new dataset as "
+        "--tokenizer-from",
     ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
@@ -278,7 +279,7 @@ class PreprocessConfig(Config):
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
 
     def untagged(self) -> list[str]:
-        """Returns the missing flags of --valid-tag and --test-tag.
+        """Returns the flags that are missing among --valid-tag and --test-tag.
 
         If a training corpus has a tag, valid sets need --valid-tag, and test sets need --test-tag.
         """

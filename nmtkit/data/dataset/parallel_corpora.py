@@ -59,7 +59,7 @@ class ParallelCorpus:
     def of(
         corpus: Corpus, weight: float = 1.0, tag: str | None = None, alignments: Path | None = None
     ) -> "ParallelCorpus":
-        """Returns a corpus of one direction. Raises an error if the file of alignments is missing or has no effect."""
+        """Returns a corpus of one direction. Raises an error if `alignments` is missing, or given for a single file."""
         if alignments is not None and not alignments.is_file():
             raise FileNotFoundError(f"--alignments {alignments}: no such file")
         if alignments is not None and corpus.format is not None:
@@ -91,8 +91,8 @@ class ParallelCorpus:
     def line_lists(self, longest: int) -> Iterator[tuple[int, list[str]]]:
         """Yields all lines in order, as tuples of the index of the language and some lines.
 
-        A line of more than a megabyte and more than `longest` bytes may be yielded as "". Raises ValueError with the
-        counts if the files have different numbers of lines.
+        A line of more than `longest` bytes may be yielded as "". Raises ValueError with the counts if the files have
+        different numbers of lines.
         """
         if self.container is not None:
             for part in pairs(self.container, BLOCK_LINES, BLOCK_BYTES):
@@ -107,7 +107,7 @@ class ParallelCorpus:
         check_line_counts(list(self.paths), counts)
 
     def first_lines(self, count: int, longest: int) -> list[list[str]]:
-        """Returns the first `count` lines of each language."""
+        """Returns the first lines of each language: at most `count`, and only lines of the first block that is read."""
         if self.container is not None:
             part = next(iter(pairs(self.container, count, BLOCK_BYTES)), None)
             return [[], []] if part is None else [part.sources, part.targets]
@@ -196,7 +196,7 @@ def open_corpora(config: PreprocessConfig, scratch: Path) -> DatasetCorpora:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusEntry(Config):
-    """The settings of one entry. Line i of a corpus has the same meaning in all languages."""
+    """The settings of an entry [[corpus]] in the file of --corpora. Line i has the same meaning in all languages."""
 
     languages: tuple[str, ...] = option(..., "codes of the languages; one code means monolingual text")
     train: tuple[str, ...] = option((), "training corpora: prefixes or files, like --trainpref")
@@ -256,9 +256,9 @@ class CorpusEntry(Config):
 
 
 def read_entries(path: Path) -> list[CorpusEntry]:
-    """Reads the entries. Raises FileNotFoundError if the file is missing, and ValueError if an entry is invalid.
+    """Reads the entries [[corpus]] of the file `path`. Raises FileNotFoundError if the file is missing.
 
-    The message names the key and the number of the entry, counted from 1.
+    Raises ValueError if an entry is invalid. The message names the key and the number of the entry, counted from 1.
     """
     try:
         with path.open("rb") as file:
@@ -321,8 +321,8 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
     """Returns two tuples with an item for each language: the files of lines, and the names of the files in messages.
 
     Extracts formats such as .tmx to files of lines in `folder`. Raises FileNotFoundError if a file is missing. Raises
-    ValueError if `columns` has no effect, and for a file of three or more languages in which the lines of the first
-    language are not the same for all other languages.
+    ValueError if `columns` has no effect. Also raises ValueError if a file of three or more languages has different
+    lines of the first language for two other languages.
     """
     languages = entry.languages
     if len(languages) == 1:

@@ -106,7 +106,7 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
 
 
 def sampled(lines: Iterable[int]) -> list[int]:
-    """Chooses at most `SAMPLED` of the given line numbers, spread over all of them, and returns them in order.
+    """Returns at most `SAMPLED` of the line numbers `lines`, in ascending order. The choice is spread over all lines.
 
     The lines with the smallest hashes are chosen (multiplicative hashing, Knuth 1973, section 6.4). So sampling
     the samples of the blocks gives the same lines as sampling all lines at once.
@@ -268,8 +268,8 @@ def find_warnings(
     """Returns a warning, with the measured value, for each likely error in the training text of `corpora`.
 
     `expected` has the mean number of pieces per word for each side of the dataset of --tokenizer-from, or is None if
-    --tokenizer-from is not a dataset. `held_out` is the profile of the valid and test sets. Without
-    `languages`, the languages of the sides are not compared.
+    --tokenizer-from is not a dataset. `held_out` is the profile of the valid and test sets. If `languages` is false,
+    no warning compares the languages of the sides with `held_out` or with all training text.
     """
     blocks = [block for corpus in corpora for block in corpus.text]
     if not blocks:
@@ -352,7 +352,7 @@ def _exchanged(corpus: CorpusReport, reference: Profile, title: str) -> list[str
 
 
 def page(report: DatasetReport) -> str:
-    """Returns the page as HTML."""
+    """Returns the HTML page of a report of `preprocess`."""
     statistics = report.cleaning()
     weighted = any(each.weight != 1 for each in report.corpora)
     return render(

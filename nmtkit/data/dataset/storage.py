@@ -57,7 +57,7 @@ class EncodedBlock:
     links: Encoded | None = None  # links between the pieces of each kept pair, see encoding.py
 
     def row_hashes(self, corpus: ParallelCorpus) -> Hashes:
-        """Returns the hashes [rows, 2] of the kept pairs. Equal pairs with different tags or directions differ."""
+        """Returns the hashes [rows, 2] of the kept pairs. Different tags or directions give different hashes."""
         line, number = np.nonzero(self.keep.T)
         hashes: Hashes = np.stack(self.hashes)[number, line]
         salts = [salt(f"{corpus.tag} {pair.forward} {pair.backward}") for pair in corpus.pairs]
@@ -90,7 +90,7 @@ class Storage(ABC):
         """Returns the arrays of a block by name. With `held_out`, sentences without a kept pair are stored too."""
 
     def shifted(self, arrays: Arrays, offset: Sizes) -> Arrays:
-        """Adds the sizes of all earlier blocks, `offset`, to the sentence indices in the arrays of a block."""
+        """Returns the arrays of a block, with sentence indices over all blocks. `offset`: sizes of earlier blocks."""
         return arrays
 
     def write_held_out(
@@ -111,7 +111,7 @@ class Storage(ABC):
         return [(array_file(split, side, kind), dtype) for side in self.sides(split) for kind, dtype in kinds]
 
     def sides(self, split: str) -> tuple[str, ...]:
-        """Returns the sides of a row of a subset. The links of a row, if there are any, are a third side."""
+        """Returns the names of the sides of a subset. The alignments, if there are any, are a third side."""
         return SIDES
 
     @abstractmethod

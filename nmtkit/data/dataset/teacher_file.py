@@ -30,7 +30,7 @@ def row_dtype(vocabulary: int, candidates: int) -> np.dtype[Any]:
 
 
 class TeacherFile:
-    """Reads and writes the rows of a folder."""
+    """Reads and writes the rows of a folder, which the docstring of the module describes."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder, self.manifest = folder, manifest

@@ -60,7 +60,7 @@ class TransformPipeline:
         tags: list[Ids] = [ids[:0] for ids in sides[0]]
         for name, transform in self.transforms:
             new, sides[0] = _without_prefixes(sides[0], self.tokenizer.source_tags)
-            tags = list(map(_after, tags, new))  # in the order as without further transforms
+            tags = list(map(_after, tags, new))  # the order is the same as without later transforms
             key = hashlib.blake2b(f"{self.seed} {draw} {name}".encode(), digest_size=8).digest()
             bits = np.random.Philox(key=0)
             generator, state = np.random.Generator(bits), bits.state

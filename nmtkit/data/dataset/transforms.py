@@ -3,8 +3,9 @@
 Transforms of text come before transforms of ids, because text does not keep a segmentation or a mask.
 
 A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
-every epoch, and with sampling in every update. Validation applies no transforms. Tags at the beginning of a source
-sentence are removed before a transform and put back after the transform, so that the tags do not change.
+every epoch, or in every update if an epoch may have a pair several times. Validation applies no transforms. Tags at the
+beginning of a source sentence are removed before a transform and put back after the transform, so that the tags do not
+change.
 """
 
 from abc import ABC, abstractmethod
@@ -35,7 +36,8 @@ class Transform(ABC):
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
         """Returns the pair to train on.
 
-        `generator` is seeded by (seed, draw, pair, name) and must be the only source of randomness.
+        `generator` is seeded by (seed, `Draw` of transform_pipeline.py, pair, name of the transform). This generator
+        must be the only source of randomness.
         """
 
 

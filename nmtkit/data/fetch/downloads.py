@@ -67,7 +67,7 @@ class DownloadError(OSError):
 class _TemporaryError(Exception):
     """A request failed for a temporary reason. `wait` is the number of seconds that the server asks for.
 
-    `offline` means that there is probably no network, so that another attempt makes sense only within a download.
+    `offline` means that there is probably no network. Then only a download that has received data is tried again.
     """
 
     def __init__(self, reason: str, wait: float = 0.0, *, offline: bool = False) -> None:

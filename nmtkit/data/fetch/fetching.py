@@ -179,7 +179,7 @@ def opened(
 
 @contextmanager
 def published(name: str, languages: tuple[str, str], client: HttpClient) -> Iterator[FetchedText]:
-    """Opens a published test set."""
+    """Yields the texts of a published test set, such as wmt14/full. Downloads the set if it is missing."""
     pair = sacrebleu_sets.pair_of_languages([name], *languages)
     texts = sacrebleu_sets.read_sets([name], pair, client)
     facts = {
@@ -191,7 +191,7 @@ def published(name: str, languages: tuple[str, str], client: HttpClient) -> Iter
 
 
 def limited(parts: Iterator[Pairs], most: int | None) -> Iterator[Pairs]:
-    """Yields the first `most` pairs."""
+    """Yields the first `most` pairs, or all pairs if `most` is None."""
     left = most
     for part in parts:
         if left is not None and len(part) >= left:

@@ -4,7 +4,7 @@ A dataset has one of these layouts, where CONFIG and SPLIT may be missing or hav
 
     CONFIG/SPLIT-00000-of-00002.parquet   both texts in a row, perhaps in a column `translation`, as in opus_books
     en-de_DE.jsonl                        both texts in a row, as in wmt24pp; the name of the file is the config
-    SPLIT/eng_Latn.parquet                one file for each language, as in FLORES+; row i of all files belongs together
+    SPLIT/eng_Latn.parquet                one file for each language, as in FLORES+; rows i of all files belong together
 """
 
 import re
@@ -27,7 +27,7 @@ NAME = re.compile(
     r"(?::(?P<config>\w[\w.+-]*))?(?:/(?P<split>\w[\w.+-]*))?"
 )
 SPLIT = re.compile(r"(?i)(train|training|valid|validation|val|dev|devtest|test|testing|eval|evaluation)(?![a-z])")
-PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # zh-TW is one language
+PAIR = re.compile(r"([a-z]{2,3}(?:_[A-Za-z]+)*)-([a-z]{2,3}(?:_[A-Za-z]+)*)")  # zh-TW is a language, not a pair
 SHARD = re.compile(r"-\d{5}-of-(?P<count>\d{5})(?=\.|$)")
 TEXT_COLUMNS = ("text", "sentence")  # columns of files with one language
 FORMATS = ("parquet", "jsonl", "tsv")

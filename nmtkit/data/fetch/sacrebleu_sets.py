@@ -198,7 +198,7 @@ def _archive(dataset: Any, url: str) -> Path:
 
 
 def _has_texts(dataset: Any, pair: str) -> bool:
-    """Returns whether the files of lines exist. Sets in XML also need the archive, because it names their fields."""
+    """Returns whether the files of lines exist. Sets in XML also need the archive, which names the fields."""
     from sacrebleu.dataset import wmt_xml
 
     in_xml: Any = wmt_xml.WMTXMLDataset

@@ -138,7 +138,7 @@ class BatchEncoder:
         return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
-        """Returns the number of normalised words of each word, which is almost always 1."""
+        """Returns the number of words that the normaliser makes of each word, which is almost always 1."""
         counts = np.ones(sum(map(len, groups)), np.int64)
         if self._rewrites:
             lines = list(map(" ".join, groups))

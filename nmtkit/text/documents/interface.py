@@ -29,7 +29,7 @@ class ReadOptions:
 
     target_language: str | None = None  # a code, such as de or deu_Latn
     overwrite: bool = False  # replace existing translations, in formats with source and target texts
-    tags: TagRules = TagRules()  # of web pages and tagged texts
+    tags: TagRules = TagRules()  # rules for web pages and tagged texts
 
 
 class Document(ABC):
@@ -58,7 +58,7 @@ class Document(ABC):
         return None
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yields source and translation of each translated unit. Formats with a single text per unit have none."""
+        """Yields source and translation of each translated unit. Formats with a single text per unit yield nothing."""
         return iter(())
 
     @abstractmethod

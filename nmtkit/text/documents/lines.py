@@ -24,14 +24,15 @@ def ends_sentence(text: str) -> bool:
 def continues(before: str, after: str) -> bool:
     """Returns whether a sentence of the line `before` continues in the line `after`.
 
-    `before` must not end a sentence. In addition, it must end with a comma, or `after` must begin with a small letter.
+    `before` must not end a sentence. In addition, `before` must end with a comma, or `after` must begin with a small
+    letter.
     """
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
 
 
 def sentence_ranges(lines: Sequence[str], joins: Callable[[str, str], bool] = continues) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of lines that are translated together. `joins` compares a line with the next line."""
+    """Yields the ranges of lines that are translated together. `joins` decides about a line and the next line."""
     first = 0
     for end in range(1, len(lines) + 1):
         if end == len(lines) or not joins(lines[end - 1], lines[end]):

@@ -47,7 +47,8 @@ def in_order(source: str, target: str, formats: Collection[str]) -> str | None:
     """Returns the translation with placeholders that take the same arguments as in the source.
 
     If the order of unnamed placeholders changed, they get numbers, as in %2$d %1$s. Returns None if the translation has
-    other placeholders than the source, or if the format cannot number the placeholders.
+    other placeholders than the source, or if the format cannot number the placeholders. Without `formats`, returns the
+    translation unchanged.
     """
     wanted, present = (placeholders(text, formats) for text in (source, target))
     if not formats or wanted == present:

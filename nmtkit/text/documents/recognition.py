@@ -56,7 +56,7 @@ _STRUCTURED = (
 
 
 def check_text(data: bytes, name: str) -> None:
-    """Raises ValueError, naming the kind of file, if the bytes of a file, or its first bytes, are not text."""
+    """Raises ValueError, with the kind of the file, if `data` is not text. `data` is a file, or its first bytes."""
     kind = next((kind for pattern, kind in _SIGNATURES if re.match(pattern, data, re.DOTALL)), None)
     if kind is None and b"\0" in data and not data.startswith(_MARKS):
         kind = "a binary file"

@@ -55,7 +55,7 @@ DESCRIPTIONS = names(
 )
 RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
-_MESSAGE = "{"  # the name of the piece of a message of ICU
+_MESSAGE = "{"  # the name of a piece that is a message of ICU
 # a tag as in the HTML standard, which may contain <; TAG does not allow < inside a tag
 _TAG = re.compile(TAG.pattern.replace("<>", ">"))
 _TAG_START = re.compile("</?[A-Za-z]")
