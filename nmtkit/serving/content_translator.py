@@ -85,6 +85,7 @@ class ContentTranslator:
     async def read_file(self, file: Any, source: str, target: str, name: str | None = None) -> UploadedFile:
         """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
+        target = self.served_target(target)
         content = await self.threads.run(len(data), reading.content_of, extension, data, target)
         (pair,), _ = await self.pairs_of(source, target, [content])
         return UploadedFile(extension, content, pair)
@@ -109,7 +110,7 @@ class ContentTranslator:
         Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
         pt_BR. Raises Refusal for languages that are not served.
         """
-        target = served_code(target, (target for _, target in self.pool.pairs))
+        target = self.served_target(target)
         if source.lower() != "auto":
             pair = served_code(source, (source for source, _ in self.pool.pairs)), target
             self.check_pair(pair)
@@ -128,6 +129,10 @@ class ContentTranslator:
         length = sum(len(piece.text) for piece in pieces)
         languages = await self.threads.run(length, lambda: list(map(detected, pieces)))
         return [(language["language"], target) for language in languages], languages
+
+    def served_target(self, code: str) -> str:
+        """Returns the served target language of a code, or the code itself if it is not served."""
+        return served_code(code, (target for _, target in self.pool.pairs))
 
     def check_pair(self, pair: Pair) -> None:
         """Raises Refusal if no served model translates the pair."""
