@@ -195,13 +195,14 @@ def as_object(translation: Translation) -> dict[str, Any]:
     """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
 
     With --pivot, `pivot` is the text in the pivot language. A row of a dataset of several directions has its
-    `direction`. Infinite scores become null, because JSON has no infinity.
+    `direction`, and a line with tags its text without tags as `untagged`. Infinite scores become null, because JSON has
+    no infinity.
     """
     hypotheses = [
         {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
         for hypothesis in translation.hypotheses
     ]
-    facts = {"direction": translation.direction, "pivot": translation.pivot}
+    facts = {"untagged": translation.untagged, "direction": translation.direction, "pivot": translation.pivot}
     known = {name: value for name, value in facts.items() if value is not None}
     return {"id": translation.id, "source": translation.source, **known, "hypotheses": hypotheses}
 
