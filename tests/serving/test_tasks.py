@@ -290,6 +290,26 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
             load_models(job((("en", "xx"), file)))
 
 
+def test_a_pair_of_two_models_that_are_no_ensemble_is_named(path, tmp_path):
+    many = save_transformer(tmp_path / "many.pt", languages=("en", "de", "it"))
+    for models in (
+        [(None, many), (PAIR, path)],
+        [(PAIR, path), (PAIR, save_transformer(tmp_path / "x.pt", tags=["<a>"]))],
+    ):
+        with pytest.raises(ValueError, match=r"en-de.* 2 .*--path ") as error:
+            load_models(job(*models))
+        assert all(str(file) in str(error.value) for _, file in models)
+    models, _ = load_models(job((("de", "it"), many), (PAIR, path)))
+    assert list(models) == [("de", "it"), PAIR]
+
+
+def test_a_model_that_is_given_twice_for_a_pair_is_no_ensemble(tmp_path):
+    many = save_transformer(tmp_path / "many.pt", languages=("en", "de", "it"))
+    models, _ = load_models(job((None, many), (PAIR, many)))
+    assert len(models) == 6 and len({id(model.translator) for model in models.values()}) == 1
+    assert len(models[PAIR].translator.models) == 1
+
+
 def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
     pytest.importorskip("safetensors")
     checkpoint_file.save(tmp_path / "m2m.pt", huggingface.load(IMPORTED / "m2m_100"))
