@@ -152,7 +152,7 @@ def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> 
     Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines, if
     a file is shorter or longer than the input.
     """
-    streams = {name: chain.from_iterable(line_windows(path, 1024)) for name, path in files.items()}
+    streams = {name: chain.from_iterable(line_windows(path)) for name, path in files.items()}
     count = 0
     for window in windows:
         columns = {name: list(islice(stream, len(window))) for name, stream in streams.items()}

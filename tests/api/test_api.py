@@ -157,8 +157,9 @@ def test_what_is_neither_a_text_nor_a_list_is_named_with_its_type(model: nmtkit.
 @pytest.mark.parametrize("field", ["required", "avoided"])
 def test_a_text_instead_of_a_list_of_phrases_is_refused(model: nmtkit.Model, field: str) -> None:
     """Each letter of the text was required."""
+    phrases: dict[str, Any] = {field: "women"}
     with pytest.raises(ValueError, match=f"item 1: .*{field}"):
-        model.translate(["a dog", nmtkit.Request("a dog", **{field: "women"})])
+        model.translate(["a dog", nmtkit.Request("a dog", **phrases)])
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
