@@ -12,6 +12,7 @@ from nmtkit.serving.keys import ApiKey
 from nmtkit.serving.languages import Detector, described, detector_of, served_code
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.text.languages import subtags
 
 SAME_LANGUAGE = 90.0  # confidence in percent from which a text in the target language is not translated
 
@@ -119,8 +120,16 @@ class ContentTranslator:
         if self.detector is None or not sources:
             self.check_pair(("auto", target))
 
+        def code_of(language: str) -> str:
+            """Returns the code of the same language in the pairs into `target`: the detector knows no regions."""
+            codes = [language] if language in (*sources, target) else [*sources, target]
+            return next((code for code in codes if subtags(code)[0] == subtags(language)[0]), language)
+
         def detected(piece: Content) -> DetectedLanguage:
-            languages = self.detected([reading.without_markup(piece)])
+            languages = [
+                DetectedLanguage(language=code_of(each["language"]), confidence=each["confidence"])
+                for each in self.detected([reading.without_markup(piece)])
+            ]
             if languages[0]["language"] == target and languages[0]["confidence"] >= SAME_LANGUAGE:
                 return languages[0]
             listed = next((language for language in languages if language["language"] in sources), None)
