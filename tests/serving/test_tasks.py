@@ -271,6 +271,17 @@ def test_a_model_without_attention_translates_without_alignment():
     assert [list(found) for line in answer for found in line] == [["text"]]
 
 
+def test_a_model_without_attention_says_that_it_cannot_translate_markup(path, caplog):
+    tokenizer = tiny_tokenizer()
+    translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
+    plain = ServedModel(translator, SearchOptions(**SHORT), TextOptions())
+    aligned = load_models(job((PAIR, path)))[0][PAIR]
+    for model in (plain, dataclasses.replace(plain, first=aligned), dataclasses.replace(aligned, first=plain)):
+        answer = translate_or_fail({PAIR: model}, task(["<b>a</b> dog"], html=True))
+        assert isinstance(answer, TranslationError) and "cross-attention" in str(answer)
+    assert not caplog.records
+
+
 def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path):
     pytest.importorskip("safetensors")
     for name, pairs in (
