@@ -150,7 +150,7 @@ def test_what_is_neither_a_text_nor_a_list_is_named_with_its_type(model: nmtkit.
         lambda: nmtkit.score(["a"], given), lambda: nmtkit.score(["a"], [["a"], given]),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(ValueError, match=rf"of type {type(given).__name__}; give a text or a list"):
+        with pytest.raises(ValueError, match=type(given).__name__):
             call()
 
 
