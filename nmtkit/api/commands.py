@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.api.settings import PathLike, configs, named_arguments, texts
+from nmtkit.api.settings import PathLike, configs, items, named_arguments, texts
 from nmtkit.config import check_flags, flag_name
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess as make_dataset
@@ -71,7 +71,8 @@ def score(
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.MetricSettings)
-    listed: list[Any] = [references] if isinstance(references, str) else list(references)
+    listed = list(items(references, "references"))
     several = [listed] if listed and isinstance(listed[0], str) else listed
-    scores = metrics.score(texts(hypotheses), [texts(text) for text in several], names, chosen, bootstrap=bootstrap)
+    lines, of_references = texts(hypotheses, "hypotheses"), [texts(text, "a reference") for text in several]
+    scores = metrics.score(lines, of_references, names, chosen, bootstrap=bootstrap)
     return dict(zip(names, scores, strict=True))

@@ -1,7 +1,6 @@
 """A model with its tokenizer: translation, scores, attention weights, and encoder output."""
 
 import dataclasses
-import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
@@ -14,6 +13,7 @@ from nmtkit.api.settings import (
     PathLike,
     check_text,
     configs,
+    items,
     named_arguments_of_methods,
     pairs,
     texts,
@@ -138,8 +138,7 @@ class Model:
             )
         search, text = translation_options(options, nbest)
         single = isinstance(source, str | Request)
-        lines = typing.cast(Iterable[str | Request], [source] if single else source)
-        requests = (_request(line, index) for index, line in enumerate(lines))
+        requests = (_request(line, index) for index, line in enumerate(items(source)))
         if pivot is not None:
             if source_tag is not None:
                 raise ValueError("pivot and source_tag cannot be combined: give the tag in the text")
@@ -244,6 +243,8 @@ class Model:
         """
         search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
         pipeline = Pipeline(self.tokenizer, search, max_source_len=UNLIMITED, models=self.architectures)
+        if target is None:
+            target = "" if isinstance(source, str) else [""] * len(texts(source))
         segments = [leaf.input for line in pipeline.segments(pairs(source, target)) for leaf in line.leaves()]
         if not segments:
             raise ValueError("the lists are empty; give at least one text and its translation")
@@ -437,6 +438,9 @@ class Model:
 
 def _request(line: Any, index: int) -> Request:
     if isinstance(line, Request):
+        for field in ("required", "avoided"):
+            if isinstance(getattr(line, field), str):
+                raise ValueError(f"item {index}: {field} is one text; give a list of phrases")
         return line
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text or a list of texts")

@@ -132,9 +132,21 @@ def checked(title: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -
     return values
 
 
-def texts(texts: str | Iterable[str]) -> list[str]:
+def items(given: Any, argument: str = "source") -> Iterable[Any]:
+    """Returns the items of an argument: a text or a request is the only item.
+
+    Raises ValueError, with the name of the argument, for a type without items.
+    """
+    if isinstance(given, str | Request):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise ValueError(f"{argument} is of type {type(given).__name__}; give a text or a list of texts")
+    return given
+
+
+def texts(given: str | Iterable[str], argument: str = "source") -> list[str]:
     """Returns a list of texts. Raises ValueError, with the index, for an item that is not a text."""
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    listed = list(items(given, argument))
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"item {index} is of type {type(text).__name__}; give a text or a list of texts")
@@ -142,12 +154,9 @@ def texts(texts: str | Iterable[str]) -> list[str]:
     return listed
 
 
-def pairs(source: str | Sequence[str], target: str | Sequence[str] | None) -> list[Request]:
-    """Returns a request for each text, with its translation or "" as reference. Raises ValueError if counts differ."""
-    sources = texts(source)
-    if target is None:
-        return [Request(text, reference="") for text in sources]
-    targets = texts(target)
+def pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
+    """Returns a request for each text, with its translation as reference. Raises ValueError if counts differ."""
+    sources, targets = texts(source), texts(target, "target")
     if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
         raise ValueError(
             f"source is {_described(source, sources)}, but target is {_described(target, targets)}; "

@@ -80,8 +80,10 @@ class RerankConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names((self.metric,))
-        for metric in self.estimate:
-            check_segment_metric(metric, "--estimate", reference=False)
+        names = [check_segment_metric(metric, "--estimate", reference=False).name for metric in self.estimate]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"--estimate has two models of {name}, and the field {name} has one number")
 
 
 COMMON = {

@@ -42,6 +42,7 @@ SCORE_RULES = (
             "--confidence",
             "--device",
             "--test",
+            "--samples",
             "--by-length",
         ),
         reason="a model gives the probability of a text without a reference",

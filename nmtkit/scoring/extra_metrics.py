@@ -133,7 +133,8 @@ class OffTarget(SentenceMetric):
     `languages` restricts the identifier to these languages and the target language. Without `languages`, the identifier
     chooses among all languages that it knows, and takes the language of some short lines for a related language. The
     details of a score show how often such mistakes occur: they contain the percentage for the references. A line
-    without letters counts as correct. The score of a line is 100 if the language is wrong, else 0.
+    without letters counts as correct. The score of a line is 100 if the language is wrong, else 0. The statistics of a
+    sentence also have the mean score of its references.
     """
 
     label = "off-target"
@@ -157,7 +158,6 @@ class OffTarget(SentenceMetric):
             )
         self.target_lang = target_lang
         self.languages = ",".join(sorted({*languages, target_lang})) if languages else "all"
-        self.share_of_references = 0.0
 
     def off_target(self, lines: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns a mask [lines] of the lines with letters whose most probable language is not the target language."""
@@ -169,13 +169,13 @@ class OffTarget(SentenceMetric):
         self, hypotheses: Sequence[str], references: Sequence[Sequence[str]] | None
     ) -> list[list[float]]:
         self.num_refs = len(references or ())
-        if references:
-            self.share_of_references = 100 * float(np.mean([self.off_target(text).mean() for text in references]))
-        return [[100.0 * value, 1.0] for value in self.off_target(hypotheses).tolist()]
+        texts = [hypotheses, *(references or ())]
+        shares = [(100.0 * self.off_target(text)).tolist() for text in texts]
+        return [[own, 1.0, sum(others) / max(1, len(others))] for own, *others in zip(*shares, strict=True)]
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         score = super()._compute_score_from_stats(stats)
-        score._verbose = f"{self.share_of_references:.1f} % of the references"
+        score._verbose = f"{stats[2] / stats[1]:.1f} % of the references"
         return score
 
     def get_signature(self) -> Signature:

@@ -72,6 +72,22 @@ def translations_of(lines: list[str], name: Path) -> list[str]:
     return translations
 
 
+def read_systems(paths: Sequence[Path], stream: BinaryIO | None) -> dict[str, list[str]]:
+    """Returns the translations of each file, and of `stream` as "standard input", by name.
+
+    Raises ValueError for a path that is given twice, and the errors of `read_lines` and `translations_of`.
+    """
+    systems: dict[str, list[str]] = {}
+    for path in paths:
+        if str(path) in systems:
+            raise ValueError(f"--sys {path} is given twice")
+        systems[str(path)] = translations_of(read_lines(path), path)
+    if stream is not None:
+        name = Path("standard input")
+        systems[str(name)] = translations_of(lines_of(stream.read(), name), name)
+    return systems
+
+
 def _best_translation(line: str) -> str | None:
     if not line.startswith("{"):
         return None
@@ -173,11 +189,6 @@ def read_texts(
     origins = bool(reference_paths) + (data is not None) + (published is not None)
     if origins > 1 or (needs_references and not origins):
         raise ValueError("give references either as --ref FILE, as --data FOLDER, or as --test-set NAME")
-    systems: dict[str, list[str]] = {}
-    for path in system_paths:
-        if str(path) in systems:
-            raise ValueError(f"--sys {path} is given twice")
-        systems[str(path)] = translations_of(read_lines(path), path)
     directions: dict[Direction, Sequence[int]] = {}
     untrained: frozenset[Direction] = frozenset()
     references = {str(path): read_side(path, 1, (source_lang, target_lang), columns) for path in reference_paths}
@@ -199,9 +210,7 @@ def read_texts(
         target_lang = texts.target_lang
         references = {f"{published.title}, reference {n}": text for n, text in enumerate(texts.references, 1)}
         sources = {f"{published.title}, source": texts.sources}
-    if stream is not None:
-        name = Path("standard input")
-        systems[str(name)] = translations_of(lines_of(stream.read(), name), name)
+    systems = read_systems(system_paths, stream)
     check_equal_counts({**systems, **references, **sources})
     if published is not None:
         systems, references, sources = (published.select(each) for each in (systems, references, sources))

@@ -12,6 +12,7 @@ from nmtkit.serving.keys import ApiKey
 from nmtkit.serving.languages import Detector, described, detector_of, served_code
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.reading import Content, PlainText, Refusal
+from nmtkit.text.languages import subtags
 
 SAME_LANGUAGE = 90.0  # percent; a text that is in the target language with at least this confidence stays
 
@@ -85,6 +86,7 @@ class ContentTranslator:
     async def read_file(self, file: Any, source: str, target: str, name: str | None = None) -> UploadedFile:
         """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
+        target = self.served_target(target)
         content = await self.threads.run(len(data), reading.content_of, extension, data, target)
         (pair,), _ = await self.pairs_of(source, target, [content])
         return UploadedFile(extension, content, pair)
@@ -109,7 +111,7 @@ class ContentTranslator:
         Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
         pt_BR. Raises Refusal for languages that are not served.
         """
-        target = served_code(target, (target for _, target in self.pool.pairs))
+        target = self.served_target(target)
         if source.lower() != "auto":
             pair = served_code(source, (source for source, _ in self.pool.pairs)), target
             self.check_pair(pair)
@@ -118,8 +120,16 @@ class ContentTranslator:
         if self.detector is None or not sources:
             self.check_pair(("auto", target))
 
+        def code_of(language: str) -> str:
+            """Returns the code of the same language in the pairs into `target`: the detector knows no regions."""
+            codes = [language] if language in (*sources, target) else [*sources, target]
+            return next((code for code in codes if subtags(code)[0] == subtags(language)[0]), language)
+
         def detected(piece: Content) -> DetectedLanguage:
-            languages = self.detected([reading.without_markup(piece)])
+            languages = [
+                DetectedLanguage(language=code_of(each["language"]), confidence=each["confidence"])
+                for each in self.detected([reading.without_markup(piece)])
+            ]
             if languages[0]["language"] == target and languages[0]["confidence"] >= SAME_LANGUAGE:
                 return languages[0]
             listed = next((language for language in languages if language["language"] in sources), None)
@@ -128,6 +138,10 @@ class ContentTranslator:
         length = sum(len(piece.text) for piece in pieces)
         languages = await self.threads.run(length, lambda: list(map(detected, pieces)))
         return [(language["language"], target) for language in languages], languages
+
+    def served_target(self, code: str) -> str:
+        """Returns the served target language of a code, or the code itself if it is not served."""
+        return served_code(code, (target for _, target in self.pool.pairs))
 
     def check_pair(self, pair: Pair) -> None:
         """Raises Refusal if no served model translates the pair."""

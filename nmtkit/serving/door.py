@@ -73,7 +73,7 @@ class Door:
         except Exception as error:
             refusal = refusal_of(error)
             status = refusal.status
-            if isinstance(error, QuotaExceeded) and error.period != "minute" and is_deepl(request):
+            if status == 429 and isinstance(error, QuotaExceeded) and error.period != "minute" and is_deepl(request):
                 status = QUOTA_EXCEEDED  # clients of DeepL would send the request again after status 429
             return error_response(request, status, refusal.message, refusal.headers)
 
@@ -155,6 +155,8 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, QueueFull):
         return Refusal(429, "too many texts are waiting; try again later", reading.RETRY)
     if isinstance(error, QuotaExceeded):
+        if error.is_too_large:
+            return Refusal(413, str(error))
         return Refusal(429, str(error), {"Retry-After": str(error.seconds)})
     if isinstance(error, TranslationError):
         return Refusal(500, str(error))

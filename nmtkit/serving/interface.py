@@ -139,7 +139,7 @@ class Failure(TypedDict):
 STATUSES = {
     400: "a field is missing or invalid, or a language is not served; `error` says which",
     403: "the API key is missing or wrong",
-    413: "the request exceeds --char-limit or --batch-limit",
+    413: "the request exceeds --char-limit or --batch-limit, or is larger than a whole quota of the key",
     415: "the body is compressed, or it is neither JSON nor a form",
     429: "too many lines wait, too many large bodies are in memory, or a quota of the key is exceeded; try again after "
     "`Retry-After` seconds",

@@ -29,11 +29,15 @@ _ACCOUNT = re.compile(r"account=([\w.-]{1,100})")
 
 
 class QuotaExceeded(Exception):  # noqa: N818  # an answer to the client, not an error of this program
-    """Raised if a request exceeds a quota. `seconds` is the time until the next period."""
+    """Raised if a request with `count` units exceeds a quota. `seconds` is the time until the next period.
 
-    def __init__(self, quota: "Quota", seconds: int) -> None:
-        super().__init__(f"the quota of this key is exceeded: {quota.limit} {quota.unit} per {quota.period}")
-        self.period, self.seconds = quota.period, seconds
+    A request that `is_too_large` exceeds the quota of a whole period, so that it must not be sent again.
+    """
+
+    def __init__(self, quota: "Quota", count: int, seconds: int) -> None:
+        self.period, self.seconds, self.is_too_large = quota.period, seconds, count > quota.limit
+        fault = f"is smaller than this request ({count})" if self.is_too_large else "is exceeded"
+        super().__init__(f"the quota of this key {fault}: {quota.limit} {quota.unit} per {quota.period}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ class Usage:
     def check(self, key: ApiKey, *, requests: int = 0, characters: int = 0) -> None:
         """Raises QuotaExceeded if a request would exceed a quota of the key.
 
-        If a request would exceed several quotas, the error has the quota of the longest period.
+        If a request would exceed several quotas, the error has the quota of the longest period, or of the longest
+        period whose whole quota is smaller than the request.
         """
         more = {"requests": requests, "characters": characters}
         counts = self.counts(key)
@@ -121,8 +126,8 @@ class Usage:
             if more[quota.unit] and getattr(counts[quota.period], quota.unit) + more[quota.unit] > quota.limit
         ]
         if exceeded:
-            quota = max(exceeded, key=lambda each: PERIODS.index(each.period))
-            raise QuotaExceeded(quota, self.seconds_left(quota.period))
+            quota = max(exceeded, key=lambda each: (more[each.unit] > each.limit, PERIODS.index(each.period)))
+            raise QuotaExceeded(quota, more[quota.unit], self.seconds_left(quota.period))
 
     def take_back(self, counted: Sequence[PeriodCounts], characters: int) -> None:
         """Subtracts the characters of a request that failed from the counts that `count` returned.

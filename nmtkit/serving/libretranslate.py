@@ -13,7 +13,6 @@ from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.fair_queue import BatchKey
 from nmtkit.serving.interface import DetectFields, Language, TranslateFields, TranslateFileFields
 from nmtkit.serving.kept_files import KeptFiles
-from nmtkit.serving.languages import served_code
 from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.languages import name_of
 from nmtkit.text.normalization import normalized
@@ -33,7 +32,7 @@ class LibreTranslate:
         if fields.alignment and is_html:
             raise Refusal(400, "Invalid request: alignment is not available with format html")
         texts = reading.listed(fields.q)
-        target = served_code(fields.target, (target for _, target in self.translator.pool.pairs))
+        target = self.translator.served_target(fields.target)
 
         def read() -> tuple[list[Content], bool]:
             """Returns the contents of a request, and whether a text has placeholders of Weblate.

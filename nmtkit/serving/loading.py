@@ -89,7 +89,7 @@ def grouped(paths: Sequence[ModelPath]) -> dict[Pair, tuple[Path, ...]]:
     result: dict[Pair, tuple[Path, ...]] = {}
     for model in paths:
         for pair in [model.pair] if model.pair else pairs_of(model.path):
-            result[pair] = (*result.get(pair, ()), model.path)
+            result[pair] = tuple(dict.fromkeys((*result.get(pair, ()), model.path)))
     return result
 
 
@@ -135,7 +135,15 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
     for pair, paths in groups.items():
         new = paths not in loaded
         if new:
-            loaded[paths] = Translator.load(paths, device, job.devices.precision, job.devices.engine, **options)
+            try:
+                loaded[paths] = Translator.load(paths, device, job.devices.precision, job.devices.engine, **options)
+            except ValueError as error:
+                if len(paths) == 1:
+                    raise
+                raise ValueError(
+                    f"{'-'.join(pair)} has {len(paths)} models, which form an ensemble: {error}. To leave out a model, "
+                    "name its other pairs: --path SOURCE-TARGET=FILE"
+                ) from error
             check_translation_models(paths, loaded[paths].originals)
         search = with_languages(base_search, loaded[paths].tokenizer, pair)
         models[pair] = ServedModel(loaded[paths], search, text_options(job, pair), terms)

@@ -162,6 +162,8 @@ def translate_or_fail(
     model = models.get(batch.key.pair)
     if model is None:
         return TranslationError("this language pair is no longer served")
+    if batch.key.html and not all(each.aligns for each in (model, model.first or model)):
+        return TranslationError("a model of this language pair has no cross-attention, so it cannot translate markup")
     try:
         tokens = token_counts(model.first or model, batch.texts)
         chosen = batch.fitting(tokens)

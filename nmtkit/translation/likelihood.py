@@ -13,7 +13,7 @@ from nmtkit.jobs import progress
 from nmtkit.models.architectures.interface import TooLongError
 from nmtkit.models.building import languages_of
 from nmtkit.scoring.report import ScoreReport
-from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
+from nmtkit.scoring.texts import check_equal_counts, read_side, read_systems
 from nmtkit.translation.languages import Codes
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
@@ -124,12 +124,8 @@ def text_likelihoods(
     sources = (
         None if source is None else read_side(source, 0, (languages[0] or own[0], languages[1] or own[1]), columns)
     )
-    texts = {str(name): translations_of(read_lines(name), name) for name in systems}
-    if stream is not None:
-        name = Path("standard input")
-        texts[str(name)] = translations_of(lines_of(stream.read(), name), name)
     results = {}
-    for title, lines in texts.items():
+    for title, lines in read_systems(systems, stream).items():
         if sources is not None:
             check_equal_counts({str(source): sources, title: lines})
         progress.begin("Scoring", "lines", len(lines))

@@ -152,7 +152,7 @@ def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> 
     Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines, if
     a file is shorter or longer than the input.
     """
-    streams = {name: chain.from_iterable(line_windows(path, 1024)) for name, path in files.items()}
+    streams = {name: chain.from_iterable(line_windows(path)) for name, path in files.items()}
     count = 0
     for window in windows:
         columns = {name: list(islice(stream, len(window))) for name, stream in streams.items()}
@@ -195,13 +195,14 @@ def as_object(translation: Translation) -> dict[str, Any]:
     """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
 
     With --pivot, `pivot` is the text in the pivot language. A row of a dataset of several directions has its
-    `direction`. Infinite scores become null, because JSON has no infinity.
+    `direction`, and a line with tags its text without tags as `untagged`. Infinite scores become null, because JSON has
+    no infinity.
     """
     hypotheses = [
         {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
         for hypothesis in translation.hypotheses
     ]
-    facts = {"direction": translation.direction, "pivot": translation.pivot}
+    facts = {"untagged": translation.untagged, "direction": translation.direction, "pivot": translation.pivot}
     known = {name: value for name, value in facts.items() if value is not None}
     return {"id": translation.id, "source": translation.source, **known, "hypotheses": hypotheses}
 

@@ -201,7 +201,8 @@ class Pipeline:
             hypotheses = [
                 replace(each, alignment=[[*astuple(link)] for link in each.links], links=[]) for each in hypotheses
             ]
-        return Translation(line.segment.id, line.segment.text, hypotheses)
+        source, untagged = line.segment.text, self.tokenizer.without_tags(line.segment.text)
+        return Translation(line.segment.id, source, hypotheses, untagged=None if untagged == source else untagged)
 
     @property
     def empty(self) -> Hypothesis:

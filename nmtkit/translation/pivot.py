@@ -100,7 +100,9 @@ class PivotTranslator:
                 dataclasses.replace(each, no_repeat_ngram=each.no_repeat_ngram or again)
                 for each in translation.hypotheses
             ]
-            yield dataclasses.replace(translation, source=source, pivot=first.text, hypotheses=hypotheses)
+            yield dataclasses.replace(
+                translation, source=source, untagged=first.untagged, pivot=first.text, hypotheses=hypotheses
+            )
 
 
 def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:

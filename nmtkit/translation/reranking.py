@@ -58,8 +58,8 @@ class NBest:
 
     @property
     def source(self) -> str:
-        """The text that the forward model translated: after `--pivot`, the text in the third language."""
-        return str(self.record.get("pivot", self.record["source"]))
+        """The text without tags that the forward model translated: after `--pivot`, the text in the third language."""
+        return str(self.record.get("pivot", self.record.get("untagged", self.record["source"])))
 
     @property
     def hypotheses(self) -> list[dict[str, Any]]:

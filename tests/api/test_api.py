@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,27 @@ def test_a_wrong_option_is_named(model: nmtkit.Model, options: dict[str, Any], m
 def test_what_is_no_text_is_named_with_its_type(model: nmtkit.Model, source: Any) -> None:
     with pytest.raises(ValueError, match=r"item \d is of type (int|NoneType|list);"):
         model.translate(source)
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_what_is_neither_a_text_nor_a_list_is_named_with_its_type(model: nmtkit.Model, given: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: model.translate(given), lambda: model.score(given, "a"), lambda: model.score("a", given),
+        lambda: model.score(given, given), lambda: model.logits(given, "a"),
+        lambda: model.encode(given), lambda: model.batch(given), lambda: nmtkit.score(given, ["a"]),
+        lambda: nmtkit.score(["a"], given), lambda: nmtkit.score(["a"], [["a"], given]),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError, match=type(given).__name__):
+            call()
+
+
+@pytest.mark.parametrize("field", ["required", "avoided"])
+def test_a_text_instead_of_a_list_of_phrases_is_refused(model: nmtkit.Model, field: str) -> None:
+    """Each letter of the text was required."""
+    phrases: dict[str, Any] = {field: "women"}
+    with pytest.raises(ValueError, match=f"item 1: .*{field}"):
+        model.translate(["a dog", nmtkit.Request("a dog", **phrases)])
 
 
 # --- load -------------------------------------------------------------------------------------------------------------

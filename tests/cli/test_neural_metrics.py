@@ -151,6 +151,24 @@ def test_the_reward_of_a_candidate_is_its_quality(name: str, folder: Path) -> No
     assert rewards.tolist() == pytest.approx([score / 100 for score in scored], abs=1e-5) and owner.tolist() == [0, 0]
 
 
+def test_estimates_of_reranking_read_sources_without_tags(folder: Path, tmp_path: Path) -> None:
+    estimate, plain = f"cometkiwi={folder / 'kiwi'}", "All are equal before the law."
+    save_transformer(tmp_path / "tags.pt", tags=["<2de>"])
+    (tmp_path / "source.en").write_text(f"<2de> {plain}\n{plain}\n")
+    flags = ["--path", tmp_path / "tags.pt", "--input", tmp_path / "source.en", "--format", "jsonl", "--device", "cpu"]
+    generated = nmtkit("generate", *flags, "--max-len-a", 0, "--max-len-b", 6, "--nbest", 2)
+    (tmp_path / "nbest.jsonl").write_text(generated.stdout)
+    result = nmtkit(
+        "rerank", tmp_path / "nbest.jsonl", "--estimate", estimate, "--feature", "cometkiwi=1", "--format", "jsonl"
+    )
+    assert result.exit_code == 0, result.output
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["source"] for record in records] == [f"<2de> {plain}", plain]
+    found = [each for record in records for each in record["hypotheses"]]
+    scores = segment_metric(estimate).scores([each["text"] for each in found], sources=[plain] * 4)
+    assert [each["cometkiwi"] for each in found] == pytest.approx(scores, abs=1e-5)
+
+
 def test_distill_chooses_by_any_metric(folder: Path) -> None:
     candidates = ["der Hund", "ein Hund läuft", "die Katze schläft"]
     estimate = f"cometkiwi={folder / 'kiwi'}"

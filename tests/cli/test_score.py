@@ -265,6 +265,12 @@ def test_a_flag_that_would_do_nothing_is_refused(flag, metric, several, tmp_path
             assert flag in result.stderr and "does nothing without" in result.stderr
 
 
+def test_perplexities_are_not_resampled(tmp_path):
+    model, one, two = (write(tmp_path / name, ["ein Hund"]) for name in ("lm.pt", "one", "two"))
+    result = nmtkit_score("--path", model, "--sys", one, "--sys", two, "--samples", "50")
+    assert result.exit_code == 2 and "--path and --samples" in result.stderr
+
+
 @pytest.mark.parametrize("flags", [[], ["--metric", "ter"]])
 def test_json_holds_confidence_intervals(flags, tmp_path):
     reference = write(tmp_path / "ref", ["ein Hund läuft da .", "eine Katze schläft ."])

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.scoring.metrics import MetricSettings, score, sentence_scores
+from nmtkit.scoring.metrics import MetricSettings, part_scores, score, sentence_scores
 
 langid = pytest.importorskip("py3langid.langid")
 
@@ -35,6 +35,12 @@ def test_lines_of_another_language_are_counted() -> None:
     assert [each.value for each in column] == [0, 100, 0, 0, 0, 100]
     (of_references,) = score(REFERENCE, [MIXED], ["off-target"], settings)
     assert of_references.value == 0 and of_references.details == "33.3 % of the references"
+
+
+def test_the_share_of_the_references_is_the_share_of_the_part() -> None:
+    settings, parts = MetricSettings(target_lang="da", languages=("it",)), [[0, 1, 2], [3, 4, 5], range(6)]
+    (column,) = part_scores([*DANISH, *DANISH], [[*DANISH, *ITALIAN]], parts, ["off-target"], settings)
+    assert [each.details.split()[0] for each in column] == ["0.0", "100.0", "50.0"]
 
 
 def test_without_languages_the_identifier_chooses_among_all_as_py3langid_does() -> None:

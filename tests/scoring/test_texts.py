@@ -5,7 +5,7 @@ import pytest
 from builders import save_transformer
 
 from nmtkit.data import checkpoint_file
-from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side
+from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, read_texts
 from nmtkit.translation.likelihood import text_likelihoods
 
 
@@ -63,3 +63,15 @@ def test_a_model_scores_the_side_of_a_corpus_in_its_source_language(tmp_path: Pa
         for name in ("x.tmx", "x.en")
     )
     assert of_corpus == of_lines
+
+
+def test_a_file_of_translations_that_is_given_twice_is_named(tmp_path: Path) -> None:
+    """`score --path MODEL --sys a --sys a` showed a single row."""
+    path = save_transformer(tmp_path / "model.pt")
+    for name in ("en", "de"):
+        (tmp_path / name).write_text("all are equal\n")
+    systems, source = [tmp_path / "de", tmp_path / "en", tmp_path / "de"], tmp_path / "en"
+    with pytest.raises(ValueError, match=r"--sys .*de"):
+        text_likelihoods(path, systems, None, source, None, (None, None))
+    with pytest.raises(ValueError, match=r"--sys .*de"):
+        read_texts(reference_paths=[source], data=None, subset="test", system_paths=systems)

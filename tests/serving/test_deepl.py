@@ -207,6 +207,9 @@ def test_a_quota_of_characters_is_456_and_counts_only_translated_texts(server: S
     assert (usage.count, usage.limit) == (40, 100)
     with pytest.raises(deepl.QuotaExceededException):
         small.translate_text([text, text], source_lang="EN", target_lang="DE")
+    with pytest.raises(deepl.DeepLException) as too_large:
+        small.translate_text([text] * 3, source_lang="EN", target_lang="DE")
+    assert too_large.value.http_status_code == 413
     small.translate_text(text, source_lang="EN", target_lang="DE")
     fields = {"q": text, "source": "en", "target": "de", "api_key": "small"}
     assert server.ask("/translate", fields)[0] == 429  # LibreTranslate's status, with the same counts

@@ -1,10 +1,14 @@
 """API keys: the file, quotas for periods of a clock that the test sets, and counts that outlive the server."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("starlette")
+
+from nmtkit.serving.door import refusal_of
 from nmtkit.serving.keys import ApiKey, Quota, QuotaExceeded, Usage, found, longest_quota, read_api_keys
 
 KEY = ApiKey("a", (Quota("requests", 2, "minute"), Quota("characters", 10, "day"), Quota("characters", 15, "month")))
@@ -165,3 +169,16 @@ def test_a_damaged_file_of_counts_is_an_error(tmp_path: Path, text: str) -> None
     (tmp_path / "usage.json").write_text(text)
     with pytest.raises(ValueError, match=r"usage\.json"):
         Usage(tmp_path / "usage.json")
+
+
+def test_a_request_larger_than_a_whole_quota_is_413_because_no_time_helps() -> None:
+    key = ApiKey("a", (Quota("characters", 10, "minute"), Quota("characters", 30, "day")))
+    usage = Usage(now=Clock("2026-12-30T12:00:00"))
+    usage.count(key, characters=10)
+    found = []
+    for characters in (1, 11, 21, 31):
+        with pytest.raises(QuotaExceeded) as error:
+            usage.check(key, characters=characters)
+        answer = refusal_of(error.value)
+        found.append((answer.status, bool(answer.headers), str(characters) in re.findall(r"\d+", answer.message)))
+    assert found == [(429, True, False), (413, False, True), (413, False, True), (413, False, True)]

@@ -1,5 +1,6 @@
 """Names, lists and detection of languages with the codes of models of many languages."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -8,10 +9,17 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("starlette")
+pytest.importorskip("python_multipart")
+pytest.importorskip("pydantic")
+pytest.importorskip("prometheus_client")
 
 from nmtkit.cli import main
+from nmtkit.serving.content_translator import ContentTranslator
+from nmtkit.serving.door import Door
 from nmtkit.serving.languages import Detector, deepl_code, deepl_target_codes, described, served_code_for_deepl
 from nmtkit.serving.loading import ServedModel, through_pivot
+from nmtkit.serving.pool import Pool
+from nmtkit.serving.reading import PlainText, TextThreads
 from nmtkit.text.languages import name_of
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.search.options import SearchOptions
@@ -40,6 +48,26 @@ def test_a_language_is_detected_under_the_code_of_the_model(codes: tuple[str, st
     pytest.importorskip("py3langid")
     best, other = Detector(codes).detect([ITALIAN])
     assert best[0] == codes[1] and best[1] > 90 and other[0] == codes[0]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "target", "chosen"),
+    [
+        ([("en", "pt_BR"), ("de", "en"), ("pt_PT", "en")], "en", "pt_PT"),  # only the other code is a source
+        ([("en", "pt_BR"), ("en", "pt_PT")], "pt_PT", "pt_PT"),  # the text is in the target language
+        ([("en", "pt_BR"), ("en", "pt_PT")], "pt_BR", "pt_BR"),
+        ([("pt_BR", "pt_PT"), ("en", "pt_PT")], "pt_PT", "pt_BR"),  # a model translates between both
+    ],
+)
+def test_a_detected_language_has_the_code_of_the_pair(pairs: list[tuple[str, str]], target: str, chosen: str) -> None:
+    """The detector knows languages without regions, so a Portuguese text was read as pt_BR, and then as German."""
+    pytest.importorskip("py3langid")
+    door = cast(Door, SimpleNamespace(threads=TextThreads()))
+    translator = ContentTranslator(door, cast(Pool, SimpleNamespace(pairs=pairs)))
+    text = PlainText("Todos os seres humanos nascem livres e iguais em dignidade e em direitos.")
+    found, languages = asyncio.run(translator.pairs_of("auto", target, [text]))
+    assert found == [(chosen, target)]
+    assert languages is not None and languages[0]["confidence"] > 90
 
 
 def test_options_of_the_target_language_belong_to_the_second_step_of_a_pivot() -> None:

@@ -142,10 +142,10 @@ def test_libretranslates_own_client_works(server, expected):
     ]
 
 
-def upload(server, name, contents):
+def upload(server, name, contents, target="de"):
     fields = "".join(
         f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
-        for key, value in (("source", "en"), ("target", "de"))
+        for key, value in (("source", "en"), ("target", target))
     )
     file = f'--x\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
     body = (fields + file).encode() + contents + b"\r\n--x--\r\n"
@@ -230,6 +230,13 @@ def test_documents_are_translated_and_fetched_as_files_to_save(server, name, bef
     found = response.read().decode()
     assert found.startswith(before.replace('lang="en"', 'lang="de"').replace('msgid "', '#, fuzzy\nmsgid "'))
     assert found != f"{before}{LINES[0]}{after}" and found.endswith(after.split('"')[-1].split("<")[-1])
+
+
+def test_a_document_has_the_served_code_of_its_language_however_the_client_spells_it(server):
+    unit = f'<body><trans-unit id="1"><source>{LINES[0]}</source></trans-unit></body>'
+    document = f'<xliff version="1.2"><file source-language="en">{unit}</file></xliff>'
+    found = [fetch(server, upload(server, "a.xlf", document.encode(), code)[1]).read() for code in ("de", "DE")]
+    assert b' target-language="de"' in found[0] and found[0] == found[1]
 
 
 @pytest.mark.parametrize(

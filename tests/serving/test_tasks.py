@@ -271,6 +271,17 @@ def test_a_model_without_attention_translates_without_alignment():
     assert [list(found) for line in answer for found in line] == [["text"]]
 
 
+def test_a_model_without_attention_says_that_it_cannot_translate_markup(path, caplog):
+    tokenizer = tiny_tokenizer()
+    translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
+    plain = ServedModel(translator, SearchOptions(**SHORT), TextOptions())
+    aligned = load_models(job((PAIR, path)))[0][PAIR]
+    for model in (plain, dataclasses.replace(plain, first=aligned), dataclasses.replace(aligned, first=plain)):
+        answer = translate_or_fail({PAIR: model}, task(["<b>a</b> dog"], html=True))
+        assert isinstance(answer, TranslationError) and "cross-attention" in str(answer)
+    assert not caplog.records
+
+
 def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path):
     pytest.importorskip("safetensors")
     for name, pairs in (
@@ -288,6 +299,26 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
         assert found == [Translator.load(file).translate(["right"], **SHORT, **each)[0].text for each in codes]
         with pytest.raises(ValueError, match="no language 'xx'"):
             load_models(job((("en", "xx"), file)))
+
+
+def test_a_pair_of_two_models_that_are_no_ensemble_is_named(path, tmp_path):
+    many = save_transformer(tmp_path / "many.pt", languages=("en", "de", "it"))
+    for models in (
+        [(None, many), (PAIR, path)],
+        [(PAIR, path), (PAIR, save_transformer(tmp_path / "x.pt", tags=["<a>"]))],
+    ):
+        with pytest.raises(ValueError, match=r"en-de.* 2 .*--path ") as error:
+            load_models(job(*models))
+        assert all(str(file) in str(error.value) for _, file in models)
+    models, _ = load_models(job((("de", "it"), many), (PAIR, path)))
+    assert list(models) == [("de", "it"), PAIR]
+
+
+def test_a_model_that_is_given_twice_for_a_pair_is_no_ensemble(tmp_path):
+    many = save_transformer(tmp_path / "many.pt", languages=("en", "de", "it"))
+    models, _ = load_models(job((None, many), (PAIR, many)))
+    assert len(models) == 6 and len({id(model.translator) for model in models.values()}) == 1
+    assert len(models[PAIR].translator.models) == 1
 
 
 def test_words_are_linked_in_a_model_of_several_languages(tmp_path):

@@ -268,6 +268,7 @@ def test_lists_of_several_directions_are_refused(folder: Path, model: str) -> No
         (["--tune", "{folder}/short.de"], "line counts differ"),
         (["--feature", "estimate"], "such as estimate=0.5"),
         (["--feature", "a=1,a=2"], "--feature has two"),
+        (["--estimate", "cometkiwi=a,cometkiwi=b", "--feature", "cometkiwi=1"], "--estimate has two"),
         (["--feature", "score=1,text=1"], "--feature text"),
         (["--weight-lm", "0.5"], "--weight-lm has no effect"),
         (["--weight-backward", "0.5"], "give --backward FILE"),
@@ -276,7 +277,19 @@ def test_lists_of_several_directions_are_refused(folder: Path, model: str) -> No
             "lacks --feature nothing",
         ),
     ],
-    ids=["lm", "backward", "trials", "references", "no weight", "twice", "text", "no-lm", "no-backward", "missing"],
+    ids=[
+        "lm",
+        "backward",
+        "trials",
+        "references",
+        "no weight",
+        "twice",
+        "two models",
+        "text",
+        "no-lm",
+        "no-backward",
+        "missing",
+    ],
 )
 def test_what_cannot_be_reranked_is_said(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "short.de").write_text("ein\n")

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from nmtkit.data.corpora.compression import is_compressed, open_bytes
 
 CHUNK = 1 << 20
+WINDOW = 1024  # lines or rows of a corpus that are read at a time
 COUNTED = 1 << 31  # bytes of the largest file whose lines are counted in advance, which takes about a second
 
 log = logging.getLogger("nmtkit")
@@ -106,7 +107,7 @@ def lists_of_lines(path: Path, longest: int) -> Iterator[list[str]]:
         yield decoder.lines(bytes(open_line))
 
 
-def line_windows(path: Path, size: int) -> Iterator[list[str]]:
+def line_windows(path: Path, size: int = WINDOW) -> Iterator[list[str]]:
     """Yields the lines of a file, which may be compressed, `size` lines at a time.
 
     Raises OSError if the file cannot be read, and ValueError if the file is empty or is not UTF-8.

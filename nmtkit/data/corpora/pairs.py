@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nmtkit.data.corpora.compression import open_bytes
 from nmtkit.data.corpora.corpus import ARROW_FOLDER, ColumnNames, Corpus, Pairs, check_line_counts, locate
-from nmtkit.data.corpora.lines import LineDecoder, line_windows
+from nmtkit.data.corpora.lines import WINDOW, LineDecoder, line_windows
 from nmtkit.data.corpora.tables import Row, read_arrow_folder, read_jsonl, read_parquet, read_tsv
 from nmtkit.data.corpora.tmx import read_tmx
 from nmtkit.text.documents import translated_pairs
@@ -87,7 +87,7 @@ def windows_of_side(
 def _lines(corpus: Corpus) -> Iterator[Row]:
     """Yields the pairs of two files of lines."""
     paths = [corpus.source, corpus.target]
-    yield from _joined([line_windows(path, 1024) for path in paths], paths)
+    yield from _joined([line_windows(path) for path in paths], paths)
 
 
 def _joined(sides: list[Iterator[list[str]]], names: list[Path]) -> Iterator[Row]:
@@ -147,7 +147,7 @@ def _member_lines(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[l
     if archive.getinfo(name).flag_bits & 1:
         raise ValueError(f"{path} is encrypted; unpack it and give a prefix")
     with archive.open(name) as file:
-        while raw := list(islice(file, 1024)):
+        while raw := list(islice(file, WINDOW)):
             yield decoder.lines(b"".join(raw))
     decoder.warn()
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from nmtkit.config.extras import imported
 from nmtkit.data.corpora.corpus import Corpus
-from nmtkit.data.corpora.lines import line_windows
+from nmtkit.data.corpora.lines import WINDOW, line_windows
 from nmtkit.text.languages import SHORT_CODES, best_match, is_code, subtags
 from nmtkit.text.normalization import check_characters
 
 Row = tuple[str, str, dict[str, object]]  # source, target and the other columns
 
-WINDOW = 1024
 SIDE_NAMES = (("source", "src"), ("target", "tgt", "trg"))  # names of columns that are not named after a language
 NESTED = "translation"  # column of datasets that holds a text for each language
 
@@ -60,7 +59,7 @@ def read_tsv(corpus: Corpus) -> Iterator[Row]:
     path = corpus.source
     number, width = 0, 0
     names: list[str] = []
-    for lines in line_windows(path, WINDOW):
+    for lines in line_windows(path):
         for line in lines:
             number += 1
             cells = line.split("\t")
@@ -114,7 +113,7 @@ def read_jsonl(corpus: Corpus) -> Iterator[Row]:
     is not such an object.
     """
     number = 0
-    for lines in line_windows(corpus.source, WINDOW):
+    for lines in line_windows(corpus.source):
         for line in lines:
             number += 1
             try:

@@ -20,13 +20,14 @@ import torch
 from nmtkit.config import Config
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Packed
-from nmtkit.data.tokenizers.tokenizer import Tokenizer
+from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.layers import ModuleWatch
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import free_search
 from nmtkit.translation.search.constrained_search import lacking_sentences
+from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import LONGEST_RUN, is_loop, searches_again
@@ -253,6 +254,7 @@ def without_required(segment: Segment) -> Segment:
 
 
 AUTO, COMPILED = "auto", "numba"
+NO_PREFIX = "{} does not support --prefix, --avoid and the tokens of target languages"
 NOT_COMPILED = "the search is not compiled for this processor yet"
 
 
@@ -317,6 +319,11 @@ class Decoder:
         Raises ValueError like `engine_for`.
         """
         _, reason = self.chosen(options)
+        if reason is None and options.target_lang is not None:
+            # the token of the target language is a prefix of every translation
+            _, prefix = self.torch.loaded.tokenizer.language_ids(options.source_lang, options.target_lang)
+            if self.engine.refuses(Segment([EOS], Constraints(tuple(prefix)))):
+                reason = NO_PREFIX.format(self.name)
         return self.name if reason is None else f"torch ({reason})"
 
     def engine_for(self, options: SearchOptions, alone: bool = True) -> Engine:
@@ -342,7 +349,7 @@ class Decoder:
         """
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
-            reason = f"{self.name} does not support --prefix, --avoid and the tokens of target languages"
+            reason = NO_PREFIX.format(self.name)
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:
             self.told.add(name)

@@ -63,7 +63,8 @@ class Translation:
     """A line and its translations, best first; `id` counts lines from 0.
 
     `pivot` is the text in the pivot language, which the second step of the translation has read. `direction`, such as
-    en-de, is set for a row of a dataset of several directions.
+    en-de, is set for a row of a dataset of several directions, and `untagged` is the text of a line that begins with
+    tags.
     """
 
     id: int
@@ -71,6 +72,7 @@ class Translation:
     hypotheses: list[Hypothesis]
     pivot: str | None = None
     direction: str | None = None
+    untagged: str | None = None
 
     @property
     def text(self) -> str:

@@ -1,12 +1,14 @@
 """All registered engines keep the contract of engines: the hypotheses of PyTorch's search, option by option."""
 
+import dataclasses
 import logging
 
 import pytest
-from builders import fragments, save_ending_transformer
+from builders import fragments, save_ending_transformer, save_transformer
 
 from nmtkit.contracts import check_engine
 from nmtkit.translation.engines import ENGINES
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 
@@ -28,6 +30,16 @@ def test_the_log_says_once_which_option_pytorch_searches(tmp_path, caplog) -> No
     assert [each.text for each in found] == [each.text for each in expected]
     (message,) = [record.getMessage() for record in caplog.records if "slots" in record.getMessage()]
     assert "--no-repeat-ngram" in message
+
+
+def test_the_engine_of_a_target_language_is_the_engine_that_searches(tmp_path, caplog) -> None:
+    translator = Translator.load(save_transformer(tmp_path / "many.pt", languages=("en", "it")), engine="slots")
+    options = SearchOptions(source_lang="en", target_lang="it", max_len_b=5)
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        translator.translate(fragments()[:2], **dataclasses.asdict(options))
+    assert [record.getMessage()[:14] for record in caplog.records] == ["engine: torch,"]
+    assert translator.decoder.choice(options).startswith("torch (slots ")
+    assert translator.decoder.choice(SearchOptions()) == "slots"
 
 
 def test_an_unknown_engine_is_named(tmp_path) -> None:
