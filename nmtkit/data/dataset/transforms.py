@@ -3,7 +3,7 @@
 Transforms of text come before transforms of ids, because text does not keep a segmentation or a mask.
 
 A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
-every epoch, and with sampling in every update. Validation applies no transforms. Tags at the beginning of a source
+every epoch, and with sampling each copy of a pair. Validation applies no transforms. Tags at the beginning of a source
 sentence are removed before a transform and put back after the transform, so that the tags do not change.
 """
 
