@@ -117,7 +117,8 @@ class TrainCommand(ComponentCommand):
             from nmtkit.training.config import REGISTRIES, ConfigFile, kind_of
 
         file, chosen, plugins = sources(known.params)
-        components = ConfigFile(file).components(chosen, plugins, known.params["finetune_from"])
+        with known.scope(cleanup=False):
+            components = ConfigFile(file).components(chosen, plugins, on_command_line(known.params))
         names = described_name_flags()  # after the import of the plug-ins, which may have registered names
         return [
             *(names.get(parameter.name or "", parameter) for parameter in self.params),
@@ -185,14 +186,15 @@ def command(
     from nmtkit.training.config import ConfigFile, JobConfig
 
     file, names, plugins = sources(settings)
-    job = JobConfig.read(file, names, plugins, on_command_line(settings), data)
+    typed = on_command_line(settings)
+    job = JobConfig.read(file, names, plugins, typed, data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
         from nmtkit.experiments.estimate import dry_run as estimated
 
         echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
-    ConfigFile(file).check_paths(job)
+    ConfigFile(file).check_paths(job, typed)
     if job.data is None:
         raise ValueError("give a dataset, the folder that nmtkit preprocess wrote")
     from nmtkit.jobs.distributed import launch, launched

@@ -120,8 +120,8 @@ def sampling_of(config: RunConfig, split: Split) -> DirectionSampling | None:
     weights = epoch_weights(counts, config.sampling_temperature, typed_weights)
     if np.prod((1 - np.minimum(weights, 1)) ** np.array(counts)) > EMPTY_EPOCH:
         raise ValueError(
-            f"--sampling-weights {','.join(config.sampling_weights)} gives an epoch {np.dot(weights, counts):.3g} pairs "
-            "on average, so that an epoch may have none; give larger weights"
+            f"--sampling-weights {','.join(config.sampling_weights)} gives an epoch "
+            f"{np.dot(weights, counts):.3g} pairs on average, so that an epoch may have none; give larger weights"
         )
     return DirectionSampling(split.direction_index, np.array(weights))
 
