@@ -93,7 +93,7 @@ def test_a_run_resumes_without_the_files_from_which_it_started(
     vectors.write_text("</s>" + " 0.5" * 16 + "\n")
     command = flags(mirror_data, folder, "--finetune-from", own)
     if words == "flags without --arch":
-        command = [command[0], command[1], *command[16:]]  # the architecture and its settings are those of the base
+        command = [command[0], command[1], *command[16:]]  # the base has the architecture and its settings
     elif words == "flags and vectors":
         command += ["--encoder-embed-path", str(vectors)]
     assert CliRunner().invoke(main, [*command, "--max-update", "1"]).exit_code == 0
