@@ -43,13 +43,13 @@ def _job(settings: dict[str, Any], data: PathLike | None) -> JobConfig:
     types = dict.fromkeys(chosen.values(), tuple[str, ...]) | {"config": Path | None, "plugin": tuple[str, ...]}
     kinds = checked(title, {name: value for name, value in settings.items() if name in types}, types)
     names = {kind: ",".join(kinds[name]) or "none" for kind, name in chosen.items() if name in kinds}
-    file, plugins, start = kinds.get("config"), kinds.get("plugin", ()), settings.get("finetune_from")
+    file, plugins = kinds.get("config"), kinds.get("plugin", ())
     source = ConfigFile(file)
-    components = source.components(names, plugins, start)
+    components = source.components(names, plugins, settings)
     classes: list[Any] = [RunConfig, *(type(component.config) for component in components.values())]
     hints = hints_of(*classes)
     values = checked(title, settings, {**types, **hints})
     flags = {name: value for name, value in values.items() if name in hints}
     job = JobConfig.read(file, names, plugins, flags, None if data is None else Path(data))
-    source.check_paths(job)
+    source.check_paths(job, flags)
     return job

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NoReturn
@@ -13,6 +15,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.text import Text
 
+import nmtkit
 from nmtkit.cli.flags import check_paths
 from nmtkit.cli.help import OUTPUT_SECTION, by_section, heading, write_sections, write_short_page
 from nmtkit.cli.progress import CommandProgress
@@ -21,6 +24,7 @@ from nmtkit.config.plugins import plugin_message
 from nmtkit.demo import SHOWS_COMMANDS
 from nmtkit.jobs import progress
 
+PROGRAM = "NMTKIT_PROGRAM"  # environment variable: the words with which the user started nmtkit
 stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
 
 
@@ -246,15 +250,35 @@ def flush_output() -> None:
         raise
 
 
+def program(launcher: bool = False) -> list[str]:
+    """Returns the words with which the user started nmtkit, to begin a command that the user can type.
+
+    With `launcher`, for a command that trains, the words include torchrun if torchrun started this process. Processes
+    that nmtkit starts get the words of the user by the environment variable `PROGRAM`.
+    """
+    called, found, words = os.path.realpath(sys.argv[0]), shutil.which("nmtkit"), os.environ.get(PROGRAM)
+    if launcher and "TORCHELASTIC_RUN_ID" in os.environ:
+        alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"  # several machines have addresses, too
+        return ["torchrun", *(["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]] if alone else ["…"]), "-m", "nmtkit"]
+    if words is not None:
+        return shlex.split(words)
+    if called == os.path.join(os.path.dirname(os.path.realpath(nmtkit.__file__)), "__main__.py"):
+        return [os.path.basename(sys.executable), "-m", "nmtkit"]
+    is_on_path = found is not None and os.path.realpath(found) == called
+    return ["nmtkit"] if os.path.basename(called) != "nmtkit" or is_on_path else [sys.argv[0]]
+
+
 def show_next(*commands: str) -> None:
     """Prints the commands that the user can run next, as the last lines on stderr. They can be copied.
+
+    Each of `commands` begins with nmtkit, which is printed as the user started nmtkit (`program`).
 
     The demo, which shows its own commands, and --quiet turn these lines off.
     """
     if SHOWS_COMMANDS not in os.environ and not is_quiet():
         end_progress(click.get_current_context())
         for word, command in zip(("next", "then"), commands, strict=False):
-            print_line(f"{word}: {command}")
+            print_line(f"{word}: {shlex.join(program())}{command.removeprefix('nmtkit')}")
 
 
 def end_quietly() -> NoReturn:

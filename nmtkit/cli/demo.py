@@ -1,13 +1,11 @@
 """`nmtkit demo`: runs five commands, from preprocess to score, on an embedded corpus."""
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
 import click
 
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, program
 from nmtkit.cli.flags import PATH
 from nmtkit.jobs import progress
 
@@ -32,12 +30,3 @@ def command(folder: Path, overwrite: bool) -> None:
     progress.close()  # each command of the demo shows its own progress
     out = Console() if sys.stdout.isatty() else Console(width=200)  # wide, so that lines in a file are not broken
     run(folder, program(), out, overwrite)
-
-
-def program() -> list[str]:
-    """Returns the words that call nmtkit, as the user typed them."""
-    called = sys.argv[0]
-    if os.path.basename(called) == "__main__.py":
-        return [os.path.basename(sys.executable), "-m", "nmtkit"]
-    on_path = shutil.which(os.path.basename(called))
-    return [os.path.basename(called) if on_path and os.path.samefile(on_path, called) else called]

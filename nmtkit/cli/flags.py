@@ -74,7 +74,8 @@ def given_flags() -> set[str]:
 def check_paths(context: click.Context) -> None:
     """Raises OSError for a path of the command line that cannot be read or written, before the command loads anything.
 
-    The method `check_paths` of `nmtkit.training.config.ConfigFile` checks the paths of a config file.
+    `nmtkit.training.config.ConfigFile.check_paths` checks the paths of a config file and the files that a run reads at
+    its start.
     """
     for parameter in context.command.get_params(context):
         access, value = getattr(parameter.type, "access", None), context.params.get(parameter.name or "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from nmtkit.cli.command import print_line
+from nmtkit.cli.command import print_line, program
 from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import ShardOptions, part_of
 from nmtkit.jobs.shard_plan import Plan, Shard, described
@@ -26,7 +26,7 @@ def this_command() -> str:
             next(words, None)
         elif not word.startswith("--shard="):
             kept.append(word)
-    return shlex.join(["nmtkit", *kept])
+    return shlex.join([*program(), *kept])
 
 
 def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]], ShardResults]) -> None:
@@ -48,7 +48,7 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
                     progress.reach(finished)
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args else signal.SIGINT
-        command = shlex.join(["nmtkit", *sys.argv[1:]])
+        command = shlex.join([*program(), *sys.argv[1:]])
         print_line(f"{number.name}. To continue: {command}")
         sys.exit(128 + number)
     finally:
@@ -56,7 +56,7 @@ def run_shards(options: ShardOptions, plan: Plan, run: Callable[[Sequence[Shard]
     if missing := plan.unfinished():
         log.info("%s: this part is done; %s of %s left", plan.folder, described(missing), len(plan.shards))
     else:
-        log.info("To join the shards: nmtkit merge %s --output FILE", shlex.quote(str(plan.folder)))
+        log.info("To join the shards: %s --output FILE", shlex.join([*program(), "merge", str(plan.folder)]))
 
 
 @contextmanager

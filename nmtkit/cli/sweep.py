@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from nmtkit.experiments.sweep import Sweep, SweepRun
 
 from nmtkit.cli import generate
-from nmtkit.cli.command import Command, echo, print_line
+from nmtkit.cli.command import PROGRAM, Command, echo, print_line, program
 from nmtkit.cli.compare import METRICS_OF_ROWS, RowsConfig, show_differences, show_rows
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
@@ -99,12 +100,13 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
         echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []
+    os.environ[PROGRAM] = shlex.join(program())
     trainer = SweepTrainer(sweep, [*train_flags, *quiet])
     progress.close()  # each run shows its own progress
     try:
         failed = study.run(trainer.train) if study else trainer.train_all(of_part)
     except SweepStoppedError as stopped:
-        arguments = shlex.join(["nmtkit", *sys.argv[1:]])
+        arguments = shlex.join([*program(), *sys.argv[1:]])
         print_line(f"{stopped.received.name}. To continue: {arguments}")
         sys.exit(128 + stopped.received)
     for name, reason in failed.items():

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import echo, message_of, print_line, show_next, stderr
+from nmtkit.cli.command import PROGRAM, echo, message_of, print_line, program, show_next, stderr
 from nmtkit.cli.components import ComponentCommand
 from nmtkit.cli.flags import PATH, completed_name, flags, given_flags, on_command_line
 from nmtkit.config import FlagRule, check_flags
@@ -117,7 +117,8 @@ class TrainCommand(ComponentCommand):
             from nmtkit.training.config import REGISTRIES, ConfigFile, kind_of
 
         file, chosen, plugins = sources(known.params)
-        components = ConfigFile(file).components(chosen, plugins, known.params["finetune_from"])
+        with known.scope(cleanup=False):
+            components = ConfigFile(file).components(chosen, plugins, on_command_line(known.params))
         names = described_name_flags()  # after the import of the plug-ins, which may have registered names
         return [
             *(names.get(parameter.name or "", parameter) for parameter in self.params),
@@ -185,14 +186,18 @@ def command(
     from nmtkit.training.config import ConfigFile, JobConfig
 
     file, names, plugins = sources(settings)
-    job = JobConfig.read(file, names, plugins, on_command_line(settings), data)
+    typed = on_command_line(settings)
+    job = JobConfig.read(file, names, plugins, typed, data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
         from nmtkit.experiments.estimate import dry_run as estimated
+        from nmtkit.jobs.distributed import is_rank_zero
 
+        if not is_rank_zero():  # torchrun starts several processes, which would all print the report
+            return
         echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
-    ConfigFile(file).check_paths(job)
+    ConfigFile(file).check_paths(job, typed)
     if job.data is None:
         raise ValueError("give a dataset, the folder that nmtkit preprocess wrote")
     from nmtkit.jobs.distributed import launch, launched
@@ -202,6 +207,7 @@ def command(
     progress.close()  # a run shows its own progress
     if processes > 1:
         device_of(job.run)  # raises the error of a missing device once, not in every process
+        os.environ[PROGRAM] = shlex.join(program())
         sys.exit(launch(["train", *arguments], processes))
     status = _train(job, arguments)
     # skips the shutdown of the interpreter, because threads of torch sometimes abort during the shutdown
@@ -243,7 +249,7 @@ def _train(job: "JobConfig", arguments: Sequence[str]) -> int:
             logging.getLogger("nmtkit").info("%s", line)
         show_next(*commands)
         return 0
-    resume = shlex.join(["nmtkit", "train", *arguments])
+    resume = shlex.join([*program(launcher=True), "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
     print_line(f"{saved}. To resume: {resume}")  # also with --quiet
     return 128 + end.received  # so that `train && …` stops after an interrupted run

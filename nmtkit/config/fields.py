@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Access = Literal["read", "write"]  # the use of a path by a command
+# the use of a path by a command; "start": a run reads the path at its start and not when it resumes
+Access = Literal["read", "start", "write"]
 LARGEST = 10**12  # limit for fields that declare no limit; products of larger numbers can overflow 64 bits
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "min": ("at least", operator.ge),
@@ -54,7 +55,8 @@ def option(
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
-    metadata |= {"checkpoint": checkpoint, "access": "read" if checkpoint else access, "finetuning": finetuning}
+    access = access or ("read" if checkpoint else None)
+    metadata |= {"checkpoint": checkpoint, "access": access, "finetuning": finetuning}
     if default is ...:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -5,13 +5,14 @@ translations of the last validation are used.
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nmtkit.config import setting_text
-from nmtkit.config.files import write_atomically
+from nmtkit.config.files import checkpoint_of, sha256_of, write_atomically
 from nmtkit.experiments.comparison import RunSummary
 from nmtkit.scoring import metrics
 from nmtkit.scoring.report import plain
@@ -35,9 +36,15 @@ class RunTranslations:
     flop: float | None  # estimated cost of the training, if a sweep has recorded it
 
 
-def settings_of(average: int | None, generate: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that can change the translations, in plain types, for the record."""
-    return {"average": average} | {name: value for name, value in generate.items() if name not in OF_MACHINE}
+def settings_of(average: int | None, generate: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """Returns the settings that can change the translations, in plain types, for the record.
+
+    The setting `files` identifies the contents of all files that the flags of the `command` name, such as a glossary.
+    """
+    settings = {"average": average} | {name: value for name, value in generate.items() if name not in OF_MACHINE}
+    paths = [checkpoint_of(Path(word)) for word in command if os.path.exists(word)]
+    files = [path for path in paths if path.is_file()]
+    return settings | ({"files": sha256_of(*files)[:12]} if files else {})
 
 
 def is_current(run: RunSummary, settings: Mapping[str, Any]) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import field_types, flag_of, split_settings, suggestion
-from nmtkit.config.files import located_in
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
@@ -166,8 +165,8 @@ class Sweep:
         names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
-            start = run.settings.get("finetune_from")
-            located = start and Path(located_in(self.file.parent, str(start)))
+            save_dir = {"save_dir": self.folder / run.name}
+            located = in_folder(run.settings, RunConfig, self.file.parent) | save_dir
             components = ConfigFile(self.file).components(names, (), located)
             classes: list[type] = [RunConfig, *(type(component.config) for component in components.values())]
             *parts, unknown = split_settings(others, *classes)
@@ -175,7 +174,7 @@ class Sweep:
                 known = [name for cls in classes for name in field_types(cls)]
                 name = next(iter(unknown))
                 raise ValueError(f"there is no setting {name!r}; {suggestion(name, [*known, *kinds, 'data'])}")
-            settings: VariedSettings = {}
+            settings: VariedSettings = dict(save_dir)
             for cls, part in zip(classes, parts, strict=True):
                 settings |= in_folder(part, cls, self.file.parent)
             data = self.file.parent / str(run.settings["data"]) if "data" in run.settings else None
@@ -184,7 +183,7 @@ class Sweep:
             raise ValueError(f"{self.file}, run {run.name or 'without a name'}: {error}") from None
         if job.data is None:
             raise ValueError(f'{self.file} names no dataset to train on; give data = "FOLDER" in [run]')
-        return replace(job, run=replace(job.run, save_dir=self.folder / run.name))
+        return job
 
     def command(self, run: SweepRun, extra: Sequence[str] = ()) -> list[str]:
         """Returns the words of the command that starts a run. `extra` are additional flags of `nmtkit train`."""

@@ -142,7 +142,8 @@ class SweepTrainer:
             return None
         job = self.sweep.job(run)
         summary = comparison.summarize(job.run.save_dir)
-        settings = run_translations.settings_of(self.sweep.average, self.sweep.generate or {})
+        flags = commands[-1][5:-2]  # without the dataset, the model and the output
+        settings = run_translations.settings_of(self.sweep.average, self.sweep.generate or {}, flags)
         if summary.state != "finished" or run_translations.is_current(summary, settings):
             return None
         run_translations.discard(job.run.save_dir)

@@ -147,6 +147,7 @@ class CallbackList:
         self.callbacks = dict(callbacks)
         self.run = run
         self.started = False
+        self.others: dict[str, dict[str, Any]] = {}  # states of callbacks that this run leaves out, for a later resume
         self.active = {
             name: callback for name, callback in callbacks.items() if callback.every_rank or distributed.is_rank_zero()
         }
@@ -214,9 +215,10 @@ class CallbackList:
                     f"the state of callback {name} is {state!r:.200}; it must be a dict of numbers, texts, lists, "
                     "dicts and tensors"
                 )
-        return {name: state for name, state in states.items() if state}
+        return self.others | {name: state for name, state in states.items() if state}
 
     def load_state(self, states: Mapping[str, dict[str, Any]]) -> None:
+        self.others = {name: state for name, state in states.items() if name not in self.callbacks}
         for name, state in states.items():
             if name in self.active:
                 self.active[name].load_state(state)

@@ -19,6 +19,7 @@ from nmtkit.config import (
     convert,
     derive,
     field_types,
+    flag_of,
     split_settings,
     suggestion,
     to_dict,
@@ -114,7 +115,7 @@ class JobConfig:
         Flags override the file, and `data` overrides the dataset of the file. Raises OSError or ValueError.
         """
         source, settings = ConfigFile(file), settings or {}
-        components = source.components(names, plugins, settings.get("finetune_from"))
+        components = source.components(names, plugins, settings)
         classes = [type(component.config) for component in components.values()]
         run_flags, *parts, _ = split_settings(settings, RunConfig, *classes)
         in_file = source.run_settings()
@@ -216,6 +217,10 @@ def architecture_of(path: Path) -> Component:
     return Component(name=name, config=derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}"))
 
 
+def _is_run(folder: Path) -> bool:
+    return (folder / "last.pt").exists()
+
+
 def _without_translations(components: dict[str, Component], chosen: bool) -> dict[str, Component]:
     """Returns the components of a language model: `components` without the default metrics, which score translations.
 
@@ -270,27 +275,27 @@ class ConfigFile:
         others = ("data", "plugin", *SEVERAL)
         return in_folder({name: v for name, v in self.run.items() if name not in others}, RunConfig, self.folder)
 
-    def check_paths(self, job: JobConfig) -> None:
-        """Raises OSError if a file or folder that this config names for `job` does not exist.
+    def check_paths(self, job: JobConfig, flags: Mapping[str, Any]) -> None:
+        """Raises OSError if a file or folder that this config or `flags` name for `job` does not exist.
 
-        The message has the table and the key. If the run resumes, nothing is checked: a run reads these files only at
-        its start, so they may be gone.
+        The message has the flag, or the table and the key. If the run resumes, files that it has read at its start may
+        be gone.
         """
-        if (job.run.save_dir / "last.pt").exists():
-            return
+        checked = ("read",) if _is_run(job.run.save_dir) else ("read", "start")
         for table, config in (("run", job.run), *((table, each.config) for table, each in job.components.items())):
             for field in dataclasses.fields(config):
-                value = getattr(config, field.name)
-                if field.metadata.get("access") == "read" and field.name in self.tables.get(table, {}):
+                value, typed = getattr(config, field.name), field.name in flags
+                if field.metadata.get("access") in checked and (typed or field.name in self.tables.get(table, {})):
+                    name = flag_of(field) if typed else f"{self.origin}: {field.name} of [{table}]:"
                     for path in value if isinstance(value, tuple) else (value,):
                         if path is not None:
-                            check_readable(path, f"{self.origin}: {field.name} of [{table}]:")
+                            check_readable(path, name, several=None if isinstance(value, tuple) else False)
 
     def components(
         self,
         names: Mapping[str, str | None] | None = None,
         plugins: Sequence[str] = (),
-        finetune_from: Path | str | None = None,
+        flags: Mapping[str, Any] | None = None,
     ) -> dict[str, Component]:
         """Loads the plug-ins and returns the components by TOML table, with the settings of the file.
 
@@ -299,17 +304,20 @@ class ConfigFile:
         `names` maps each kind to the text of its flag: several names with commas between them, or "none". These names
         override the names in the file, and the names in the file override the defaults. A table of the file applies
         only to the component that the table names. If no architecture is named, the architecture and its settings come
-        from the checkpoint `finetune_from`, or else from the checkpoint that the setting `finetune_from` of the file
-        names. Raises OSError, or ValueError for an unknown name, a wrong setting, or two components with the same flag.
+        from the checkpoint of the setting `finetune_from`, or if this file is gone and the run resumes, from the run.
+        `flags` are the settings that the user typed; they override the file. Raises OSError, or ValueError for an
+        unknown name, a wrong setting, or two components with the same flag.
         """
         load_plugins(self.plugins(plugins))
         components: dict[str, Component] = {}
         for kind in REGISTRIES:
             components |= self._components_of(kind, (names or {}).get(kind))
-        in_file = _converted(self.run.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
-        start = Path(finetune_from) if finetune_from else in_file and Path(located_in(self.folder, str(in_file)))
+        settings = self.run_settings() | dict(flags or {})
+        start = _converted(settings.get("finetune_from", "none"), Path | None, f"{self.origin}: finetune_from")
         if start and not (names or {}).get("architecture") and "architecture" not in self.tables:
-            name = "--finetune-from" if finetune_from else f"{self.origin}: finetune_from of [run]:"
+            name = "--finetune-from" if "finetune_from" in (flags or {}) else f"{self.origin}: finetune_from of [run]:"
+            if not start.exists() and _is_run(folder := Path(settings.get("save_dir", RunConfig.save_dir))):
+                start = folder / "last.pt"
             check_readable(start, name, several=False)
             components["architecture"] = architecture_of(checkpoint_of(start))
         titles = {

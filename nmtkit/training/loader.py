@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nmtkit.data.corpora.dropping import RowNumbers
-from nmtkit.data.dataset.batching import BatchSampler, micro_batches
+from nmtkit.data.dataset.batching import BatchSampler, copy_numbers, micro_batches
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.dataset.transform_pipeline import Draw, TransformPipeline
 from nmtkit.data.packed import IGNORE_INDEX, Batch, Layout, Packed
@@ -102,18 +104,18 @@ class BatchLoader:
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         rounds = -(-len(parts) // self.ranks)
-        # with sampling, an epoch may have a pair several times, each time with other random numbers
+        # with sampling, an epoch and an update may have a pair several times, each time with other random numbers
         draw = position.epoch if self.sampler.sampling is None else (position.epoch, position.index)
-        of_rank = [
-            (number, self.batch(parts[number], draw) if number < len(parts) else self.dummy(parts[0][:1]))
-            for number in range(self.rank, rounds * self.ranks, self.ranks)
-        ]
+        copies = np.split(copy_numbers(np.concatenate(parts)), np.cumsum([len(part) for part in parts]))
+        numbers = range(self.rank, rounds * self.ranks, self.ranks)
+        of_rank = [(n, self.batch(parts[n], draw, copies[n])) for n in numbers if n < len(parts)]
+        of_rank += [(n, self.dummy(parts[0][:1])) for n in numbers if n >= len(parts)]
         counted = self.split.counted_tokens(pairs)
         return Update(position, pairs, counted, int(source[pairs].sum()), of_rank, ends_epoch)
 
-    def batch(self, pairs: RowNumbers, draw: Draw) -> Batch:
-        """Returns a micro-batch of these pairs on the device. Each `draw` gives transforms other random numbers."""
-        batch = self.split.batch(pairs, partial(self.transforms, draw) if self.transforms else None)
+    def batch(self, pairs: RowNumbers, draw: Draw, copies: npt.ArrayLike = 0) -> Batch:
+        """Returns a micro-batch of these pairs on the device. For `draw` and `copies`, see `TransformPipeline`."""
+        batch = self.split.batch(pairs, partial(self.transforms, draw, copies=copies) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch.to(self.device)

@@ -25,6 +25,7 @@ MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of 
 # Largest ratio of micro-batch size to (update size / number of processes). The ratio is above 1 because sentences do
 # not divide evenly: if there were one micro-batch more than processes, all processes would need a second pass.
 SHARE_MARGIN = 1.1
+EMPTY_EPOCH = 1e-6  # largest probability that sampling leaves an epoch without pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ class RunPlan:
 def sampling_of(config: RunConfig, split: Split) -> DirectionSampling | None:
     """Returns the sampling of the directions of a training set, or None if every epoch has each pair once.
 
-    Raises ValueError for a dataset of one direction, an unknown direction, and weights that exclude all pairs.
+    Raises ValueError for a dataset of one direction, an unknown direction, and weights with which an epoch may have no
+    pairs. (The loader would pass over such an epoch, its validation and its checkpoint.)
     """
     if config.sampling_temperature is None and not config.sampling_weights:
         return None
@@ -116,8 +118,11 @@ def sampling_of(config: RunConfig, split: Split) -> DirectionSampling | None:
         if not counts[number]:
             raise ValueError(f"--sampling-weights: the training set has no pairs of {split.directions[number]}")
     weights = epoch_weights(counts, config.sampling_temperature, typed_weights)
-    if not any(weight * count for weight, count in zip(weights, counts, strict=True)):
-        raise ValueError("--sampling-weights leaves no training pair; give a direction a weight above 0")
+    if np.prod((1 - np.minimum(weights, 1)) ** np.array(counts)) > EMPTY_EPOCH:
+        raise ValueError(
+            f"--sampling-weights {','.join(config.sampling_weights)} gives an epoch "
+            f"{np.dot(weights, counts):.3g} pairs on average, so that an epoch may have none; give larger weights"
+        )
     return DirectionSampling(split.direction_index, np.array(weights))
 
 

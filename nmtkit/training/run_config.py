@@ -87,6 +87,7 @@ class RunConfig(Config):
         section="Weights",
         metavar="RUN|FILE",
         checkpoint=True,
+        access="start",
     )
     new_language_from: str | None = option(
         None,
@@ -100,12 +101,12 @@ class RunConfig(Config):
         "fresh run. For a model with other settings, such as a student with fewer layers.",
     )
     encoder_embed_path: Path | None = option(
-        None, "Text file with initial embeddings of source pieces, in the format of GloVe.", access="read"
+        None, "Text file with initial embeddings of source pieces, in the format of GloVe.", access="start"
     )
     decoder_embed_path: Path | None = option(
         None,
         "Text file with initial embeddings of target pieces, or of all pieces if the embeddings are shared.",
-        access="read",
+        access="start",
     )
     adapter_rank: int | None = option(
         None,

@@ -307,12 +307,12 @@ class Validator:
         from nmtkit.translation.engines import Decoder, LoadedModels
         from nmtkit.translation.translator import MAX_TOKENS, Translator, prepare
 
-        tokenizer = self.split.tokenizer
+        tokenizer, max_tokens = self.split.tokenizer, MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         if self.sharded:
-            return Translator([model], tokenizer)
+            loaded = LoadedModels([model], tokenizer, str(self.device), max_tokens)
+            return Translator([model], tokenizer, decoder=Decoder(loaded, told=self.told))
         copied = adapters.merge(copy.deepcopy(model))
         prepared = partial(prepare, device=str(self.device), precision="fp32" if self.precision == "fp32" else "auto")
-        max_tokens = MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         loaded = LoadedModels([copied], tokenizer, str(self.device), max_tokens, prepare=prepared)
         return Translator([copied], tokenizer, decoder=Decoder.prepared(loaded, told=self.told))
 

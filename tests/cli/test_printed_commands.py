@@ -6,12 +6,14 @@ import shlex
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from digits import digit_rows, spelled, write_digits
 
 import nmtkit
 from nmtkit.cli import main
+from nmtkit.cli.command import PROGRAM, program, show_next
 
 LANGUAGES = ("en", "de", "it")
 CORPORA = """
@@ -26,6 +28,7 @@ TINY = shlex.split("""
     --save-interval none --save-interval-updates 2 --batch-tokens 400 --max-tokens 400 --validate-interval none
     --patience none
 """)
+MODULE = str(Path(nmtkit.__file__).with_name("__main__.py"))
 KINDS = ("both", "target-on-source", "one direction")
 
 
@@ -91,6 +94,39 @@ def test_the_next_commands_of_train_and_inspect(name: str, home: Path, monkeypat
         for line in json.loads(invoke("inspect", path, "--format", "json").stdout)["commands"].values():
             shutil.rmtree("again", ignore_errors=True)  # the folder of "repeat the training"
             typed(line.replace("checkpoints/best.pt", "mt/last.pt"))
+
+
+@pytest.mark.parametrize(
+    ("called", "environment", "words", "launcher"),
+    [
+        ("/opt/bin/pytest", {}, ["nmtkit"], ["nmtkit"]),
+        ("/opt/bin/nmtkit", {}, ["/opt/bin/nmtkit"], ["/opt/bin/nmtkit"]),  # not on the PATH
+        (MODULE, {}, ["python3", "-m", "nmtkit"], ["python3", "-m", "nmtkit"]),
+        (MODULE, {PROGRAM: "nmtkit"}, ["nmtkit"], ["nmtkit"]),  # a process that `nmtkit train` has started
+        (
+            MODULE,
+            {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"},
+            ["python3", "-m", "nmtkit"],
+            ["torchrun", "--nproc-per-node", "2", "-m", "nmtkit"],
+        ),
+    ],
+    ids=["python", "script", "module", "rank", "torchrun"],
+)
+def test_commands_begin_with_the_words_that_started_nmtkit(
+    called: str,
+    environment: dict[str, str],
+    words: list[str],
+    launcher: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("os.environ", environment)
+    monkeypatch.setattr("sys.executable", "/opt/bin/python3")
+    monkeypatch.setattr("sys.argv", [called, "train", "my data"])
+    assert (program(), program(launcher=True)) == (words, launcher)
+    with click.Context(click.Command("train")):
+        show_next("nmtkit one")
+    assert capsys.readouterr().err == f"next: {shlex.join(words)} one\n"
 
 
 def test_the_next_command_of_rerank(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,6 +420,16 @@ def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_under_a_launcher_is_printed_by_the_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmtkit.experiments.estimate.product_ceiling", lambda *_, **__: 1e11)  # measured for 0.2 s
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        result = train("--dry-run", "--vocab-size", 100, "--device", "cpu", "--arch", "transformer_tiny")
+        assert result.exit_code == 0 and ("FLOP" in result.stdout) == (rank == "0"), result.output
+
+
 def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ceiling = estimate.product_ceiling
     monkeypatch.setattr(estimate, "product_ceiling", lambda device, precision: ceiling(device, precision, 0.05))

@@ -255,6 +255,19 @@ def test_translations_of_a_run_that_was_trained_further_are_made_again(
     assert [words[1] for words in within_this_process].count("generate") == 2
 
 
+def test_translations_are_made_again_if_a_file_of_their_settings_has_other_contents(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    file, prefixes = tmp_path / "mine.sweep.toml", tmp_path / "prefixes.txt"
+    text = SWEEP.format(data=mirror_data).replace("seeds = [1, 2]", "seeds = [1]")
+    file.write_text(f"{text}prefix = '{prefixes}'\n")
+    for prefix, made in (("KELU", 2), ("KELU", 0), ("TERA", 2), ("TERA", 0)):
+        prefixes.write_text(f"{prefix}\n" * 20)
+        within_this_process.clear()
+        assert invoke("sweep", file).exit_code == 0
+        assert [words[1] for words in within_this_process].count("generate") == made
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -208,6 +208,16 @@ def test_state_goes_with_the_checkpoint_also_to_other_ranks(mirror_data: Path, t
     assert "continues with different settings" not in train(mirror_data, tmp_path / "run", "--max-update", 10)
 
 
+def test_the_state_of_a_callback_that_a_resume_leaves_out_is_kept(
+    mirror_data: Path, tmp_path: Path, counter: Path
+) -> None:
+    more = ["--plugin", counter, "--callbacks", "counter"]
+    for flags, update, count in ((more, 2, 2), ([], 4, 2), (more, 5, 3)):
+        train(mirror_data, tmp_path / "run", *flags, "--max-update", update)
+        contents = checkpoint.load(tmp_path / "run/last.pt")
+        assert contents["update"] == update and contents["training"]["callbacks"] == {"counter": {"count": count}}
+
+
 def test_a_state_that_no_checkpoint_can_hold_is_named(mirror_data: Path, tmp_path: Path) -> None:
     odd = Recorder()
     odd.state = lambda: {"path": tmp_path}  # type: ignore[method-assign]

@@ -84,15 +84,41 @@ def test_the_first_validation_is_that_of_the_unchanged_model(base: Path, mirror_
     assert "--validate-first" in refused and "--validate-interval" in refused
 
 
-def test_a_run_resumes_without_the_base_from_which_it_started(base: Path, mirror_data: Path, tmp_path: Path) -> None:
-    own, folder = tmp_path / "base.pt", tmp_path / "run"
+@pytest.mark.parametrize("words", ["config", "flags", "flags without --arch", "flags and vectors"])
+def test_a_run_resumes_without_the_files_from_which_it_started(
+    base: Path, mirror_data: Path, tmp_path: Path, words: str
+) -> None:
+    own, vectors, folder = tmp_path / "base.pt", tmp_path / "vectors.txt", tmp_path / "run"
     own.write_bytes(base.read_bytes())
-    train(mirror_data, folder, "--finetune-from", own, "--max-update", 1)
+    vectors.write_text("</s>" + " 0.5" * 16 + "\n")
+    command = flags(mirror_data, folder, "--finetune-from", own)
+    if words == "flags without --arch":
+        command = [command[0], command[1], *command[16:]]  # the base has the architecture and its settings
+    elif words == "flags and vectors":
+        command += ["--encoder-embed-path", str(vectors)]
+    assert CliRunner().invoke(main, [*command, "--max-update", "1"]).exit_code == 0
     own.unlink()
-    command = ["train", "--config", str(folder / "config.toml"), "--max-update", "2"]
-    result = CliRunner().invoke(main, command)
+    vectors.unlink()
+    if words == "config":
+        command = ["train", "--config", str(folder / "config.toml")]
+    result = CliRunner().invoke(main, [*command, "--max-update", "2"])
     assert result.exit_code == 0, result.output
     assert checkpoint_file.read(folder / "last.pt")["update"] == 2
+    if words != "config":
+        refused = CliRunner().invoke(main, [*command, "--save-dir", str(tmp_path / "new")])
+        assert refused.exit_code == 2 and f"--finetune-from {own}" in refused.stderr.replace("\n", "")
+
+
+def test_finetune_from_none_overrides_the_base_of_a_config_file_and_its_architecture(
+    base: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tuned.toml"
+    file.write_text(f'[run]\nfinetune_from = "{base}"\n')
+    for more, name in (([], "tiny"), (["--finetune-from", "none"], "base")):
+        page = CliRunner().invoke(main, ["train", "--config", str(file), *more, "--help"]).output
+        assert f"Architecture transformer_{name}" in page
+    job = JobConfig.read(file, settings={"finetune_from": None})
+    assert job.run.finetune_from is None and job.components["architecture"].name == "transformer_base"
 
 
 def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(

@@ -208,7 +208,8 @@ def test_a_resumed_run_equals_the_whole_run(home: Path, tmp_path: Path) -> None:
     [
         ("--sampling-weights=en-fr=2", "direction 'en-fr'"),
         ("--sampling-weights=de-it=2", "no pairs of de-it"),
-        ("--sampling-weights=en-de=0,de-en=0,en-it=0,it-en=0", "leaves no training pair"),
+        ("--sampling-weights=en-de=0,de-en=0,en-it=0,it-en=0", "--sampling-weights en-de=0"),
+        ("--sampling-weights=en-de=0.001,de-en=0,en-it=0,it-en=0", "--sampling-weights en-de=0.001"),
         ("--sampling-weights=en-de=x", "direction and a weight"),
         ("--sampling-temperature=0", "--sampling-temperature is 0.0"),
     ],

@@ -1,6 +1,7 @@
 """One update at a time: accumulation, clipping, skipped updates, running means, frozen parts."""
 
 import math
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -277,20 +278,24 @@ def test_a_pair_that_an_epoch_has_several_times_is_transformed_anew_each_time(mi
     job = JobConfig.read(names=names, settings=TINY | {"word_dropout": 0.5})
     split = Dataset.open(mirror_data)["train"]
     sampling = DirectionSampling(np.zeros(len(split), np.uint16), np.array([4.0]))
-    sampler = BatchSampler(split.source.lengths, split.target.lengths, 400, seed=1, sampling=sampling)
 
-    def sources(rank: int, ranks: int) -> dict[int, set[tuple[int, ...]]]:
-        loader = BatchLoader(split, sampler, 100, rank, ranks, CPU, transforms=build_transforms(job, split))
-        found: dict[int, set[tuple[int, ...]]] = {}
-        for index, pairs in enumerate(sampler.epoch(0)):
-            for _, batch in loader.update(Position(0, index), pairs, ends_epoch=False).micro_batches:
-                for pair, ids in zip(batch.pairs.tolist(), batch.source.split(), strict=True):
-                    found.setdefault(pair, set()).update([tuple(ids.tolist())] * bool(batch.target_tokens))
+    def sources(batch_tokens: int, max_tokens: int = 100, ranks: int = 1) -> dict[int, Counter[tuple[int, ...]]]:
+        sampler = BatchSampler(split.source.lengths, split.target.lengths, batch_tokens, seed=1, sampling=sampling)
+        found: dict[int, Counter[tuple[int, ...]]] = {pair: Counter() for pair in range(len(split))}
+        for rank in range(ranks):
+            loader = BatchLoader(split, sampler, max_tokens, rank, ranks, CPU, transforms=build_transforms(job, split))
+            for index, pairs in enumerate(sampler.epoch(0)):
+                for _, batch in loader.update(Position(0, index), pairs, ends_epoch=False).micro_batches:
+                    for pair, ids in zip(batch.pairs.tolist(), batch.source.split(), strict=True):
+                        found[pair].update([tuple(ids.tolist())] * bool(batch.target_tokens))
         return found
 
-    whole, parts = sources(0, 1), [sources(rank, 2) for rank in range(2)]
-    assert sum(len(texts) > 1 for texts in whole.values()) > 100  # of 200 pairs; copies in one update are alike
-    assert whole == {pair: set().union(*(part.get(pair, set()) for part in parts)) for pair in whole}
+    for batch_tokens in (400, 100_000):  # copies of a pair in different updates, and all in one update
+        texts = sources(batch_tokens)
+        assert {copies.total() for copies in texts.values()} == {4}
+        # a ninth of the pairs has a single source word, which no copy leaves out
+        assert sum(len(copies) > 1 for copies in texts.values()) > 0.85 * len(split)
+        assert texts == sources(batch_tokens, ranks=2) == sources(batch_tokens, max_tokens=60)
 
 
 def test_masks_need_pairs_from_a_language_to_itself_which_the_direction_says(mirror_data: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import log_records
+from builders import log_records, tiny_transformer
 from click.testing import CliRunner
 from neural_models import write_comet
 from sacrebleu.metrics import BLEU
@@ -20,7 +20,7 @@ from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.jobs.distributed import launch
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures.contract import ContractError
-from nmtkit.models.building import from_checkpoint
+from nmtkit.models.building import from_checkpoint, vocabulary_of
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.training import checkpoints
 from nmtkit.training.config import JobConfig
@@ -240,6 +240,17 @@ def test_bleu_of_a_validation_knows_the_target_language_also_by_length(
     expected = BLEU(tokenize="intl").corpus_score(worse, [lines]).score
     assert abs(expected - record["bleu"]) > 1
     assert [other["bleu"], other["by_length"][0]["bleu"]] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_validations_share_the_names_of_the_engines_in_the_log(mirror_data: Path, sharded: bool) -> None:
+    split = Dataset.open(mirror_data)["valid"].first_rows(2)
+    metrics = {"bleu": METRICS["bleu"].factory(METRICS["bleu"].preset)}
+    validator = Validator(split, 100, torch.device("cpu"), "fp32", metrics, beam=1, sharded=sharded)
+    model = tiny_transformer(vocabulary_of(split.tokenizer)).eval()
+    first, second = (validator._translator(model).decoder for _ in range(2))
+    first.told.add("numba")
+    assert second.told == {"numba"}
 
 
 class Given(Metric):

@@ -153,6 +153,13 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+def copy_numbers(pairs: RowNumbers) -> npt.NDArray[np.int64]:
+    """Returns for each of `pairs` the number of the same pair at earlier indices."""
+    numbers, order = np.empty(len(pairs), np.int64), np.argsort(pairs, kind="stable")
+    numbers[order] = np.arange(len(pairs)) - np.searchsorted(pairs[order], pairs[order])
+    return numbers
+
+
 def check_sizes(
     pairs: Sequence[int] | RowNumbers, source_lengths: Any, target_lengths: Any, limit: int, flag: str
 ) -> None:

@@ -24,8 +24,8 @@ class TransformPipeline:
 
     Transforms of text come before transforms of ids. In the other order, ids would be decoded and encoded again: a
     random segmentation would be lost, and a mask cannot be decoded. The random numbers of a transform depend only on
-    (seed, draw, pair, name of the transform). Raises ValueError for a transform of text if encoding and decoding with
-    the tokenizer can lose characters.
+    (seed, draw, pair, copy, name of the transform). Raises ValueError for a transform of text if encoding and decoding
+    with the tokenizer can lose characters.
     """
 
     def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:
@@ -46,10 +46,12 @@ class TransformPipeline:
         target: Encoded,
         *,
         monolingual: npt.NDArray[np.bool_],
+        copies: npt.ArrayLike = 0,
     ) -> tuple[Encoded, Encoded]:
         """Applies the transforms to the pairs with the indices `pairs`. All given and returned sentences end in eos.
 
-        `monolingual` [pairs] says which pairs have the same language on both sides.
+        `monolingual` [pairs] says which pairs have the same language on both sides. `copies` [pairs] numbers the copies
+        of a pair that has the same draw several times.
         """
         sides = []
         languages = []  # the language tokens at the beginning of each sentence, for both sides
@@ -68,11 +70,12 @@ class TransformPipeline:
             before = sides if transform.level == "ids" else self._decoded(sides)
             after = []
             applies = monolingual if transform.monolingual else np.ones_like(monolingual)
-            for pair, applied, *sentences in zip(pairs.tolist(), applies.tolist(), *before, strict=True):
+            numbers = np.broadcast_to(copies, pairs.shape)
+            for pair, copy, applied, *sentences in zip(pairs, numbers, applies, *before, strict=True):
                 if not applied:
                     after.append((sentences[0], sentences[1]))
                     continue
-                state["state"]["key"][1] = pair
+                state["state"]["key"][1], state["state"]["counter"][3] = pair, copy
                 bits.state = state  # restart the generator for this pair
                 after.append(transform.transform(sentences[0], sentences[1], generator))
             sides = self._checked(name, transform.level, after, before, sides)

@@ -3,9 +3,8 @@
 Transforms of text come before transforms of ids, because text does not keep a segmentation or a mask.
 
 A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
-every epoch, or in every update if an epoch may have a pair several times. Validation applies no transforms. Tags at the
-beginning of a source sentence are removed before a transform and put back after the transform, so that the tags do not
-change.
+every epoch, and with sampling to each copy of a pair. Validation applies no transforms. Tags at the beginning of a
+source sentence are removed before a transform and put back after the transform, so that the tags do not change.
 """
 
 from abc import ABC, abstractmethod
