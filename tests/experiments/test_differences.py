@@ -240,6 +240,7 @@ def test_a_sweep_translates_with_averages_and_compares_the_rows(
     assert "beam 1" in json.loads(invoke("sweep", file, "--format", "json").stdout)["made_by"]
 
 
+@pytest.mark.slow
 def test_translations_of_a_run_that_was_trained_further_are_made_again(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
@@ -255,6 +256,7 @@ def test_translations_of_a_run_that_was_trained_further_are_made_again(
     assert [words[1] for words in within_this_process].count("generate") == 2
 
 
+@pytest.mark.slow
 def test_translations_are_made_again_if_a_file_of_their_settings_has_other_contents(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:

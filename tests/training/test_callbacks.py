@@ -243,6 +243,7 @@ def test_a_method_that_looks_like_a_hook_is_told_before_the_first_update(
 # --- trackers, read by their own packages -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_the_numbers_of_the_log_and_the_settings(mirror_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -65,7 +65,9 @@ def other_values(hint: Any, value: Any) -> list[Any]:
 NAMES = {type(ARCHITECTURES[name].preset): name for name in sorted(TINY_CONFIGS)}.values()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name.startswith("transformer") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_a_setting_that_changes_the_output_is_refused_or_declared(name: str, tmp_path: Path) -> None:
     path = checkpoint_of(tmp_path / "old.pt", name)
     preset = derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test")
