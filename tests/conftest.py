@@ -44,8 +44,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def heard() -> None:
-    """Sends log records to caplog, also after a test that ran a command in this process."""
+    """Undoes what a command has changed in this process: log records go to caplog, and programs start anew."""
     logging.getLogger("nmtkit").propagate = True
+    os.environ.pop("NMTKIT_PROGRAM", None)
 
 
 @pytest.fixture(autouse=True)
