@@ -44,7 +44,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def heard() -> None:
-    """Undoes what a command has changed in this process: log records go to caplog, and programs start anew."""
+    """Undoes the effects of an earlier command on this process: log records go to caplog, and programs start anew."""
     logging.getLogger("nmtkit").propagate = True
     os.environ.pop("NMTKIT_PROGRAM", None)
 
