@@ -133,9 +133,9 @@ def checked(title: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -
 
 
 def items(given: Any, argument: str = "source") -> Iterable[Any]:
-    """Returns the items of an argument: a text or a request is the only item.
+    """Returns the texts or requests that a caller has given as `argument`. A single text becomes a list of one text.
 
-    Raises ValueError, with the name of the argument, for a type without items.
+    Raises ValueError, with the name of the argument, for a value that is neither a text nor iterable, such as None.
     """
     if isinstance(given, str | Request):
         return [given]

@@ -189,7 +189,7 @@ class CleanConfig(Config):
         return self.self_train or self.forward is not None or self.quality is not None
 
     def probability_limit(self) -> float | None:
-        """Returns the probability that a pair needs to be kept, or None if the run computes no probabilities."""
+        """Returns the limit below which `clean` drops a pair: a probability of being good, or None without a limit."""
         return MODEL_PROBABILITY if self.min_probability is None and self.uses_models else self.min_probability
 
     def worker_count(self) -> int:

@@ -149,7 +149,7 @@ class ScoreReader:
             yield np.array(values, np.float64).reshape(len(rows), len(heading))
 
     def next(self, checksums: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-        """Returns the scores of the next pairs [pairs, filters]. If `checksums` differ, `finish` raises ValueError."""
+        """Reads the scores [pairs, filters] of the next pairs. `finish` refuses a file with other `checksums`."""
         count = len(checksums)
         while len(self._rest) < count:
             batch = next(self._batches, None)

@@ -154,7 +154,7 @@ def _about_flag(error: click.UsageError) -> str | None:
 
 
 def _example(context: click.Context | None) -> str:
-    """Returns the first example on the help page of a command, or "". Examples show the flags that take files."""
+    """Returns the first example on the help page of a command, or "" for a page without examples."""
     lines = (context.command.help or "").splitlines() if context else []
     return next((line.strip() for line in lines if line.strip().startswith("nmtkit ") and line[-1] != "\\"), "")
 

@@ -20,7 +20,7 @@ INDENT = 10  # columns before the reason of a failure, which is on the line belo
 
 
 class CheckCommand(ComponentCommand):
-    """The check command. If the arguments name a single component, its settings are flags too."""
+    """The command `nmtkit check`. If it checks a single component, the settings of this component are flags too."""
 
     def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
         load_plugins(known.params["plugins"])

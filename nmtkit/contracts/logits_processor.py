@@ -50,7 +50,7 @@ class SmallSearch:
         return list(self.tokenizer.encode_source([text]).ids.tolist())
 
     def log_probs(self, step: int) -> Tensor:
-        """Returns random log probabilities for a step, in place of the log probabilities of a model: [N, V]."""
+        """Returns random log probabilities [N, V] for a step of the search, because the check has no model."""
         rows = [
             np.random.default_rng([sentence, beam, step]).normal(0, 2, self.tokenizer.target_size)
             for sentence in self.sentences

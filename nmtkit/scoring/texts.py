@@ -73,9 +73,10 @@ def translations_of(lines: list[str], name: Path) -> list[str]:
 
 
 def read_systems(paths: Sequence[Path], stream: BinaryIO | None) -> dict[str, list[str]]:
-    """Returns the translations of each file, and of `stream` as "standard input", by name.
+    """Reads the translations of several systems: one file of `paths` for each system, and perhaps `stream`.
 
-    Raises ValueError for a path that is given twice, and the errors of `read_lines` and `translations_of`.
+    Maps the path of each file, and the name "standard input" of `stream`, to the lines. Raises ValueError for a path
+    that is given twice, and the errors of `read_lines` and `translations_of`.
     """
     systems: dict[str, list[str]] = {}
     for path in paths:

@@ -95,9 +95,9 @@ class DeepL:
     def served_languages(self, fields: TranslationFields) -> Pair:
         """Returns the served codes of the source and the target language of a request.
 
-        If the request has no source language, the source is `auto`. But without a language detector, and if only one
-        language is translated into the target, the source is this language. Raises Refusal for languages that are not
-        served, and for fields that this server does not support.
+        A request without a source language has the source `auto`: the server detects the language. Without a language
+        detector, the source is the only language that the server translates into the target, if there is only one.
+        Raises Refusal for languages that are not served, and for fields that this server does not support.
         """
         if fields.unsupported:
             raise Refusal(400, f"this server does not support {', '.join(fields.unsupported)}")

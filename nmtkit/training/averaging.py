@@ -71,7 +71,7 @@ class MovingAverage:
 
 
 def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
-    """Returns the checkpoints to average: `inputs`, or in a single folder the `last` N, or the `best` N by `metric`.
+    """Returns the checkpoints to average: `inputs`, or the newest `last` or the `best` of one folder, by `metric`.
 
     Among several inputs, the folder of a run stands for its best checkpoint.
 

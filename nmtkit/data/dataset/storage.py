@@ -90,7 +90,7 @@ class Storage(ABC):
         """Returns the arrays of a block by name. With `held_out`, sentences without a kept pair are stored too."""
 
     def shifted(self, arrays: Arrays, offset: Sizes) -> Arrays:
-        """Returns the arrays of a block, with sentence indices over all blocks. `offset`: sizes of earlier blocks."""
+        """Returns the arrays of a block, with indices from the first block on. Earlier blocks have size `offset`."""
         return arrays
 
     def write_held_out(

@@ -91,7 +91,7 @@ class Architecture(nn.Module, ABC):
         return [x for name, x in modules if isinstance(x, nn.Embedding) and not name.endswith("positions")]
 
     def learning_rate_scale(self, kind: str) -> float:
-        """Returns the factor on the learning rate of "matrices", "embeddings", "vectors" or "tensors" (3+ axes)."""
+        """Returns the factor on --lr for parameters: matrices, embeddings, vectors, or tensors (3 or more axes)."""
         return 1.0
 
     def begin_update(self, generator: torch.Generator) -> None:

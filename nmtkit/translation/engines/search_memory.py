@@ -195,7 +195,7 @@ class SearchMemory:
         self.arrays.append(everything)
 
     def make_shortlist(self, row: Array, whole: Array, output: Array) -> None:
-        """Makes memory for the output projection of a slot's shortlist. `whole` is the row of the full projection."""
+        """Allocates the output projection of a shortlist for a slot. `whole` describes the projection to all pieces."""
         size = packed_size(self.sizes.vocabulary)
         row[[INPUTS, PADDED_INPUTS, IN_8_BITS]] = whole[[INPUTS, PADDED_INPUTS, IN_8_BITS]]
         group = {2: np.int16, 4: np.int32}[int(output["size"])]

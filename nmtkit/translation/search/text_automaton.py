@@ -242,7 +242,7 @@ class TextAutomaton:
         return needed - gain, bank
 
     def missing(self, reading: Reading, group: Sequence[int]) -> int:
-        """Returns the number of tokens that complete all texts of `group`, if the unfinished text begins again."""
+        """Returns the number of tokens for the texts of `group` that `reading` lacks. A begun text is lacking too."""
         held, index, begun = reading
         if begun in self.texts[index].texts:
             held |= 1 << index
