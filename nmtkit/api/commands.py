@@ -47,7 +47,7 @@ def average(
     `inputs` are checkpoint files, or the folder of a run if `last` or `best` is given. Raises OSError or ValueError.
     """
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    chosen = averaging.choose([Path(path) for path in paths], last, best, best_checkpoint_metric)
+    chosen = averaging.choose([Path(path) for path in paths], last=last, best=best, metric=best_checkpoint_metric)
     averaging.write(chosen, Path(output))
     return Path(output)
 

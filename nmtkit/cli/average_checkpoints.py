@@ -36,7 +36,8 @@ def command(inputs: tuple[Path, ...], **settings: Any) -> None:
     from nmtkit.training import averaging
 
     config: AverageConfig = from_flags(AverageConfig, settings)
-    averaging.write(averaging.choose(inputs, config.last, config.best, config.best_checkpoint_metric), config.output)
+    metric = config.best_checkpoint_metric
+    averaging.write(averaging.choose(inputs, last=config.last, best=config.best, metric=metric), config.output)
 
 
 command.params += flags(AverageConfig)

@@ -70,7 +70,7 @@ class MovingAverage:
 # --- checkpoints (Vaswani et al. 2017, section 6.1) -------------------------------------------------------------------
 
 
-def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
+def choose(inputs: Sequence[Path], *, last: int | None, best: int | None, metric: str) -> list[Path]:
     """Returns the checkpoints to average: `inputs`, or the newest `last` or the `best` of one folder, by `metric`.
 
     Among several inputs, the folder of a run stands for its best checkpoint.
