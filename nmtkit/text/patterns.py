@@ -25,7 +25,7 @@ _NUMBER = (
 )
 # the characters of a link; braces only in pairs, as in a link with a placeholder
 _LINK = r"(?:[^\s<>\"“”«»{}]|\{[^\s<>{}]{0,100}\})"
-_LINK_END = r"(?<![.,;:!?)\]'’…])"
+_LINK_END = r"(?<![.,;:!?)\]'’…%])"  # a percent sign at the end is the start of a placeholder such as %<count>d
 
 # printf: flags, width, precision and length before the conversion. The space flag is left out, and the minus needs a
 # width, because "50 % discount" and "50 %-ig" are not conversions.

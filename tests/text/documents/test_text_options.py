@@ -156,6 +156,7 @@ def test_no_tag_is_in_a_placeholder_and_none_is_lost_in_any_line(parts, known):
         ("Open {name}<br/>{street}", "Öffne {name}<br/>{street}"),
         ("<b>{name}</b><br/>{street} now", "<b>{name}</b><br/>{street} jetzt"),
         ("%s<br/>%d the pump", "%s<br/>%d die Förderpumpe"),
+        ("the pump http://a.b/c<br/>%&lt;n&gt;d", "die Förderpumpe http://a.b/c<br/>%&lt;n&gt;d"),
         ("stop {a}<x/>{b}, or %(n)s<img src='y'/>.", "halt {a}<x/>{b}, oder %(n)s<img src='y'/>."),
     ],
 )
