@@ -2,7 +2,10 @@
 
 Keys and values can lie anywhere in memory: key i of a head begins `stride` x places[i] numbers after the first key. The
 kernels of the usual widths of heads keep a query and the sum of its values in registers, and add up the products of
-four keys together. Memory for weights has a multiple of LANES numbers.
+four keys together. They finish each of three passes for all heads before the next pass: products, exponentials, sums.
+The steps of a head wait for each other (a maximum, a sum, a division), and the processor works on the next head while
+it waits. Memory for weights has a row for each head: LANES numbers for results of a pass, then the weights of the
+positions, as a multiple of LANES numbers.
 """
 
 from typing import Any
@@ -40,12 +43,14 @@ def totals(code: Vectors, vectors: list[Any]) -> Any:
 
 def write_products(
     code: Vectors, parts: int, query: Any, keys: Any, places: Any, count: Any, stride: Any, scale: Any, y: Any
-) -> Any:
-    """Writes the products of a query and `count` keys, times `scale`, to y. Returns the largest product.
+) -> None:
+    """Writes the products of a query and `count` keys, times `scale`, to y, after a vector with the largest products.
 
-    The last part of LANES numbers is written whole, with -inf for missing keys.
+    Lane i of this vector is the maximum over lanes i of all parts. The last part of LANES numbers is written whole,
+    with -inf for missing keys.
     """
     builder = code.builder
+    products_at = code.offset(y, code.size(LANES))
     queries = [code.load(query, code.size(LANES * part)) for part in range(parts)]
     largest = code.variable(code.constant(float("-inf")))
     builder.store(code.constant(float("-inf")), largest)
@@ -78,21 +83,22 @@ def write_products(
         ]
         values = builder.fmul(builder.shuffle_vector(*eights, lanes([*range(LANES)])), scales)
         values = builder.select(code.mask(builder.sub(count, first)), values, code.constant(float("-inf")))
-        code.store(values, y, first)
+        code.store(values, products_at, first)
         builder.store(code.larger(builder.load(largest), values), largest)
-    return code.maximum(builder.load(largest))
+    code.store(builder.load(largest), y, code.size(0))
 
 
-def replace_by_exponentials(code: Vectors, x: Any, count: Any, largest: Any) -> Any:
-    """Replaces the products of `write_products` by exp(product - largest), and returns the sum."""
-    builder, shifts = code.builder, code.broadcast(largest)
+def replace_by_exponentials(code: Vectors, x: Any, count: Any) -> None:
+    """Replaces the products of `write_products` by exp(product - largest product), and the number at x by their sum."""
+    builder, shifts = code.builder, code.broadcast(code.maximum(code.load(x, code.size(0))))
+    products = code.offset(x, code.size(LANES))
     total = code.variable(code.constant(0))
     builder.store(code.constant(0), total)
     with code.loop(count, LANES) as first:
-        values = code.exponential(builder.fsub(code.load(x, first), shifts))
-        code.store(values, x, first)
+        values = code.exponential(builder.fsub(code.load(products, first), shifts))
+        code.store(values, products, first)
         builder.store(builder.fadd(builder.load(total), values), total)
-    return code.total(builder.load(total))
+    builder.store(code.total(builder.load(total)), code.at(x, code.size(0), FLOAT))
 
 
 def write_sum(
@@ -165,13 +171,13 @@ def attended(
 ) -> None:  # fmt: skip
     """Writes the attention of one query to y, for `heads` heads of `width` numbers.
 
-    `weights` is memory for the attention weights of a head. Unless the address `recorded` is 0, `share` times the
+    `weights` is memory for the attention weights of all heads. Unless the address `recorded` is 0, `share` times the
     attention weights of all heads are added to the numbers there.
     """
     builder = code.builder
     one = ir.Constant(FLOAT, 1.0)
 
-    def record(total: Any) -> None:
+    def record(weights: Any, total: Any) -> None:
         with builder.if_then(builder.icmp_signed("!=", recorded, code.size(0)), likely=False):
             factor = code.broadcast(builder.fdiv(share, total))
 
@@ -181,9 +187,12 @@ def attended(
 
             for_parts(code, count, part)
 
-    def inverse(total: Any) -> Any:
-        record(total)
+    def inverse(weights: Any, total: Any) -> Any:
+        record(weights, total)
         return builder.fdiv(one, total)
+
+    last = builder.add(count, code.size(LANES - 1))
+    row_size = builder.mul(builder.add(builder.and_(last, code.size(-LANES)), code.size(LANES)), code.size(4))
 
     any_width = code.variable(code.size(1))
     builder.store(code.size(1), any_width)
@@ -191,11 +200,16 @@ def attended(
         with builder.if_then(builder.icmp_signed("==", width, code.size(LANES * parts))):
             builder.store(code.size(0), any_width)
             with code.loop(heads, 1) as head:
-                first = builder.mul(head, code.size(4 * LANES * parts))
-                q, k, v, result = (builder.add(each, first) for each in (query, keys, values, y))
-                largest = write_products(code, parts, q, k, places, count, stride, scale, weights)
-                total = replace_by_exponentials(code, weights, count, largest)
-                write_sum(code, parts, weights, inverse(total), v, places, count, stride, result)
+                first, row = builder.mul(head, code.size(4 * LANES * parts)), builder.mul(head, row_size)
+                q, k, own = builder.add(query, first), builder.add(keys, first), builder.add(weights, row)
+                write_products(code, parts, q, k, places, count, stride, scale, own)
+            with code.loop(heads, 1) as head:
+                replace_by_exponentials(code, builder.add(weights, builder.mul(head, row_size)), count)
+            with code.loop(heads, 1) as head:
+                first, row = builder.mul(head, code.size(4 * LANES * parts)), builder.mul(head, row_size)
+                v, result, own = builder.add(values, first), builder.add(y, first), builder.add(weights, row)
+                own, total = code.offset(own, code.size(LANES)), code.load_number(own, code.size(0))
+                write_sum(code, parts, own, inverse(own, total), v, places, count, stride, result)
     with (
         builder.if_then(builder.icmp_signed("!=", builder.load(any_width), code.size(0)), likely=False),
         code.loop(heads, 1) as head,
@@ -205,5 +219,5 @@ def attended(
         products = kernels.function("products_of_any_width")
         largest = builder.call(products, [q, width, k, places, count, stride, scale, weights])
         total = builder.call(kernels.function("exponentials"), [weights, count, largest, one, weights])
-        arguments = [weights, inverse(total), width, v, places, count, stride, result]
+        arguments = [weights, inverse(weights, total), width, v, places, count, stride, result]
         builder.call(kernels.function("sum_of_any_width"), arguments)

@@ -59,8 +59,8 @@ MODEL = record(
 )
 # Addresses of memory for rows, and the sizes of a row in numbers (`rounded_width` in bytes). `x` has the residual
 # stream, `normal` normalised numbers, `projected` queries, keys and values, `inner` the numbers of feed-forward
-# networks, `rounded` and `scales` the 8-bit inputs of a product and their scales, `weights` the attention weights of a
-# head, `everything` the integers from 0.
+# networks, `rounded` and `scales` the 8-bit inputs of a product and their scales, `weights` the attention weights of
+# all heads, `everything` the integers from 0.
 SPACE = record("x normal projected attended inner rounded scales weights everything width projected_width inner_width "
                "rounded_width")  # fmt: skip
 # Addresses and sizes of the keys and values of all hypotheses (layers, places, 2D), of their states (layers, 2,

@@ -83,17 +83,17 @@ class LockstepSearch:
             while not compiled.search(worker.state, sentences, results, settings):
                 worker.lengthen()
 
-        self.on_threads(encode, workers, memory)
-        self.on_threads(decode, workers, memory)
+        self.on_threads(encode, workers, memory, sizes.slots)
+        self.on_threads(decode, workers, memory, sizes.slots)
         self.free = [worker for worker in workers if worker.cache_bytes <= KEPT_BYTES]
         return hypotheses_of(sentences, results, float(options.unkpen or 0))
 
     def on_threads(
-        self, work: Callable[[SearchMemory], None], workers: Sequence[SearchMemory], memory: Sequence[Array]
+        self, work: Callable[[SearchMemory], None], workers: Sequence[SearchMemory], memory: Sequence[Array], slots: int
     ) -> None:
         counter = np.zeros(1, np.int64)
         for worker in workers:
-            worker.connect(memory, counter)
+            worker.connect(memory, counter, slots)
         if len(workers) == 1:
             work(workers[0])
         else:

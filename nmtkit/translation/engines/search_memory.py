@@ -36,7 +36,7 @@ from nmtkit.translation.search.constraints import AvoidedText, PieceTexts
 from nmtkit.translation.search.decoding import needs_attention
 from nmtkit.translation.search.options import SearchOptions
 
-GROWING = ("rows", "positions", "vocabulary", "recorded")  # sizes that may be larger than a search needs
+GROWING = ("slots", "rows", "positions", "vocabulary", "recorded")  # sizes that may be larger than a search needs
 STEPS = 32  # positions of the cache at first
 ROUNDED = 128  # memory has a multiple of this number of rows, positions and columns, so that further calls can use it
 
@@ -115,10 +115,7 @@ class MemorySizes:
         return self.slots * self.beam
 
     def suffice(self, needed: "MemorySizes") -> bool:
-        """Returns whether memory of these sizes can be used for a search that needs `needed`.
-
-        The slots must be equal, because a thread with more slots takes more sentences than its share.
-        """
+        """Returns whether memory of these sizes can be used for a search that needs `needed`."""
         sizes = replace(self, **{name: getattr(needed, name) for name in GROWING})
         return sizes == needed and all(
             getattr(self, name) >= getattr(needed, name) and bool(getattr(self, name)) == bool(getattr(needed, name))
@@ -138,6 +135,8 @@ class SearchMemory:
         self.arrays: list[Array] = []  # arrays whose addresses are in records
         slots, beam, number = sizes.slots, sizes.beam, len(models)
         spaces, caches = np.zeros(number, model.SPACE), np.zeros(number, model.CACHE)
+        self.slots = np.zeros(slots, compiled.SLOT)
+        self.slots["sentence"] = compiled.NO_SENTENCE
         everything = np.arange(sizes.positions)
         for index, table in enumerate(linears):
             self.make_space(spaces[index], models[index], table, everything)
@@ -147,7 +146,7 @@ class SearchMemory:
                 self.make_shortlist(row, whole[-1], output)
         self.state = compiled.SearchState(
             models=models, spaces=spaces, caches=caches, outputs=outputs, tables=tables,
-            slots=np.zeros(slots, compiled.SLOT), rows=np.zeros(sizes.hypotheses, model.ROW),
+            slots=self.slots, rows=np.zeros(sizes.hypotheses, model.ROW),
             before=np.zeros((slots, beam)), newest=integers(slots, beam), parents=integers(slots, beam),
             best_scores=np.zeros((slots, 2 * beam)), best_hypotheses=integers(slots, 2 * beam),
             best_tokens=integers(slots, 2 * beam),
@@ -159,7 +158,6 @@ class SearchMemory:
             recorded=np.empty((sizes.hypotheses * STEPS if sizes.recorded else 0, sizes.recorded), np.float32),
             counter=integers(1),
         )  # fmt: skip
-        self.state.slots["sentence"] = compiled.NO_SENTENCE
         self.caches: list[Array] = []  # keys and values of each model
         for index, record in enumerate(models):
             recurrent = record["self_attention"] != model.ATTENTION
@@ -190,7 +188,7 @@ class SearchMemory:
         space["inner"] = self.kept((rows, int(space["inner_width"])), np.float32)
         space["rounded"] = self.kept((rows, int(space["rounded_width"])), np.uint8)
         space["scales"] = self.kept((rows,), np.float32)
-        space["weights"] = self.kept((self.sizes.positions,), np.float32)
+        space["weights"] = self.kept((int(record["heads"]), self.sizes.positions + LANES), np.float32)
         space["everything"] = everything.ctypes.data
         self.arrays.append(everything)
 
@@ -209,12 +207,15 @@ class SearchMemory:
         """The bytes of the keys and values of all hypotheses, which grow with the longest translation so far."""
         return sum(array.nbytes for array in self.caches)
 
-    def connect(self, memories: Sequence[Array], counter: Array) -> None:
-        """Connects the search with the keys and values of all source tokens, and with a counter of taken sentences."""
+    def connect(self, memories: Sequence[Array], counter: Array, slots: int) -> None:
+        """Connects a search with the keys and values of all source tokens, and with a counter of taken sentences.
+
+        The search uses the first `slots` slots. With more slots, a thread would take more sentences than its share.
+        """
         for cache, array in zip(self.state.caches, memories, strict=True):
             cache["memory"], cache["memory_layer_size"] = array.ctypes.data, array.strides[0]
             cache["memory_width"] = array.shape[2]
-        self.state = self.state._replace(counter=counter)
+        self.state = self.state._replace(counter=counter, slots=self.slots[:slots])
 
     def write_addresses(self) -> None:
         for cache, array in zip(self.state.caches, self.caches, strict=True):

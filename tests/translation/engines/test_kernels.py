@@ -271,7 +271,8 @@ def test_attention_equals_float64(heads: int, width: int, count: int) -> None:
     size = heads * width
     query, memory, recorded = reals(size), reals(50, 2 * size), np.zeros(count + 1, np.float32)
     places, y = GENERATOR.permutation(50)[:count], np.full(size + 1, 7, np.float32)
-    attend(query, heads, memory, places, np.zeros(-(-count // LANES) * LANES, np.float32), y, recorded)
+    weights = np.zeros((heads, (-(-count // LANES) + 1) * LANES), np.float32)
+    attend(query, heads, memory, places, weights, y, recorded)
     keys, values = memory[places, :size].astype(np.float64), memory[places, size:].astype(np.float64)
     mean = np.zeros(count)
     for head in range(heads):

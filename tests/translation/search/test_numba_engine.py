@@ -311,8 +311,9 @@ def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatc
 
 def test_a_search_uses_the_larger_memory_of_an_earlier_search() -> None:
     sizes = MemorySizes(slots=4, beam=2, rows=128, positions=128, vocabulary=512, shortlists=True, recorded=0)
-    assert sizes.suffice(replace(sizes, rows=64, vocabulary=256)) and not replace(sizes, rows=64).suffice(sizes)
-    for changes in ({"slots": 2}, {"beam": 1}, {"shortlists": False}, {"recorded": 128}):
+    assert sizes.suffice(replace(sizes, slots=2, rows=64, vocabulary=256))
+    assert not replace(sizes, rows=64).suffice(sizes) and not replace(sizes, slots=2).suffice(sizes)
+    for changes in ({"beam": 1}, {"shortlists": False}, {"recorded": 128}):
         assert not sizes.suffice(replace(sizes, **changes)) and not replace(sizes, **changes).suffice(sizes)
     engine, options = engine_of(ending(), "fp32"), SearchOptions(beam=2)
     long = [[5] * 150 + [EOS], [6] * 140 + [EOS]]
