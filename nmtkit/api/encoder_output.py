@@ -22,7 +22,7 @@ def source_ids(
     if tokenizer.languages and not tokenizer.has_target_languages_only and target_lang is None:
         target_lang = next(iter(tokenizer.languages))  # any language will do, because only the decoder reads it
     first, _ = tokenizer.language_ids(source_lang, target_lang, ("source_lang", "target_lang"))
-    encoded = [ids.tolist() for ids in tokenizer.encode_source(texts).split()]
+    encoded = tokenizer.encode_source(texts).lists()
     return [[*first, *ids] if len(ids) > 1 else ids for ids in encoded]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ class Encoded:
 
     def split(self) -> list[Ids]:
         return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+
+    def lists(self) -> list[list[int]]:
+        """Returns the ids of each sentence as a list. Much faster than `split` for short sentences."""
+        ids, ends = self.ids.tolist(), np.cumsum(self.lengths).tolist()
+        return [ids[start:end] for start, end in pairwise([0, *ends])]
 
     def select(self, keep: npt.NDArray[np.bool_]) -> "Encoded":
         """Returns the sentences where `keep` is true."""

@@ -1,8 +1,7 @@
 """The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, replace
 from functools import cache, lru_cache
 from itertools import takewhile
@@ -41,6 +40,7 @@ from nmtkit.translation.steps import (
     QualityEstimation,
     SegmentNode,
     Sentences,
+    Spaces,
     Step,
     Tags,
     TextSegment,
@@ -102,10 +102,11 @@ class Pipeline:
             else None,
             GlossaryTerms(terms) if terms is not None else None,
             Casing() if text.truecase_caps else None,
+            Spaces(tokenizer),
         ]
-        self.text_steps = [step for step in steps if step is not None]
+        self.text_steps = [step for step in steps if step is not None]  # before the tokenizer; `id_steps` follow
         limit = LengthLimit(tokenizer, max_source_len, len(model_input.first), long_lines, self.search.alignment)
-        self.steps = [*self.text_steps, *([] if search.score_reference else [limit]), model_input]
+        self.id_steps: list[Step] = [*([] if search.score_reference else [limit]), model_input]
 
     # --- before the model ---------------------------------------------------------------------------------------------
 
@@ -117,13 +118,13 @@ class Pipeline:
         lines = []
         encoded: list[SegmentNode] = []  # nodes whose segments the tokenizer encodes
         for id, request in enumerate(requests, first_id):
-            with errors_of_line(id):
+            with ErrorsOfLine(id):
                 lines.append(SegmentNode(self.first_segment(id, request)))
             encoded += self.applied(self.text_steps, lines[-1:])
         encode(encoded, self.tokenizer)
         for node in encoded:
-            with errors_of_line(node.segment.id):
-                self.applied(self.steps[len(self.text_steps) :], [node])
+            with ErrorsOfLine(node.segment.id):
+                self.applied(self.id_steps, [node])
         if self.search.sampling:
             for line in lines:
                 for index, leaf in enumerate(line.leaves()):
@@ -137,7 +138,7 @@ class Pipeline:
             return
         for id, request in enumerate(requests, first_id):
             if request.source.strip():  # a line without text becomes an empty line
-                with errors_of_line(id):
+                with ErrorsOfLine(id):
                     self.model_input.before(SegmentNode(replace(self.first_segment(id, request), ids=[])))
 
     def check_all(self, windows: Iterable[Sequence[Request]]) -> None:
@@ -157,8 +158,9 @@ class Pipeline:
 
     def first_segment(self, id: int, request: Request) -> TextSegment:
         """Returns the segment of a whole line, with its constraints. Raises ValueError for impossible constraints."""
-        for name in ("source", "prefix", "reference"):
-            check_characters(getattr(request, name) or "", f"the {name}")
+        check_characters(request.source, "the source")
+        check_characters(request.prefix, "the prefix")
+        check_characters(request.reference or "", "the reference")
         for phrase in (*request.required, *request.avoided):
             check_characters(phrase, "a required or avoided phrase")
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
@@ -179,18 +181,24 @@ class Pipeline:
         return TextSegment(id, request.source, ids, constraints, reference)
 
     def applied(self, steps: Sequence[Step], nodes: list[SegmentNode]) -> list[SegmentNode]:
-        """Applies all steps in order, and returns the nodes that the last step makes."""
+        """Applies all steps in order, and returns the nodes that a further step would read."""
         for step in steps:
+            following = list[SegmentNode]()
             for node in nodes:
-                node.parts = list(map(SegmentNode, step.before(node)))
-            nodes = [part for node in nodes for part in node.parts]
+                parts = step.before(node)
+                if parts is None:
+                    following.append(node)
+                else:
+                    node.step, node.parts = step, [SegmentNode(part) for part in parts]
+                    following += node.parts
+            nodes = following
         return nodes
 
     # --- after the model ----------------------------------------------------------------------------------------------
 
     def translation(self, line: SegmentNode) -> Translation:
         """Returns the translation of a line. The search must have finished all leaves of the line."""
-        hypotheses = self.hypotheses(line, 0)
+        hypotheses = self.hypotheses(line)
         for avoided in line.segment.constraints.avoided:  # the search writes no such text, but a step may copy it
             if any(avoided.is_in_line(each.text) for each in hypotheses):
                 logger.warning(
@@ -216,36 +224,45 @@ class Pipeline:
             utility=None if self.search.mbr is None else 100.0,
         )  # fmt: skip
 
-    def hypotheses(self, node: SegmentNode, depth: int) -> list[Hypothesis]:
-        """Returns the translations of the segment of `node`, which is a result of the first `depth` steps.
+    def hypotheses(self, node: SegmentNode, part_of_ids: bool = False) -> list[Hypothesis]:
+        """Returns the translations of the segment of `node`. With `part_of_ids`, `id_steps` have made this segment.
 
         Translation i joins hypothesis i of each part, or the last hypothesis of a part with fewer hypotheses.
         """
-        step = self.steps[depth]
+        step, of_ids = node.step, node.step in self.id_steps
+        assert step is not None
         if node.model_input is not None:
             assert node.hypotheses is not None
             columns = [node.hypotheses]
         elif not node.parts:  # the segment has nothing to translate
             return [self.empty]
         else:
-            columns = [self.hypotheses(part, depth + 1) for part in node.parts]
+            columns = [self.hypotheses(part, of_ids) for part in node.parts]
         hypotheses = [
             step.after(node, [column[min(rank, len(column) - 1)] for column in columns])
             for rank in range(max(map(len, columns)))
         ]
-        if self.metric is not None and depth == len(self.text_steps):
+        if self.metric is not None and of_ids and not part_of_ids:
             return by_utility(hypotheses, self.metric, self.tokenizer.without_tags(node.segment.text))
         return hypotheses
 
 
-@contextmanager
-def errors_of_line(id: int) -> Iterator[None]:
-    """Adds the number of the line `id`, which counts from 0, to the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        kind = TooLongError if isinstance(error, TooLongError) else ValueError
-        raise kind(f"line {id + 1}: {error}") from error
+class ErrorsOfLine:
+    """A context that adds the number of the line `id`, which counts from 0, to the message of a ValueError.
+
+    A generator with `contextmanager` takes three times as long, and each line enters two of these contexts.
+    """
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            raised = TooLongError if isinstance(error, TooLongError) else ValueError
+            raise raised(f"line {self.id + 1}: {error}") from error
 
 
 def by_utility(hypotheses: Sequence[Hypothesis], metric: SegmentMetric, source: str) -> list[Hypothesis]:
@@ -259,15 +276,11 @@ def by_utility(hypotheses: Sequence[Hypothesis], metric: SegmentMetric, source: 
 
 
 def encode(nodes: Sequence[SegmentNode], tokenizer: Tokenizer) -> None:
-    """Sets the ids of all segments with one call of the tokenizer. Segments from a dataset keep their ids.
-
-    White space that the vocabulary does not contain, such as tabs or no-break spaces, is replaced by spaces.
-    """
+    """Sets the ids of all segments with one call of the tokenizer. Segments from a dataset keep their ids."""
     new = [node for node in nodes if node.segment.ids is None]
-    spaces = tokenizer.source.white_space
-    texts = [spaces.sub(" ", node.segment.text.replace("\n", " ")) for node in new]
-    for node, text, ids in zip(new, texts, tokenizer.encode_source(texts).split(), strict=True):
-        node.segment = replace(node.segment, text=text, ids=ids[:-1].tolist())
+    encoded = tokenizer.encode_source([node.segment.text for node in new])
+    for node, ids in zip(new, encoded.lists(), strict=True):
+        node.segment = replace(node.segment, ids=ids[:-1])
 
 
 def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:

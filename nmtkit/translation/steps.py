@@ -10,7 +10,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal
@@ -52,26 +52,23 @@ class TextSegment:
     spans: Sequence[Span] = ()  # LengthLimit: spans of the pieces in the text, from `source_spans`
     repeated: int = 0  # LengthLimit: number of ids at the beginning that repeat the tags of the line
 
-    def with_text(self, text: str) -> "TextSegment":
-        return self if text == self.text else replace(self, text=text)
-
 
 @dataclass(eq=False, slots=True)
 class SegmentNode:
     """A segment with the parts that a step has made of it: a tree for each line. The model reads the leaves."""
 
     segment: TextSegment
-    parts: list["SegmentNode"] = field(default_factory=list)
-    memory: Any = None  # facts that the step needs again in `Step.after`
+    step: "Step | None" = None  # the step that has made `parts` or `model_input`
+    parts: Sequence["SegmentNode"] = ()
+    memory: Any = None  # facts that `step` needs again in `Step.after`
     model_input: Segment | None = None  # set only for a leaf
     hypotheses: list[Hypothesis] | None = None  # translations of `model_input`, best first
 
-    def leaves(self) -> Iterator["SegmentNode"]:
-        """Yields the nodes whose segment the model reads, in the order of the text."""
+    def leaves(self) -> list["SegmentNode"]:
+        """Returns the nodes whose segment the model reads, in the order of the text."""
         if self.model_input is not None:
-            yield self
-        for part in self.parts:
-            yield from part.leaves()
+            return [self]
+        return [leaf for part in self.parts for leaf in part.leaves()]
 
     def descendants(self) -> Iterator["SegmentNode"]:
         for part in self.parts:
@@ -94,19 +91,27 @@ class Step(ABC):
     """A change of the text before the model, and of the translation after the model."""
 
     @abstractmethod
-    def before(self, node: SegmentNode) -> list[TextSegment]:
-        """Returns the parts of the segment of `node`. The next step reads these parts."""
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
+        """Returns the parts of the segment of `node`. The next step reads these parts.
+
+        None means that the step changes neither the segment nor its translation. The next step then reads `node`.
+        """
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         """Returns a translation of the segment of `node`, from one translation of each of its parts."""
         return hypotheses[0]
 
 
+def with_text(segment: TextSegment, text: str) -> list[TextSegment] | None:
+    """Returns the result of `Step.before` for a step that only replaces the text of a segment by `text`."""
+    return None if text == segment.text else [replace(segment, text=text)]
+
+
 class Normalization(Step):
     """Converts a line to Unicode form NFC. Alignment links refer to the converted text."""
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
-        return [node.segment.with_text(normalized(node.segment.text))]
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
+        return with_text(node.segment, normalized(node.segment.text))
 
 
 class Tags(Step):
@@ -118,12 +123,12 @@ class Tags(Step):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
         text = node.segment.text
         rest = self.tokenizer.without_tags(text)
         node.memory = len(text) - len(rest)
         if not node.memory:
-            return [node.segment]
+            return None
         tags = self.tokenizer.encode_source([text[: node.memory].rstrip()]).ids[:-1].tolist()
         return [replace(node.segment, text=rest, tags=tags)]
 
@@ -141,16 +146,16 @@ class InvisibleCharacters(Step):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
         segment, source = node.segment, self.tokenizer.source
         if segment.ids is not None and source.preparation == 1:  # the ids of a dataset include these characters
-            return [segment]
-        return [segment.with_text(source.invisible.sub("", segment.text))]
+            return None
+        return with_text(segment, source.invisible.sub("", segment.text))
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
         text, (part,) = node.segment.text, node.parts
-        if not hypothesis.links or part.segment.text == text:
+        if not hypothesis.links:
             return hypothesis
         positions = self._positions(text, part.segment.text)
         shown = [word for word in words(text) if positions[word[0]] < positions[word[1]]]
@@ -177,7 +182,7 @@ class Markup(Step):
 
     def before(self, node: SegmentNode) -> list[TextSegment]:
         node.memory = marked(node.segment.text)
-        return [node.segment.with_text(node.memory.text.replace("\n", " "))]
+        return [replace(node.segment, text=node.memory.text.replace("\n", " "))]
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
@@ -192,13 +197,11 @@ class WhiteSpace(Step):
         spaces = "".join(char for char in tokenizer.source.missing[1] if unicodedata.category(char) == "Zs")
         self.spaces = re.compile(f"[{spaces}]" if spaces else r"(?!)")
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
-        return [node.segment]
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
+        return [node.segment] if self.spaces.search(node.segment.text) else None
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        if not self.spaces.search(node.segment.text):
-            return hypothesis
         text, links = with_source_spaces(node.segment.text, hypothesis.text, hypothesis.links, self.spaces)
         return replace(hypothesis, text=text, links=links)
 
@@ -230,16 +233,16 @@ class Sentences(Step):
     def __init__(self, language: str) -> None:
         self.language, self.split = language, splitter()
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
         text = node.segment.text
         found = [] if is_message(text) else sentences(text, self.language, self.split)
-        node.memory = found or [(0, len(text))]
-        return [node.segment.with_text(text[start:end]) for start, end in node.memory]
+        if found in ([], [(0, len(text))]):
+            return None
+        node.memory = found
+        return [replace(node.segment, text=text[start:end]) for start, end in found]
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         text, spans = node.segment.text, node.memory
-        if len(hypotheses) == 1 and spans[0] == (0, len(text)):
-            return hypotheses[0]
         ends = [0, *(end for _, end in spans)]
         gaps: list[str | None] = []
         for end, (start, _) in zip(ends, spans, strict=False):
@@ -359,16 +362,27 @@ class GlossaryTerms(Step):
 class Casing(Step):
     """Converts a segment in capitals to sentence case for the model, and converts its translation to capitals."""
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
         segment = node.segment
-        return [segment.with_text(sentence_case(segment.text)) if segment.capitals else segment]
+        return [replace(segment, text=sentence_case(segment.text))] if segment.capitals else None
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        if not node.segment.capitals:
-            return hypothesis
         text, links = capitals(hypothesis.text, hypothesis.links)
         return replace(hypothesis, text=text, links=links)
+
+
+class Spaces(Step):
+    """Replaces white space that the vocabulary does not contain, such as tabs or no-break spaces, by spaces."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.white_space = tokenizer.source.white_space
+
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
+        segment = node.segment
+        if segment.ids is not None:  # a line of a dataset, whose text the tokenizer does not read
+            return None
+        return with_text(segment, self.white_space.sub(" ", segment.text.replace("\n", " ")))
 
 
 class LengthLimit(Step):
@@ -389,11 +403,11 @@ class LengthLimit(Step):
         self.tokenizer, self.long_lines, self.alignment = tokenizer, long_lines, alignment
         self.limit, self.reserved = max(1, limit - reserved), reserved
 
-    def before(self, node: SegmentNode) -> list[TextSegment]:
+    def before(self, node: SegmentNode) -> list[TextSegment] | None:
         segment, ids = node.segment, node.segment.ids or []
         limit = self.limit - len(segment.tags)
         if len(ids) <= limit:
-            return [segment] if ids else []
+            return None if ids else []
         spans, tags = source_spans(self.tokenizer.source, ids, segment.text), self.tags(ids)
         texts = [segment.text[start:end] for start, end in spans[tags:]]
         ends = [tags + end for end in part_ends(texts, max(1, limit - tags))]

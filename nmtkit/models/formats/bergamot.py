@@ -132,8 +132,8 @@ def input_scales(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple
         return lambda _, inputs: values.append(float(inputs[0].abs().max()))
 
     hooks = [model.get_submodule(name).register_forward_pre_hook(recorder(largest[name])) for name in layers]
-    sources = [ids.tolist() for ids in tokenizer.encode_source([source for source, _ in pairs]).split()]
-    targets = [ids.tolist() for ids in tokenizer.encode_target([target for _, target in pairs]).split()]
+    sources = tokenizer.encode_source([source for source, _ in pairs]).lists()
+    targets = tokenizer.encode_target([target for _, target in pairs]).lists()
     with torch.inference_mode():
         for source, target in zip(sources, targets, strict=True):
             features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *target[:-1]]]))

@@ -216,7 +216,7 @@ def is_loop(tokens: Sequence[int], segment: Segment, tokenizer: Tokenizer) -> bo
 
     Each <unk> counts as a different piece, because it can stand for any word.
     """
-    if max(Counter(tokens).values(), default=0) <= LONGEST_RUN:
+    if len(tokens) - len(set(tokens)) < LONGEST_RUN or max(Counter(tokens).values()) <= LONGEST_RUN:
         return False
     symbols = as_symbols(tokens)
     if first_run(symbols, LONGEST_RUN) is None:
