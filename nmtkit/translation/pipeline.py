@@ -280,7 +280,7 @@ def encode(nodes: Sequence[SegmentNode], tokenizer: Tokenizer) -> None:
     new = [node for node in nodes if node.segment.ids is None]
     encoded = tokenizer.encode_source([node.segment.text for node in new])
     for node, ids in zip(new, encoded.lists(), strict=True):
-        node.segment = replace(node.segment, ids=ids[:-1])
+        node.segment.ids = ids[:-1]
 
 
 def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
@@ -387,14 +387,17 @@ class ModelInput(Step):
                 alignment = [[source, target] for target, source in enumerate(best) if has_pieces]
             elif self.options.alignment == "words":
                 links = self.links(segment, text, spans, weights)
-        return replace(
-            hypothesis,
+        # the fields of a search, and the text; `replace` would take twice as long
+        return Hypothesis(
+            tokens,
+            hypothesis.score,
+            hypothesis.log_probability,
+            token_log_probabilities=hypothesis.token_log_probabilities if self.options.quality else None,
             text=text,
             pieces=pieces,
-            alignment=alignment,
             links=links,
-            attention=None,
-            token_log_probabilities=hypothesis.token_log_probabilities if self.options.quality else None,
+            alignment=alignment,
+            no_repeat_ngram=hypothesis.no_repeat_ngram,
         )
 
     def source_spans(self, segment: TextSegment) -> Sequence[Span]:

@@ -36,9 +36,12 @@ UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 logger = logging.getLogger("nmtkit")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextSegment:
-    """A line, or a part of a line, that a step hands to the next step. Comments name the steps that set a field."""
+    """A line, or a part of a line, that a step hands to the next step. Comments name the steps that set a field.
+
+    Only `encode` changes a segment. Other steps make new segments.
+    """
 
     id: int  # number of the line, counted from 0
     text: str

@@ -273,6 +273,7 @@ class Decoder:
         self.told = set() if told is None else told
         self.automatic = name == AUTO and loaded.device.startswith("cpu")
         self.decided: Engine | None = None  # with `automatic`, the engine of the newest call
+        self.told_last: tuple[SearchOptions, Engine] | None = None  # of a batch for which `tell` had nothing to add
         self.obstacle: str | None = None  # with `automatic`, the reason why PyTorch decodes all calls
         on_cuda = loaded.device.startswith("cuda")
         self.name = name if name != AUTO else COMPILED if self.automatic else "slots" if on_cuda else "torch"
@@ -341,12 +342,14 @@ class Decoder:
         engine.prepare()
         return engine
 
-    def tell(self, options: SearchOptions, searched: bool) -> None:
+    def tell(self, options: SearchOptions, engine: Engine, searched: bool) -> None:
         """Logs once which engine searches with these options. If PyTorch replaces an engine, also logs the reason.
 
-        `searched` is whether the engine has searched a segment of the batch. Called with each batch, not before, so
-        that an error of the input is reported without the name of an engine.
+        `searched` is whether `engine` has searched a segment of the batch. Called with each batch, not before, so that
+        an error of the input is reported without the name of an engine.
         """
+        if searched and self.told_last is not None and self.told_last[0] is options and self.told_last[1] is engine:
+            return  # `chosen` takes as long as the search of a word
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
             reason = NO_PREFIX.format(self.name)
@@ -354,6 +357,7 @@ class Decoder:
         if name != "torch" and name not in self.told:
             self.told.add(name)
             logger.info("engine: %s", name)
+        self.told_last = (options, engine) if searched else None
 
     def decide(self) -> None:
         """Chooses between the compiled search and PyTorch, if the machine code was missing until now."""
@@ -404,7 +408,7 @@ class Decoder:
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
             if tell and batch and not options.score_reference:
-                self.tell(options, searched=bool(indices))
+                self.tell(options, engine, searched=bool(indices))
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
             if self.automatic and engine is self.torch is self.decided:
                 self.engine.is_awaited()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,19 @@ class LockstepSearch:
 
         The number of threads does not change the hypotheses.
         """
+        threads = min(self.threads, len(batch))
+        # A batch begins with its longest segments, and a thread takes the next segments for all its slots.
+        order = [index for first in range(threads) for index in range(first, len(batch), threads)]
+        found = self.searched([batch[index] for index in order], options, threads)
+        return [hypotheses for _, hypotheses in sorted(zip(order, found, strict=True), key=itemgetter(0))]
+
+    def searched(self, batch: SegmentBatch, options: SearchOptions, threads: int) -> BatchHypotheses:
         sources = [len(segment.ids) for segment in batch]
         constraints = [segment.constraints for segment in batch]
         lengths = max_lengths(options, sources, constraints, self.transformers)
         self.reserve_positions(max(*sources, max(lengths) + 1))
         sentences, settings = self.sentences(batch, lengths, options), settings_of(options)
         results = results_for(sentences, options)
-        threads = min(self.threads, len(batch))
         groups = encoding_groups(sentences.sources.starts, threads)
         sizes = self.sizes(sentences, settings, groups, -(-len(batch) // threads), needs_attention(options))
         workers = [self.memory(sizes) for _ in range(threads)]

@@ -103,7 +103,8 @@ class Shortlist:
         starts, widths = self.offsets[ids], self.offsets[ids + 1] - self.offsets[ids]
         allowed[np.repeat(sentences.sentence_of_id, widths), self.targets[ranges(starts, widths)]] = True
         for row, pieces in enumerate(extra):
-            allowed[row, list(pieces)] = True
+            if pieces:
+                allowed[row, list(pieces)] = True
         return allowed
 
     def coverage(self, source: Encoded, target: Encoded) -> "Coverage":
