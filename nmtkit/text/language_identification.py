@@ -6,7 +6,9 @@ by byte. On 50,000 real lines, py3langid takes 9 times as long with all language
 languages. `tests/cleaning/test_language.py` compares the probabilities with py3langid.
 """
 
+import contextlib
 import copy
+import importlib.metadata
 import unicodedata
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.config.files import new_folder, user_cache
 from nmtkit.text.languages import subtags
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
@@ -23,6 +26,7 @@ MAX_BYTES = 200  # number of bytes at the beginning of a line that are read
 MIN_LINES, MIN_LETTERS = 20, 12  # a text needs this many lines of this many letters, because short texts mislead
 EXCHANGED = 0.85  # if the share of lines in the language of the other side is larger, texts are exchanged
 CLEAR = 0.6  # mean probability above which a text clearly has a language
+ARRAYS = "next", "rows", "features", "weights", "prior", "classes"  # files of the model in the cache
 BUFFER = 1 << 13  # number of features whose weights are read at once
 
 
@@ -44,12 +48,9 @@ class BatchIdentifier:
             model = _model()
         except ImportError as error:
             raise ImportError("the filters language and swapped need pip install 'nmtkit[data]'") from error
-        self._next = np.asarray(model.tk_nextmove)
-        self._rows = np.asarray(model.tk_row, np.int64) << 8
-        self._features = np.asarray(model.tk_output, np.int32)  # -1 without a feature
-        self._weights = np.asarray(model.nb_ptc, np.float32)
-        self._prior = np.asarray(model.nb_pc, np.float32)
-        self._set_classes(list(model.nb_classes))
+        self._next, self._rows, self._features = model["next"], model["rows"], model["features"]
+        self._weights, self._prior = model["weights"], model["prior"]
+        self._set_classes(model["classes"].tolist())
 
     def restricted(self, languages: Collection[str]) -> "BatchIdentifier":
         """Returns an identifier of only these languages. The new identifier is faster: it reads fewer weights."""
@@ -171,10 +172,34 @@ class FastTextIdentifier:
 
 
 @cache
-def _model() -> Any:
+def _model() -> dict[str, npt.NDArray[Any]]:
+    """Returns the arrays of py3langid's model, from a copy in the cache if there is one, else with a new copy.
+
+    py3langid takes 0.7 s to unpack its model. The files of the copy are mapped into memory, so processes share them.
+    Raises ImportError if the package is missing.
+    """
+    folder = user_cache() / f"py3langid-{importlib.metadata.version('py3langid')}"
+    with contextlib.suppress(OSError, ValueError):  # no copy yet, or a damaged copy
+        return {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS}
+    arrays = _unpacked()
+    with contextlib.suppress(OSError, ValueError), new_folder(folder) as fresh:  # the cache may be read-only
+        for name, array in arrays.items():
+            np.save(fresh / f"{name}.npy", array)
+    return arrays
+
+
+def _unpacked() -> dict[str, npt.NDArray[Any]]:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    return {
+        "next": np.asarray(model.tk_nextmove),
+        "rows": np.asarray(model.tk_row, np.int64) << 8,
+        "features": np.asarray(model.tk_output, np.int32),  # -1 without a feature
+        "weights": np.asarray(model.nb_ptc, np.float32),
+        "prior": np.asarray(model.nb_pc, np.float32),
+        "classes": np.asarray(model.nb_classes),
+    }
 
 
 @cache

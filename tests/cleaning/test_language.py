@@ -1,6 +1,7 @@
 """Identification of whole blocks equals py3langid line by line."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,18 @@ def test_probabilities_equal_py3langid() -> None:
     for line, row in zip(LINES, probabilities, strict=True):
         expected = dict(plain.rank(line))
         np.testing.assert_allclose(row, [expected[name] for name in identifier.languages], atol=2e-5)
+
+
+def test_the_model_in_the_cache_is_the_model_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NMTKIT_CACHE", str(tmp_path))
+    read = language_identification._model.__wrapped__
+    expected, (folder,) = read(), tmp_path.iterdir()  # the first use writes the copy
+    monkeypatch.setattr(language_identification, "_unpacked", lambda: pytest.fail("the copy was not read"))
+    cached = read()
+    assert cached.keys() == expected.keys() and all((cached[name] == expected[name]).all() for name in expected)
+    monkeypatch.setattr(language_identification, "_unpacked", lambda: expected)
+    (folder / "weights.npy").write_bytes((folder / "weights.npy").read_bytes()[:1000])
+    assert read() is expected
 
 
 def test_a_restricted_identifier_equals_py3langid_with_these_languages() -> None:
