@@ -24,7 +24,7 @@ GROUPS = {
     },
     "Train": {
         "train": "Train a model on a binarized dataset.",
-        "sweep": "Train many runs from one file: grids, draws, seeds.",
+        "sweep": "Train many runs from one file: grids, random values, seeds.",
         "average-checkpoints": "Average the weights of several checkpoints.",
         "distill": "Store the probabilities of a teacher for a student.",
     },
@@ -33,13 +33,13 @@ GROUPS = {
         "serve": "Translate over HTTP, with the interface of LibreTranslate.",
         "rerank": "Choose from n-best lists with a backward model and an LM.",
         "shortlist": "Learn which target pieces a search has to consider.",
-        "merge": "Join the shards that --output-dir has written.",
+        "merge": "Join the shards in the --output-dir of another command.",
         "precompile": "Compile the CPU search in advance, for container images.",
     },
     "Evaluate": {
         "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
         "compare": "Show training runs side by side: settings, scores, speed.",
-        "inspect": "Describe a run, a checkpoint or a dataset, and its use.",
+        "inspect": "Describe a run, checkpoint or dataset; suggest commands.",
         "attention": "Write a web page with the weights of every attention head.",
     },
     "Share": {
@@ -175,7 +175,7 @@ def main() -> None:
     COMMAND -h shows the most used flags, COMMAND --help shows all flags.
     Completion in bash: eval "$(_NMTKIT_COMPLETE=bash_source nmtkit)"
     """
-    # Batches of different sizes fragment the GPU memory unless its segments can grow. The CUDA allocator reads these
-    # variables once.
+    # Batches of different sizes fragment the GPU memory unless its segments can grow. The CUDA allocator reads the
+    # variable PYTORCH_ALLOC_CONF (formerly PYTORCH_CUDA_ALLOC_CONF) only once, so it is set before the command runs.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

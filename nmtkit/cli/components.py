@@ -19,7 +19,7 @@ class ComponentCommand(Command):
     """
 
     def with_components(self, known: click.Context) -> Sequence[click.Parameter]:
-        """Returns all parameters of the command, for the flags and arguments of the first pass."""
+        """Returns all parameters of the command. `known` has the flags and arguments that the first pass has parsed."""
         raise NotImplementedError
 
     def registries(self) -> Iterable[Registry[Any]]:

@@ -176,7 +176,7 @@ def parsed_job(
     format = document_format(config, files)
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}
     if search.alignment == "hard" and is_typed(config, bool(data or files or format or config.test_set)):
-        facts.add("hard links at a prompt")
+        facts.add("--alignment hard with typed text")
     check_combination(config, search, devices, facts, data is not None)
     if config.test_set:
         files = source_files(config, search, paths[0])

@@ -25,7 +25,8 @@ def tidied(text: str) -> str:
 
     Click adds these ranges to the help of numbers.
 
-    The first letter becomes a capital unless the first word is a value or a name, such as bleu or sacreBLEU.
+    The first letter becomes a capital letter if the first word has only small letters and a space follows. So the names
+    of `bleu, chrf` and `sacreBLEU tokenizer` stay as they are.
     """
     text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
     words, bracket, default = text.partition("  [")
@@ -37,7 +38,7 @@ def tidied(text: str) -> str:
 
 
 def by_section(options: Iterable[click.Parameter], context: click.Context) -> dict[str, list[FlagRecord]]:
-    """Returns the flags and their help texts by section, in order of first appearance. Messages are last."""
+    """Returns the flags and their help texts by section, in the order of the flags. "Messages" is last."""
     sections: dict[str, list[FlagRecord]] = {}
     for option in options:
         record = option.get_help_record(context) if isinstance(option, click.Option) else None

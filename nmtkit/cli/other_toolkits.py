@@ -19,7 +19,10 @@ def about_flag(command: str, flag: str) -> str | None:
 
 
 def about_command(name: str, known: Collection[str]) -> str | None:
-    """Returns advice about an unknown name, a misspelling or a command of another toolkit, or None without advice."""
+    """Returns advice about the name of an unknown command, or None if there is no advice.
+
+    The name can be misspelled, or be a command of another toolkit.
+    """
     name = re.sub("^(fairseq|onmt|sockeye|marian)-", "", name.replace("_", "-"))
     if name in known:
         return f"the command of nmtkit is nmtkit {name}"

@@ -216,8 +216,8 @@ def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "on a CPU, validation and generate use a copy of the model, whose features differ by up to {:.2g}; "
-            "read the weights of a layer only by calling the layer"
+            "on a CPU, validation and generate use a prepared copy of the model; features or logits of the copy differ "
+            "by up to {:.2g}; call each layer, and do not read the weights of a layer directly"
         )
         _require_close(got, expected, message, 1e-4)
         _require_close(prepared.output_projection(got), model.output_projection(expected), message, 1e-4)
@@ -378,7 +378,7 @@ def resume_is_exact_and_checkpoints_average(subject: Subject[Architecture]) -> N
         checkpoint_file.save(folder / "averaged.pt", averaged)
         loaded = Translator.load(folder / "averaged.pt", trainable=True).models[0]
         lost = sorted(dict(build(subject, seed=3).named_parameters()).keys() - dict(loaded.named_parameters()).keys())
-        require(not lost, f"a checkpoint that is loaded for training lacks the parameters {', '.join(lost[:5])}")
+        require(not lost, f"a model that is loaded for training lacks the parameters {', '.join(lost[:5])}")
         lines = ["bado kelu", "", "miro sate vonu pika"]
         single = Translator.load(folder / "averaged.pt").translate(lines, beam=2, max_len_b=3)
         several = Translator.load([folder / "averaged.pt"] * 2).translate(lines, beam=2, max_len_b=3)

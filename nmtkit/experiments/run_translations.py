@@ -39,7 +39,7 @@ class RunTranslations:
 def settings_of(average: int | None, generate: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """Returns the settings that can change the translations, in plain types, for the record.
 
-    The setting `files` identifies the contents of all files that the flags of the `command` name, such as a glossary.
+    The setting `files` is a digest of the contents of all files whose paths are in `command`, such as a glossary.
     """
     settings = {"average": average} | {name: value for name, value in generate.items() if name not in OF_MACHINE}
     paths = [checkpoint_of(Path(word)) for word in command if os.path.exists(word)]

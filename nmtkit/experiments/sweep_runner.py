@@ -46,7 +46,7 @@ class Runner:
 
     received: signal.Signals | None = None
     process: "subprocess.Popen[str] | None" = None
-    errors: list[str] = field(default_factory=list)  # lines of the error message of the last process
+    errors: list[str] = field(default_factory=list)  # error messages of the last process, which can have several lines
     ended_early: bool = False  # whether `watch` ended the last process
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class SweepTrainer:
         for index, run in enumerate(runs, 1):
             title = f"run {index} of {len(runs)}, {run.name}"
             if not self.flags and is_finished(self.sweep, run):
-                log.info("%s: finished before", title)
+                log.info("%s: already finished", title)
                 reason = self.translate(run)
             else:
                 log.info("%s: %s", title, shlex.join(self.sweep.command(run, self.flags)))

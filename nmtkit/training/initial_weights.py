@@ -71,8 +71,9 @@ def start_from(
         log.warning("%s was trained with other settings: %s", path, "; ".join(changed))
     if partial and (merged := [f"{key} and {first}" for key, first in _merged(old_axes, state=state, old=weights)]):
         log.warning(
-            "%s has two matrices for one matrix here; the first of a pair is used%s", path, _listed("pairs", merged)
-        )
+            "%s has two matrices where this model has one matrix; the model gets the first matrix of each pair%s",
+            path, _listed("pairs", merged),
+        )  # fmt: skip
     with torch.no_grad():
         for key, tensor in _fitting(state, weights, axes, path, partial).items():
             if not axes[key]:
@@ -85,15 +86,16 @@ def start_from(
 class VocabularyChange:
     """Copies weights with a row for each piece from a model with one vocabulary into a model with another vocabulary.
 
-    Pieces that both vocabularies have keep their rows. If embeddings are separate in the old model and joint in the new
-    model, rows of the old target side are used.
+    Pieces that both vocabularies have keep their rows. If the old model has separate embeddings and the new model has
+    one matrix, the matrix gets rows of both sides. A piece that both old sides have gets the row of the target side.
+    The rows of new pieces are computed from the target side, too.
 
     The row of a new piece is the mean of the rows of the old pieces that spell the new piece (Gee et al. 2022, "Fast
-    Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of all old
-    rows. With such a row in the output projection, a new piece gets less probability than the average piece, so the
-    predictions of the old model hardly change (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
-    Models"). Noise is not needed: the first update makes equal rows different, because their pieces occur in different
-    sentences.
+    Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of the
+    rows of all old pieces except special tokens. With such a row in the output projection, a new piece gets less
+    probability than the average piece, so the predictions of the old model hardly change (Hewitt 2021, "Initializing
+    New Word Embeddings for Pretrained Language Models"). Noise is not needed: the first update makes equal rows
+    different, because their pieces occur in different sentences.
     """
 
     def __init__(self, tokenizer: Tokenizer, old_tokenizer: Tokenizer, relative: str | None) -> None:
@@ -115,7 +117,8 @@ class VocabularyChange:
         if (side, old_side) not in self._spellings:
             spelled = spellings(self._tokenizer, self._old_tokenizer, side, old_side, self._relative)
             self._spellings[side, old_side] = spelled
-        visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))  # else new pieces would be hidden, too
+        # Hidden pieces first get the mean bias, because a mean with the bias of a hidden piece would hide a new piece.
+        visible = old if old.dim() > 1 else lifted(old, hidden_pieces(old))
         initial = means(visible, axis, [self._spellings[side, old_side][row] for row in new])
         tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
 

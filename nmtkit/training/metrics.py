@@ -143,7 +143,10 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
         raise ValueError(f"--best-checkpoint-metric {setting}: {direction!r} is neither min nor max")
     if full_name != name and subset not in subsets:
         others = ", ".join(f"{name}@{other}" for other in subsets) or f"{name}@SUBSET with --valid-subset valid,SUBSET"
-        raise ValueError(f"--best-checkpoint-metric {setting}: give {name} (first --valid-subset), or {others}")
+        raise ValueError(
+            f"--best-checkpoint-metric {setting}: no score has this name; give {name} for the score of the first "
+            f"--valid-subset, or {others}"
+        )
     if name in METRICS and name not in metrics:
         raise ValueError(f"--best-checkpoint-metric {name} does nothing without --metrics {name}")
     if not direction and name not in known:

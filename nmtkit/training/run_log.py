@@ -112,8 +112,8 @@ def numbers_of(record: Mapping[str, Any], left_out: Container[str] = ()) -> dict
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
     """Returns the text lines of a record, or no lines for a record that is only in the file.
 
-    Each line of an update or a validation has at most `width` columns, except the lines of directions. So long
-    translations are cut.
+    Each line of an update or a validation has at most `width` columns, except the lines of directions. Long
+    translations are cut to this width.
     """
     if record["kind"] == "train":
         return ["  ".join(fields(record, width=width))]
@@ -149,9 +149,9 @@ def _cut(line: str, width: int) -> str:
 def fields(record: Mapping[str, Any], order: Sequence[str] = (), width: int | None = None) -> list[str]:
     """Returns the fields of a record as texts: the update, the fields of `order`, then other fields by importance.
 
-    With `width`, leaves out fields until the rest, joined by two spaces, has at most `width` columns. The time of a
-    validation and the norm of the gradient are left out first, and fields of `order` later. Epoch and time left stay as
-    long as possible.
+    With `width`, leaves out fields until the line, with two spaces between fields, has at most `width` columns. The
+    time of a validation and the norm of the gradient are left out first, and fields of `order` after most other fields.
+    The remaining time, the epoch and the loss are left out last, in this order. The update always stays.
     """
     shown = {}
     if "update" in record:

@@ -300,9 +300,9 @@ class Validator:
     def _translator(self, model: Architecture) -> "Translator":
         """Returns a translator that uses a copy of the model, with the engine and the layers of `nmtkit generate`.
 
-        The copy has 16-bit weights on a GPU. Autocast is not enough: it computes keys and values in 16 bits, but the
-        cache has 32 bits like the weights. FSDP modules cannot be copied, so they are used unchanged. On a GPU, FSDP
-        gathers their parameters in 16 bits.
+        On a CUDA GPU, the copy has bf16 weights unless `precision` is fp32. With fp32 weights and autocast, keys and
+        values would have 16 bits, but their cache has the number type of the weights. FSDP modules cannot be copied, so
+        they are used unchanged. On a GPU, FSDP gathers their parameters in 16 bits.
         """
         from nmtkit.translation.engines import Decoder, LoadedModels
         from nmtkit.translation.translator import MAX_TOKENS, Translator, prepare

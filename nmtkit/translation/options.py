@@ -45,13 +45,13 @@ GENERATE_RULES = (
         excludes=("--prefix", "--constraints", "--avoid", "--long-lines", "--max-source-len"),
         reason="complete references are scored",
     ),
-    FlagRule("--alignment", needs=("--format jsonl", "hard links at a prompt")),
+    FlagRule("--alignment", needs=("--format jsonl", "--alignment hard with typed text")),
     *(
         FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason=f"{flag} changes lines")
         for flag in ("--split-sentences", "--markup", "--truecase-caps", "--protect-spans", "--protect")
     ),
     GLOSSARY_RULE,
-    FlagRule("--glossary", excludes=("DATA",), reason="terms are searched in raw text; give raw text as input"),
+    FlagRule("--glossary", excludes=("DATA",), reason="terms are searched for in raw text; give raw text as input"),
     FlagRule(
         "--glossary",
         excludes=("--avoid", "--ordered-constraints"),

@@ -262,7 +262,7 @@ def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported
     log = [json.loads(line) for line in (folder / "base,seed=2" / "log.jsonl").read_text().splitlines()]
     assert [line["update"] for line in log if line["kind"] == "train"] == [1, 2, 3, 4]
     within_this_process.clear()
-    assert "finished before" in sweep(file).stderr
+    assert "already finished" in sweep(file).stderr
     assert [Path(words[-1]).name for words in within_this_process] == ["broken,seed=1", "broken,seed=2"]
     file.write_text(file.read_text().replace("max_update = 4", "max_update = 5"))
     within_this_process.clear()
@@ -277,14 +277,14 @@ def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
     shutil.copytree(mirror_data, tmp_path / "data-bin")
     file = file_of(tmp_path, "[sweep]\nseeds = [1]\n")
     assert sweep(file).exit_code == 0
-    assert "finished before" in sweep(file).stderr
+    assert "already finished" in sweep(file).stderr
     write_corpus(tmp_path / "other", 100, seed=9)
     shutil.rmtree(tmp_path / "data-bin")
     make = ["preprocess", "-s", "xx", "-t", "yy", "--trainpref", tmp_path / "other", "--validpref", tmp_path / "other"]
     make += ["--destdir", tmp_path / "data-bin", "--tokenizer-from", mirror_data]
     assert CliRunner().invoke(main, [*map(str, make)]).exit_code == 0
     again = sweep(file)
-    assert again.exit_code == 1 and "finished before" not in again.stderr
+    assert again.exit_code == 1 and "already finished" not in again.stderr
     assert "failed: seed=1:" in again.stderr and "dataset" in again.stderr
 
 
@@ -299,7 +299,7 @@ def test_a_finished_run_without_a_valid_set_is_finished(
     file = file_of(tmp_path, "[sweep]\nseeds = [1]\n")
     file.write_text(file.read_text().replace("validate_interval_updates = 2\nmetrics = []\n", ""))
     assert sweep(file).exit_code == 0
-    assert "finished before" in sweep(file).stderr and len(within_this_process) == 1
+    assert "already finished" in sweep(file).stderr and len(within_this_process) == 1
 
 
 @pytest.mark.parametrize(
@@ -322,13 +322,13 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(
     file.write_text(file.read_text().replace("[run]\n", more))
     assert sweep(file).exit_code == 0
     files = {path: path.read_bytes() for path in (tmp_path / "runs/mine/seed=1").iterdir() if path.is_file()}
-    assert "finished before" in sweep(file).stderr
+    assert "already finished" in sweep(file).stderr
     file.write_text(file.read_text().replace(old, new))
     again = sweep(file)
     if said is None:
         assert again.exit_code == 0, again.stderr
     else:
-        assert again.exit_code == 1 and "finished before" not in again.stderr
+        assert again.exit_code == 1 and "already finished" not in again.stderr
         assert said in again.stderr and "save_dir" in again.stderr, again.stderr
         assert files == {path: path.read_bytes() for path in files}
 
@@ -340,12 +340,12 @@ def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
     file.write_text(file.read_text().replace("[run]", '[run]\nplugin = ["mine.py"]'))
     assert sweep(file).exit_code == 0
-    assert "finished before" in sweep(file).stderr
+    assert "already finished" in sweep(file).stderr
     (tmp_path / "mine.py").write_text("LOSS = 2\n")
     for loaded in (sys.modules, plugins._digests):  # like a new process
         loaded.pop(plugins.plugin_module(str(tmp_path / "mine.py")))
     within_this_process.clear()
-    assert "finished before" not in sweep(file).stderr
+    assert "already finished" not in sweep(file).stderr
     assert len(within_this_process) == 1  # training warns of the change
 
 

@@ -22,7 +22,7 @@ PARTITION_PAIRS = 1 << 18  # number of pairs whose hashes are sorted at a time; 
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
 PART_TOKENS = 1 << 15  # approximate number of tokens that are hashed at once, in the CPU cache
-POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers with a shift
+POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers, plus an even number
 
 EXAMPLES = 5  # number of example pairs of a reason
 EXAMPLE_CHARACTERS = 200
@@ -70,7 +70,10 @@ class ReasonCounts:
     examples: dict[str, list[PairExample]] = field(default_factory=dict)
 
     def count(self, reason: str, pairs: int, examples: Sequence[PairExample] = (), *, drops: bool) -> None:
-        """Adds `pairs` to the pairs of `reason`. `examples` are some of these pairs, which follow all earlier pairs."""
+        """Adds `pairs` to the number of pairs of `reason`. `examples` are some of the added pairs.
+
+        Calls must follow the order of the text, because the first EXAMPLES examples are kept.
+        """
         counts = self.dropped if drops else self.kept
         counts[reason] = counts.get(reason, 0) + pairs
         if examples:

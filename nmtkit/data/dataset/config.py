@@ -190,8 +190,8 @@ class PreprocessConfig(Config):
     )
     language_tokens: LanguageTokens | None = option(
         None,
-        "language tokens of a --corpora dataset; both: each sentence begins with the token of its language, as in "
-        "M2M-100; target-on-source: source sentences begin with the token of the target language; none means both",
+        "language tokens of a --corpora dataset; both (the default): each sentence begins with the token of its "
+        "language, as in M2M-100; target-on-source: source sentences begin with the token of the target language",
     )
     language_token_loss: bool = option(
         True,

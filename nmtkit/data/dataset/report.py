@@ -31,14 +31,14 @@ UNKNOWN_SHARE = 0.02  # largest share of unknown pieces without a warning
 UNKNOWN_WORD_SHARE = 0.2  # the same limit for a word model; every word model has unknown words
 PIECES_FACTOR = 1.5  # largest factor between the pieces per word here and in the dataset of --tokenizer-from
 PIECES_PER_WORD = 4.0  # largest number of pieces per word if --tokenizer-from is not a dataset
-WORDS_PER_LINE = 5  # with fewer words per line, the language perhaps has no spaces between words
 EQUAL_SHARE = 0.05  # largest share of pairs with equal sides
 CORRELATION = 0.3  # smallest correlation of the lengths of the two sides
-MIN_PAIRS = 200  # a correlation is computed for blocks of at least this number of pairs
-MIN_DEVIATION = (
-    1.0  # a correlation is computed if the standard deviation of lengths (in pieces) is at least this number
-)
 AGREEMENT = -0.3  # smallest `agreement` of a block with the reference; -1 means that the languages are exchanged
+
+# These numbers decide whether and how a value is computed or compared.
+WORDS_PER_LINE = 5  # with fewer words per line, the language perhaps has no spaces between words
+MIN_PAIRS = 200  # a correlation is computed for blocks of at least this number of pairs
+MIN_DEVIATION = 1.0  # a correlation is computed from this standard deviation of lengths (in pieces) on
 MIN_DIVERGENCE = 0.1  # nats per byte pair; with a smaller divergence, both sides perhaps have the same language
 MIN_BYTES = 2000  # a shorter side is too short to recognise its language
 PROFILE = 1024  # number of classes of byte pairs; the frequencies of the classes identify a language

@@ -1,4 +1,4 @@
-"""Downloads over HTTP: the only module that reads files and JSON from web servers.
+"""Downloads of files and JSON over HTTP.
 
 A download goes to a hidden file next to its destination, and gets its name when it is complete. A later call resumes an
 interrupted download, if the server says that the file has not changed (RFC 9110, sections 13.1.5 and 14.2).

@@ -1,9 +1,9 @@
 """SentencePiece model files: reads the fields that nmtkit needs, and writes models with given pieces or ids.
 
-A model is a protocol buffer (sentencepiece_model.proto), and so is a text with its pieces (sentencepiece.proto). This
-module reads a few of their fields without the protobuf package, which SentencePiece does not install: a message is a
-sequence of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8 bytes, and
-byte strings.
+A model is a protocol buffer (sentencepiece_model.proto). A text with its pieces is a protocol buffer, too
+(sentencepiece.proto). This module reads a few fields of both without the package protobuf, which SentencePiece does not
+install. A message is a sequence of (field number, wire type, value). The wire types are variable-length integers, fixed
+4 or 8 bytes, and byte strings.
 """
 
 import re
@@ -107,7 +107,7 @@ class PieceSpan(NamedTuple):
 def text_and_pieces(message: bytes) -> tuple[str, list[PieceSpan]]:
     """Reads a SentencePieceText message, which SentencePiece makes when it encodes or decodes a text.
 
-    Returns the text, and the pieces with their bytes of the text.
+    Returns the text and its pieces. Each piece has the range of the bytes of the text that the piece stands for.
     """
     text, pieces = "", []
     for field, value in _fields(message):
@@ -174,8 +174,10 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     """
     by_text = {piece.text: piece for piece in pieces_of(model) if piece.type not in (UNKNOWN, CONTROL)}
     missing = by_text.keys() - set(pieces)
-    if missing or len(set(pieces)) < len(pieces):
+    if missing:
         raise ValueError(f"{len(missing)} pieces of a tokenizer have no id, such as {sorted(missing)[:3]}")
+    if len(set(pieces)) < len(pieces):
+        raise ValueError("the vocabulary has two ids for one piece")
     # without FOREIGN, a BPE model would merge characters into an unused piece, then split the piece again
     foreign = "" if model_facts(model).model_type == "unigram" else FOREIGN
     table = [ModelPiece(pieces[0], 0.0, UNKNOWN), *(ModelPiece(text, 0.0, CONTROL) for text in pieces[1:3])]

@@ -1,4 +1,4 @@
-"""ConvS2S: "Convolutional Sequence to Sequence Learning" (Gehring et al. 2017), in the order of its section 3."""
+"""ConvS2S: "Convolutional Sequence to Sequence Learning" (Gehring et al. 2017). The code has the order of section 3."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -39,7 +39,7 @@ class ExpertsConfig(Config):
         2, "experts that process a token (k); with groups, k experts in each of k groups", min=1, max=65_536
     )
     expert_groups: int | None = option(
-        16, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
+        16, "groups of experts, selected by a first gate (appendix B); none: a single gate", min=1, max=65_536
     )
     importance_weight: float = option(
         0.01, "weight of the loss for unequal importance of experts (section 4)", min=0, finetuning="free"
@@ -70,10 +70,10 @@ class ExpertsConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(ExpertsConfig):
-    """The defaults are the WMT'14 models with 2,048 experts: two experts in each of two groups (appendix E).
+    """The defaults are the settings of the WMT'14 models with 2,048 experts (appendix E).
 
-    Appendix E does not state the number of groups; 16 is the number in appendix C.1, one group for each GPU. The flat
-    models with 32 experts send a token to 4 experts.
+    Two experts in each of two groups process a token. Appendix E does not state the number of groups; 16 is the number
+    in appendix C.1, one group for each GPU. In the models with 32 experts and no groups, 4 experts process a token.
     """
 
     encoder_layers: int = option(
@@ -125,10 +125,11 @@ class MoE(IncrementalArchitecture):
     Every LSTM and mixture layer has a residual connection. Mixture outputs pass through a sigmoid. Only the bottom
     layer of the decoder reads the attention context.
 
-    The translation models of the paper have strictly balanced gates (appendix F). Here gates are noisy (section 2), and
-    losses balance them. With thousands of experts, there are two levels of gates. Each direction of the bottom layer
-    has half of d_model, because in the paper "all of the layers" are 512 wide. A step then takes 73 million
-    multiplications and additions without the output layer. The paper counts 85 million, so a layer may have been wider.
+    The translation models of the paper have strictly balanced gates (appendix F). In this class, gates are noisy
+    (section 2), and losses balance the gates. With `expert_groups`, there are two levels of gates. Each direction of
+    the bottom layer has half of d_model, because in the paper "all of the layers" are 512 wide. With these widths, a
+    step takes 73 million multiplications and additions without the output layer. The paper counts 85 million, so a
+    layer of the paper is perhaps wider.
     """
 
     def __init__(self, config: MoEConfig, vocabulary: Vocabulary) -> None:
@@ -200,7 +201,7 @@ class TransformerMoEConfig(TransformerConfig, ExpertsConfig):
 
     experts: int = option(16, "experts of each mixture layer", min=2, max=65_536)
     expert_groups: int | None = option(
-        None, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
+        None, "groups of experts, selected by a first gate (appendix B); none: a single gate", min=1, max=65_536
     )
 
     def __post_init__(self) -> None:

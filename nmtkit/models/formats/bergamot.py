@@ -5,10 +5,11 @@ has Marian's binary format: version, number of tensors, headers (length of the n
 of data), names, shapes, an offset to the next multiple of 256 bytes, and the data. All numbers are little-endian; data
 is padded to multiples of 256 bytes.
 
-Matrices have 8 bits: round(w s) with one scale s = 127 / max |w| for each matrix, transposed as in torch, with s after
-the values. The engines also need a scale for the input of each product, in a tensor whose name is the name of the
-matrix with the ending _QuantMultA. These scales come from the activations of a few sentences. The embeddings are also
-the output projection.
+The numbers of a matrix have 8 bits: a weight w becomes round(w s). Each matrix has one scale s = 127 / max |w|, which
+follows the numbers. The header has Marian's shape, but the numbers have the order of torch: all inputs of the first
+output, then all inputs of the second output, and so on. The engines also need a scale for the input of each product, in
+a tensor whose name is the name of the matrix with the ending _QuantMultA. These scales come from the activations of a
+few sentences. The embeddings are also the output projection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +60,9 @@ def save(source: Path, destination: Path, pairs: Sequence[tuple[str, str]]) -> N
     shared = transformer.source_embedding.tokens is transformer.target_embedding.tokens
     if not (tokenizer.one_model and shared and transformer.config.tie_output):
         raise ValueError(
-            f"{source} needs one vocabulary and one matrix for both embeddings and the output projection, because "
-            "Bergamot has one; preprocess with a joint vocabulary, and train with --share-embeddings --tie-output"
+            f"{source} has several vocabularies or matrices; Bergamot supports only models with one vocabulary, and "
+            "with one matrix for both embeddings and the output projection; preprocess with a joint vocabulary, and "
+            "train with --share-embeddings --tie-output"
         )
     config, size = transformer.config, tokenizer.target_size
     if config.d_model % 64 or config.d_ff % 64 or size % 8:

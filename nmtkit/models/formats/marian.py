@@ -128,8 +128,8 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
 def average_attention(settings: ModelSettings, inner: int, activation: str) -> dict[str, bool]:
     """Returns the settings of average attention.
 
-    Raises ValueError unless its feed-forward network has the inner width and the activation of the other feed-forward
-    networks, `inner` and `activation`.
+    With depth 2, average attention has a feed-forward network. Raises ValueError for a depth other than 1 or 2, and for
+    a feed-forward network without the width `inner` and the activation `activation` of the other such networks.
     """
     depth, gated = settings.integer("transformer-aan-depth", 2), not settings.flag("transformer-aan-nogate")
     if depth not in (1, 2):
@@ -167,8 +167,8 @@ def embeddings_are_normalised(settings: ModelSettings) -> bool:
     if letters[:3] != ["", "an", ""] or letters[3] not in ("", "n"):
         shown = ", ".join(f"{name} {settings.text(name, '')!r}" for name in names)
         raise ValueError(
-            f"{settings.path} has {shown}, which is not supported: norms and residual sums must be 'dan' after each "
-            "layer (and 'nd' after the embeddings, if any)"
+            f"{settings.path} has {shown}; nmtkit supports only models with transformer-postprocess 'dan' and "
+            "transformer-postprocess-emb 'd' or 'nd', without norms and residual sums in the other settings"
         )
     return letters[3] == "n"
 
@@ -251,7 +251,10 @@ def decoder_file(source: Path) -> Path:
 
 
 def beside(decoder: Path, name: str) -> Path:
-    """Returns the path of `name` relative to decoder.yml. If this file does not exist, drops the folders of `name`."""
+    """Returns the path of the file `name`, with or without its folders, in the folder of decoder.yml.
+
+    The folders in `name` are left out if no file has the path with these folders.
+    """
     path = decoder.parent / name
     return path if path.is_file() else decoder.parent / Path(name).name
 
@@ -260,7 +263,10 @@ def names(facts: Mapping[str, Any], entry: str, count: int, path: Path) -> list[
     """Returns the file names in an entry of decoder.yml. Raises ValueError unless there are `count` names."""
     values = facts.get(entry)
     if not isinstance(values, list) or len(values) != count:
-        raise ValueError(f"{path}: {entry} is {str(values)[:60]!r}, not a list of {count}; nmtkit reads single models")
+        raise ValueError(
+            f"{path}: {entry} is {str(values)[:60]!r}, but must be a list of {count} file names; nmtkit imports "
+            "neither ensembles nor models with several sources"
+        )
     return values
 
 

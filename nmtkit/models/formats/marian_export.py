@@ -100,8 +100,8 @@ def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
         )
     if any(piece.startswith(FOREIGN) for piece in tokenizer.target_pieces(range(tokenizer.target_size))):
         raise ValueError(
-            f"{source} has two BPE models with one table of ids, and Marian would write some pieces differently; give "
-            "--format huggingface or safetensors"
+            f"{source} has two BPE models with one table of ids, so some pieces would have an additional character in "
+            "Marian's translations; give --format huggingface or safetensors"
         )
 
 
@@ -195,8 +195,8 @@ def shift_bos_to_zero(model: Transformer) -> None:
     if model.config.decoder_self_attention != "attention":
         kind = "an SSRU" if model.config.decoder_self_attention == "ssru" else "average attention"
         raise ValueError(
-            "the decoder of this model starts from the embedding of bos, and Marian's decoder starts from zeros, which "
-            f"{kind} cannot compensate: train with --zero-bos, or give --format safetensors"
+            "the decoder of this model starts from the embedding of bos, but Marian's decoder starts from zeros, and "
+            f"{kind} cannot compensate for this difference: train with --zero-bos, or give --format safetensors"
         )
     if model.config.embedding_norm:
         raise ValueError(

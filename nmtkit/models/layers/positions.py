@@ -15,7 +15,8 @@ def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: 
     "sinusoidal_halves" has all sines before the cosines (transformers' MarianMTModel). "sinusoidal_fairseq" has the
     same order, but the angles are pos / 10000^(i / (d_model / 2 - 1)) (Marian itself, M2M-100, NLLB).
     """
-    # The table is computed on the CPU: on the meta device, sums would import torch._dynamo, which takes a second.
+    # The table is always computed on the CPU. Models without memory are built on the meta device, where some operations
+    # import torch._dynamo, which takes a second.
     double: Any = {"dtype": torch.float64, "device": "cpu"}
     position = torch.arange(offset, offset + positions, **double)[:, None]
     if layout == "sinusoidal_fairseq":  # for an odd d_model, the last column is zeros

@@ -32,7 +32,10 @@ def continues(before: str, after: str) -> bool:
 
 
 def sentence_ranges(lines: Sequence[str], joins: Callable[[str, str], bool] = continues) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of lines that are translated together. `joins` decides about a line and the next line."""
+    """Yields the ranges of lines that are translated together.
+
+    `joins` returns whether a line and the next line are translated together.
+    """
     first = 0
     for end in range(1, len(lines) + 1):
         if end == len(lines) or not joins(lines[end - 1], lines[end]):

@@ -36,9 +36,10 @@ def embedded(code: Vectors, tokens: Any, positions: Any, width: Any, scale: Any,
 
 @kernel(NUMBER, NUMBER, NUMBER, NUMBER)
 def turned(code: Vectors, x: Any, heads: Any, half: Any, turns: Any) -> None:
-    """Turns the pairs of each head at x (`relative_positions.Rotary`).
+    """Applies rotary position encodings to the heads that begin at the address x (`relative_positions.Rotary`).
 
-    A head has two times `half` numbers. `turns` is the address of the cosines of the angles; the sines follow them.
+    A head has 2 x `half` numbers. Numbers i and `half` + i are a pair, which is rotated by angle i. `turns` is the
+    address of the cosines of the angles. The sines follow the cosines.
     """
     builder = code.builder
     with code.loop(heads, 1) as head:
@@ -123,7 +124,10 @@ def layer_norm(code: Vectors, x: Any, size: Any, gains: Any, biases: Any, eps: A
 def normalized(
     code: Vectors, norms: Any, index: Any, rows: Any, x: Any, stride: Any, eps: Any, y: Any, y_stride: Any
 ) -> None:
-    """Writes norm `index` of a table for rows of x to y. Does nothing for a missing norm, which has the width 0."""
+    """Applies the layer norm in row `index` of the table `norms` to rows of x, and writes the results to y.
+
+    A missing norm has the width 0 in the table. The kernel then does nothing.
+    """
     builder = code.builder
     table = code.offset(norms, index, 8 * NORM_COLUMNS)
     gains, biases, width = (code.load_number(table, code.size(column), SIZE) for column in range(NORM_COLUMNS))

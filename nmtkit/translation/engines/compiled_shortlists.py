@@ -16,8 +16,8 @@ from nmtkit.translation.engines.compiled_products import (
 )
 from nmtkit.translation.engines.compiled_vectors import INT, LANES, WIDE, Vectors
 
-# Addresses of the output projection by piece: weights (groups of inputs, `size` bytes each), scales, corrections and
-# biases of all pieces.
+# Output projection with a row for each piece. `weight`, `scales`, `corrections` and `biases` are addresses of arrays.
+# The weights of a piece are `groups` groups of inputs. A group has `size` bytes.
 OUTPUT = record("weight scales corrections biases groups size")
 
 

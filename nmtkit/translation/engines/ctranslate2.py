@@ -78,7 +78,10 @@ class CTranslate2Engine(Engine):
 
     @cached_property
     def translator(self) -> Any:
-        """The model of CTranslate2, with its threads. A forked process would not have these threads."""
+        """The model of CTranslate2, with its threads.
+
+        A forked process does not have the threads of its parent, so `start` creates the model in each process.
+        """
         import ctranslate2
 
         return ctranslate2.Translator(

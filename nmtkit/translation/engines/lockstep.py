@@ -66,7 +66,8 @@ class LockstepSearch:
         The number of threads does not change the hypotheses.
         """
         threads = min(self.threads, len(batch))
-        # A batch begins with its longest segments, and a thread takes the next segments for all its slots.
+        # A batch begins with its longest segments, and a thread takes successive segments for all its slots. So the
+        # segments are dealt out to the threads, and the first thread does not get all long segments.
         order = [index for first in range(threads) for index in range(first, len(batch), threads)]
         found = self.searched([batch[index] for index in order], options, threads)
         return [hypotheses for _, hypotheses in sorted(zip(order, found, strict=True), key=itemgetter(0))]

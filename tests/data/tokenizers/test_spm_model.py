@@ -95,5 +95,5 @@ def test_pieces_without_an_id_are_named() -> None:
     table = [piece.text for piece in pieces_of(model)]
     with pytest.raises(ValueError, match=r"1 pieces .*no id"):
         renumbered(model, table[:-1])
-    with pytest.raises(ValueError, match="have no id"):
+    with pytest.raises(ValueError, match="two ids"):
         renumbered(model, [*table, table[-1]])

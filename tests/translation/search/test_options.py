@@ -162,7 +162,7 @@ def test_every_rule_is_about_flags_that_there_are():
         "a document",
         "several --input",
         "a catalogue (PO or XLIFF)",
-        "hard links at a prompt",
+        "--alignment hard with typed text",
     }  # facts of the input
     for rule in GENERATE_RULES:
         assert {rule.flag, *rule.needs, *rule.excludes} <= flags
