@@ -78,7 +78,7 @@ def main(control: socket.socket) -> None:
         return
     max_tokens = max(model.translator.max_tokens for model in models.values()) // (1 if streams else GUESS)
     workers = job.worker_count if forks else 1
-    engines = {"-".join(pair): model.translator.decoder.choice(model.search) for pair, model in models.items()}
+    engines = {"-".join(pair): model.engine for pair, model in models.items()}
     waits = any(model.translator.decoder.waits for model in models.values())
     channel.send(ModelFacts(
         list(models), str(device), workers, forks=forks, streams=streams, max_tokens=max_tokens, engines=engines,
