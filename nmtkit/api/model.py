@@ -441,6 +441,8 @@ def _request(line: Any, index: int) -> Request:
         for field in ("required", "avoided"):
             if isinstance(getattr(line, field), str):
                 raise ValueError(f"item {index}: {field} is one text; give a list of phrases")
+        if line.reference is not None:
+            raise ValueError(f"item {index}: translate reads no reference; the method score scores a translation")
         return line
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text or a list of texts")

@@ -196,6 +196,7 @@ def compare_systems(
     check_outputs({"--report": path}, [*systems, *references, config.src])
     if not (references or config.data or config.test_set):
         raise ValueError("compare marks words of the reference; give --ref FILE, --data FOLDER or --test-set NAME")
+    score.check_columns(references, config)
     texts, settings = score.read(references, systems, config)
     if texts.directions:
         score.check_one_direction(texts, config)

@@ -42,12 +42,24 @@ def typed_lines() -> Iterator[str]:
 
 def show(translation: Translation, pipeline: Pipeline) -> None:
     """Shows the score of each hypothesis and, if known, the hard alignment of pieces."""
-    (segment,) = pipeline.segments([Request(translation.source)])
-    source = pipeline.source_pieces(segment)
+    source = source_pieces(translation, pipeline) if pipeline.search.alignment == "hard" else []
     for hypothesis in translation.hypotheses:
-        pairs = ""
-        if pipeline.search.alignment == "hard":
-            pairs = " ".join(f"{source[int(i)]}→{hypothesis.pieces[int(j)]}" for i, j in hypothesis.alignment or [])
-        again = hypothesis.no_repeat_ngram
-        pairs += "" if again is None else f"decoded again with --no-repeat-ngram {again}, because of a loop"
-        print_line(f"  {hypothesis.score:.3f}  {pairs}", "dim")
+        facts = []
+        if source:
+            facts += [f"{source[int(i)]}→{hypothesis.pieces[int(j)]}" for i, j in hypothesis.alignment or []]
+        if (again := hypothesis.no_repeat_ngram) is not None:
+            facts.append(f"decoded again with --no-repeat-ngram {again}, because of a loop")
+        print_line(f"  {hypothesis.score:.3f}  {' '.join(facts)}", "dim")
+
+
+def source_pieces(translation: Translation, pipeline: Pipeline) -> list[str]:
+    """Returns the source pieces of a line, to which a hard alignment refers by index.
+
+    Each part of a long line begins with the same tags and language tokens, which count once.
+    """
+    (line,) = pipeline.segments([Request(translation.source)], translation.id)
+    pieces: list[str] = []
+    for part in line.leaves():
+        repeated = pipeline.model_input.leading(part.segment) if pieces else 0
+        pieces += pipeline.tokenizer.source_pieces(part.input.ids[repeated:-1])
+    return pieces

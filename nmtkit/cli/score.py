@@ -235,13 +235,18 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, conditions, conditions | values)
-    if config.columns and all(path is None or format_of(path) is None for path in (*references, config.src)):
-        raise ValueError("--columns does nothing without a .tsv, .jsonl or .parquet as --ref or --src")
+    check_columns(references, config)
     if config.path is not None:
         load_plugins(plugins)
         score_likelihoods(config.path, systems, config)
     else:
         score(references, systems, config)
+
+
+def check_columns(references: Sequence[Path], config: ScoreConfig) -> None:
+    """Raises ValueError if --columns does nothing, because neither the references nor the source are a corpus."""
+    if config.columns and all(path is None or format_of(path) is None for path in (*references, config.src)):
+        raise ValueError("--columns does nothing without a .tsv, .jsonl or .parquet as --ref or --src")
 
 
 command.params += flags(ScoreConfig)
@@ -355,7 +360,7 @@ def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig
     languages = config.source_lang, config.target_lang
     results = likelihood.text_likelihoods(path, systems, stream, config.src, as_columns(config.columns), languages)
     if config.sentence_level:
-        show(likelihood.sentences_report(next(iter(results.values()))), config)
+        show(likelihood.sentences_report(next(iter(results.values())), config.width), config)
     else:
         show(likelihood.perplexity_report(results, config.width), config)
 

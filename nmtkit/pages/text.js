@@ -3,7 +3,7 @@
 const SPACE = /^\s*|\s*$/g;
 const ABBREVIATION = /(?:^|[\s(])(?:\p{Lu}|Dr|Mr|Mrs|Ms|Prof|St|Jr|Sr|Sra|Hr|Fr|No|Nr|vs|etc|ca|bzw|Mme|Mlle)\.$/u;
 const ORDINAL = /(?:^|\s)\d{1,2}\.$/;  // "am 3. Oktober"
-const ORDINAL_LANGUAGES = /^(?:de|deu|da|dan|nb|nob|nn|nno|no|fi|fin|cs|ces|sk|slk|sl|slv|hr|hrv|hu|hun|et|est|is|isl|lv|lav|pl|pol|tr|tur)\b/;
+const ORDINAL_LANGUAGES = /^(?:de|deu|da|dan|nb|nob|nn|nno|no|fi|fin|cs|ces|sk|slk|sl|slv|hr|hrv|hu|hun|et|est|is|isl|lv|lav|pl|pol|tr|tur)(?![a-z])/;
 const LINES_KEPT = 5000;
 
 const segmenters = new Map();

@@ -52,8 +52,9 @@ class TokenizedBLEU(BLEU):
             "tokenized BLEU counts Moses tokens and splits compounds: do not compare it with sacreBLEU's BLEU"
         )
         super().__init__(tokenize="none", smooth_method="none", effective_order=effective_order, force=True)
-        self.moses = sacremoses.MosesTokenizer(target_lang)
-        self.tokenizer_signature = f"moses-{target_lang}+compounds"
+        language = subtags(target_lang)[0]  # sacremoses has rules for de, but not for deu_Latn
+        self.moses = sacremoses.MosesTokenizer(language)
+        self.tokenizer_signature = f"moses-{language}+compounds"
         self.sacremoses_version = sacremoses.__version__
 
     def _preprocess_segment(self, sent: str) -> str:

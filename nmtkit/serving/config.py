@@ -179,7 +179,7 @@ class ModelFacts:
     forks: bool  # whether the process that loaded the models forks the workers, or is the worker itself
     streams: bool  # whether the worker translates several batches at once
     max_tokens: int  # maximum number of estimated tokens of a batch
-    engines: Mapping[str, str]  # the engine of each pair, such as "en-de", with the reason if PyTorch replaces it
+    engines: Mapping[str, str]  # `ServedModel.engine` of each pair, such as "en-de"
     waits: bool  # whether PyTorch translates until the search is compiled
     with_formality: Sequence[tuple[str, str]] = ()  # pairs whose model has the tags of FORMALITY_TAGS
     with_glossary: Sequence[tuple[str, str]] = ()  # pairs that can be translated with a glossary of the client

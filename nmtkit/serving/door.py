@@ -159,7 +159,7 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(413, str(error))
         return Refusal(429, str(error), {"Retry-After": str(error.seconds)})
     if isinstance(error, TranslationError):
-        return Refusal(500, str(error))
+        return Refusal(error.status, error.message)
     logger.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
     return Refusal(500, "internal error")
 

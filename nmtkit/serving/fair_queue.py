@@ -99,7 +99,14 @@ class QueueFull(Exception):  # noqa: N818  # named like queue.Full
 
 
 class TranslationError(Exception):
-    """Raised if a line cannot be translated. The message is for the client."""
+    """Raised if a line cannot be translated. The message is for the client, `status` is the status of the answer."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message, status)  # a worker sends the error to the server, which needs both arguments
+        self.message, self.status = message, status
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(eq=False)

@@ -126,7 +126,10 @@ class Health(TypedDict):
     status: Annotated[str, Field(description="`ok`, or `no worker` with status 503")]
     engines: Annotated[
         dict[str, str],
-        Field(description="engine of each language pair, and in parentheses the reason if PyTorch replaces the engine"),
+        Field(
+            description="engine of each language pair, and in parentheses the reason if PyTorch replaces the engine; "
+            "`A, then B` if the two steps of --pivot have different engines"
+        ),
     ]
 
 

@@ -60,6 +60,12 @@ class ServedModel:
             return False
 
     @property
+    def engine(self) -> str:
+        """The engine, with the reason if PyTorch replaces the engine. Two steps with different engines have both."""
+        steps = [self] if self.first is None else [self.first, self]
+        return ", then ".join(dict.fromkeys(step.translator.decoder.choice(step.search) for step in steps))
+
+    @property
     def has_formality(self) -> bool:
         """Whether the model was trained with the tags of formality."""
         return all(map(self.translator.tokenizer.has_tag, FORMALITY_TAGS.values()))

@@ -300,7 +300,7 @@ class Pool:
             for request in queue.requests_of(old):
                 request.models = self.models
                 if request.key.pair not in self.pairs:
-                    request.fail(TranslationError("this language pair is no longer served"))
+                    request.fail(TranslationError("this language pair is no longer served", 400))
 
     def _recover(self, worker: PoolWorker) -> None:
         """Queues the lines of a worker that has ended, and starts another worker."""

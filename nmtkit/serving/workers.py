@@ -78,7 +78,7 @@ def main(control: socket.socket) -> None:
         return
     max_tokens = max(model.translator.max_tokens for model in models.values()) // (1 if streams else GUESS)
     workers = job.worker_count if forks else 1
-    engines = {"-".join(pair): model.translator.decoder.choice(model.search) for pair, model in models.items()}
+    engines = {"-".join(pair): model.engine for pair, model in models.items()}
     waits = any(model.translator.decoder.waits for model in models.values())
     channel.send(ModelFacts(
         list(models), str(device), workers, forks=forks, streams=streams, max_tokens=max_tokens, engines=engines,
@@ -161,9 +161,10 @@ def translate_or_fail(
     """
     model = models.get(batch.key.pair)
     if model is None:
-        return TranslationError("this language pair is no longer served")
+        return TranslationError("this language pair is no longer served", 400)
     if batch.key.html and not all(each.aligns for each in (model, model.first or model)):
-        return TranslationError("a model of this language pair has no cross-attention, so it cannot translate markup")
+        message = "a model of this language pair has no cross-attention, so it cannot translate markup"
+        return TranslationError(message, 400)
     try:
         tokens = token_counts(model.first or model, batch.texts)
         chosen = batch.fitting(tokens)
@@ -174,6 +175,8 @@ def translate_or_fail(
     except EOFError:  # the server has ended
         raise
     except Exception:
+        if batch.key.glossary is not None and not batch.key.glossary.exists():
+            return TranslationError("this glossary was deleted before the translation", 404)
         logger.error("a batch failed:\n%s", traceback.format_exc())
         return TranslationError(FAILED)
 

@@ -20,6 +20,9 @@ zhaza zhozh zulzu
 """.split()  # noqa: SIM905
 SHORT_CODES = {codes[:3]: codes[3:] for codes in _SHORT}
 
+# languages that are written from right to left, and scripts (ISO 15924)
+_RIGHT_TO_LEFT = frozenset("ar arb arc arz ckb dv fa he iw ks pbt pes prs ps sd syr ug ur yi".split())  # noqa: SIM905
+_RIGHT_TO_LEFT_SCRIPTS = frozenset("adlm arab hebr nkoo rohg syrc thaa".split())  # noqa: SIM905
 _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8})*")
 
 
@@ -30,6 +33,13 @@ def subtags(code: str) -> list[str]:
     """
     first, *rest = code.lower().replace("_", "-").split("-")
     return [SHORT_CODES.get(first, first), *rest]
+
+
+def is_right_to_left(code: str) -> bool:
+    """Returns whether a language, or the script of a code such as snd_Arab, is written from right to left."""
+    language, *rest = subtags(code)
+    script = next((part for part in rest if len(part) == 4), None)
+    return language in _RIGHT_TO_LEFT if script is None else script in _RIGHT_TO_LEFT_SCRIPTS
 
 
 def is_code(text: str) -> bool:

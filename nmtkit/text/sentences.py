@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from nmtkit.text.alignment import Span
+from nmtkit.text.languages import subtags
 from nmtkit.text.patterns import is_message
 
 # The end of a sentence and the beginning of the next sentence, in a line that may hold tags.
@@ -40,7 +41,8 @@ def sentences(text: str, language: str, split: Splitter) -> list[Span]:
     if not text.strip():
         return []
     try:
-        parts = [text] if is_message(text) else split(language, text)
+        # sentencex has rules for de, and reads deu_Latn and de-DE as unknown languages
+        parts = [text] if is_message(text) else split(subtags(language)[0], text)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of Rust code raises a BaseException that is not an Exception

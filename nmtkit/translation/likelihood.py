@@ -133,10 +133,11 @@ def text_likelihoods(
     return results
 
 
-def sentences_report(likelihoods: Sequence[Likelihood]) -> ScoreReport:
-    """Returns the log probability and the number of pieces of each line, separated by a tab."""
+def sentences_report(likelihoods: Sequence[Likelihood], width: int) -> ScoreReport:
+    """Returns the log probability, with at least six digits after the decimal point, and the pieces of each line."""
     rows = [{"log_probability": each.log_probability, "pieces": each.pieces} for each in likelihoods]
-    return ScoreReport(rows, [f"{each.log_probability:.6f}\t{each.pieces}" for each in likelihoods])
+    digits = max(6, width)
+    return ScoreReport(rows, [f"{each.log_probability:.{digits}f}\t{each.pieces}" for each in likelihoods])
 
 
 def perplexity_report(texts: Mapping[str, Sequence[Likelihood]], width: int) -> ScoreReport:

@@ -152,14 +152,10 @@ class Pipeline:
         finally:
             logger.disabled = False
 
-    def source_pieces(self, line: SegmentNode) -> list[str]:
-        """Returns the pieces of a line that the model reads. Hard alignments refer to these pieces by index."""
-        return [piece for leaf in line.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
-
     def first_segment(self, id: int, request: Request) -> TextSegment:
         """Returns the segment of a whole line, with its constraints. Raises ValueError for impossible constraints."""
         check_characters(request.source, "the source")
-        check_characters(request.prefix, "the prefix")
+        check_characters(request.prefix or "", "the prefix")
         check_characters(request.reference or "", "the reference")
         for phrase in (*request.required, *request.avoided):
             check_characters(phrase, "a required or avoided phrase")

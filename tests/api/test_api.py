@@ -162,6 +162,11 @@ def test_a_text_instead_of_a_list_of_phrases_is_refused(model: nmtkit.Model, fie
         model.translate(["a dog", nmtkit.Request("a dog", **phrases)])
 
 
+def test_a_reference_which_translate_does_not_read_is_refused(model: nmtkit.Model) -> None:
+    with pytest.raises(ValueError, match=r"item 1: .*reference"):
+        model.translate(["a dog", nmtkit.Request("a dog", reference="the cat")])
+
+
 # --- load -------------------------------------------------------------------------------------------------------------
 
 

@@ -114,6 +114,7 @@ def test_names_and_numbers(text: str, references: list[str], source: str | None,
         ([*SYSTEMS], ["--ref"]),
         ([*SYSTEMS, "--ref", "ref.de", "--report", "a.de"], ["--report", "a.de"]),
         ([*SYSTEMS, "--ref", "ref.de", "--metric", "ter", "--tokenize", "zh"], ["--tokenize"]),
+        ([*SYSTEMS, "--ref", "ref.de", "--columns", "1,2"], ["--columns"]),
         ([], ["--sys"]),
     ],
 )

@@ -19,7 +19,7 @@ const tests = {
       assert.deepEqual(found.sentences.map(sentence => sentence.text), expected);
       assert.equal(found.sentences.map(sentence => sentence.before + sentence.text).join("") + found.after, given);
     }
-    assert.equal(text.sentences("Am 3. Oktober kam er.", "de").sentences.length, 1);
+    for (const code of ["de", "de-DE", "de_DE", "deu_Latn"]) assert.equal(text.sentences("Am 3. Oktober kam er.", code).sentences.length, 1);
     assert.equal(text.sentences("It was 3. He left.", "en").sentences.length, 2);
   },
   "only what lies between the first and the last change is new"() {

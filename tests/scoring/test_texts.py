@@ -6,7 +6,7 @@ from builders import save_transformer
 
 from nmtkit.data import checkpoint_file
 from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, read_texts
-from nmtkit.translation.likelihood import text_likelihoods
+from nmtkit.translation.likelihood import Likelihood, sentences_report, text_likelihoods
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,8 @@ def test_a_file_of_translations_that_is_given_twice_is_named(tmp_path: Path) -> 
         text_likelihoods(path, systems, None, source, None, (None, None))
     with pytest.raises(ValueError, match=r"--sys .*de"):
         read_texts(reference_paths=[source], data=None, subset="test", system_paths=systems)
+
+
+def test_log_probabilities_of_lines_have_at_least_six_digits_and_more_on_request():
+    likelihoods = [Likelihood(-1.23456789, 3)]
+    assert [sentences_report(likelihoods, width).lines for width in (1, 8)] == [["-1.234568\t3"], ["-1.23456789\t3"]]

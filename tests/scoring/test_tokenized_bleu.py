@@ -51,6 +51,12 @@ def test_it_counts_moses_tokens_with_split_compounds():
     assert "tok:moses-de+compounds|smooth:none|sacremoses:" in tokenized.signature
 
 
+def test_a_code_with_a_script_has_the_rules_of_its_language():
+    texts = ["Er kam bzw. blieb lange im Haus ."], [["Er kam bzw. blieb kurz im Haus ."]]
+    scores = [score(*texts, ["tokenized-bleu"], MetricSettings(target_lang=code))[0] for code in ("de", "deu_Latn")]
+    assert scores[0] == scores[1]
+
+
 def test_without_a_common_4_gram_it_is_zero_as_nothing_is_smoothed():
     [result] = score(
         ["ein kleiner Hund läuft"], [["ein großer Hund läuft"]], ["tokenized-bleu"], MetricSettings(target_lang="de")

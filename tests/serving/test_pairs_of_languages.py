@@ -81,6 +81,19 @@ def test_options_of_the_target_language_belong_to_the_second_step_of_a_pivot() -
     assert models["it", "en"].search == search, "the direct translation into en has the processors"
 
 
+@pytest.mark.parametrize(
+    ("engines", "shown"), [(("numba", "numba"), "numba"), (("torch (bf16)", "numba"), "torch (bf16), then numba")]
+)
+def test_a_pivot_has_the_engines_of_both_steps(engines: tuple[str, str], shown: str) -> None:
+    models = {}
+    for pair, engine in zip((("it", "en"), ("en", "de")), engines, strict=True):
+        decoder = SimpleNamespace(choice=lambda options, engine=engine: engine)
+        translator = cast(Translator, SimpleNamespace(directions=frozenset(), decoder=decoder))
+        models[pair] = ServedModel(translator, SearchOptions(), TextOptions())
+    assert through_pivot(models, "en")["it", "de"].engine == shown
+    assert [model.engine for model in models.values()] == [*engines]
+
+
 def test_a_pivot_and_a_glossary_are_refused(tmp_path: Path) -> None:
     (terms := tmp_path / "terms.tsv").write_text("dog\tHund\n")
     flags = ["--path", "it-en=a.pt", "--path", "en-de=b.pt", "--pivot", "en", "--glossary", str(terms)]

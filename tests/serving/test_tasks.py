@@ -279,6 +279,14 @@ def test_a_model_without_attention_says_that_it_cannot_translate_markup(path, ca
     for model in (plain, dataclasses.replace(plain, first=aligned), dataclasses.replace(aligned, first=plain)):
         answer = translate_or_fail({PAIR: model}, task(["<b>a</b> dog"], html=True))
         assert isinstance(answer, TranslationError) and "cross-attention" in str(answer)
+        assert pickle.loads(pickle.dumps(answer)).status == 400
+    assert not caplog.records
+
+
+def test_a_glossary_that_was_deleted_while_its_request_waited_is_404(path, tmp_path, caplog):
+    models, _ = load_models(job((PAIR, path)))
+    answer = translate_or_fail(models, task(LINES[:1], glossary=tmp_path / "deleted.tsv"))
+    assert isinstance(answer, TranslationError) and answer.status == 404 and "glossary" in str(answer)
     assert not caplog.records
 
 

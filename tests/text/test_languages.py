@@ -1,7 +1,7 @@
 import pytest
 
 from nmtkit.data.corpora.corpus import locate
-from nmtkit.text.languages import best_match, includes
+from nmtkit.text.languages import best_match, includes, is_right_to_left
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,12 @@ from nmtkit.text.languages import best_match, includes
 )  # fmt: skip
 def test_codes_match_as_in_bcp_47(wanted: str, code: str, expected: bool) -> None:
     assert includes(wanted, code) is expected
+
+
+def test_the_script_of_a_code_decides_the_direction() -> None:
+    """A web page that was translated into snd_Arab or pbt_Arab got no dir."""
+    assert all(map(is_right_to_left, ("ar", "arb", "heb-IL", "fa_IR", "snd_Arab", "pbt_Arab", "azb_Arab", "uig_Arab")))
+    assert not any(map(is_right_to_left, ("de", "deu_Latn", "kas_Deva", "ks-Deva", "zho_Hant", "sd_Deva_IN")))
 
 
 def test_the_best_code_is_the_equal_one_then_the_more_special_then_the_more_general() -> None:

@@ -67,3 +67,10 @@ def test_sentencex_does_not_stop_the_program_at_an_initial_before_a_no_break_spa
 )
 def test_lines_that_look_like_several_sentences(line, several):
     assert has_several(line) == several
+
+
+@pytest.mark.parametrize("code", ["de", "de-DE", "de_DE", "deu_Latn", "deu", "DE"])
+def test_a_code_with_a_region_or_a_script_has_the_rules_of_its_language(code):
+    pytest.importorskip("sentencex")
+    text = "Am 3. Oktober kam er. Er blieb."
+    assert [text[start:end] for start, end in sentences(text, code, splitter())] == [text[:21], text[22:]]

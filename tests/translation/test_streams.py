@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from builders import save_tiny_transformer, tiny_tokenizer
+from builders import REAL_LINES, save_tiny_transformer, save_transformer, tiny_tokenizer
 
 from nmtkit.cli.prompt import typed_translations
 from nmtkit.translation.search.options import SearchOptions
@@ -52,6 +52,25 @@ def test_each_typed_line_has_its_number(tmp_path, monkeypatch):
     expected = translator.translate(lines, **options)
     assert [(each.id, each.text) for each in found] == [(each.id, each.text) for each in expected]
     assert len({each.text for each in found}) == 3
+
+
+@pytest.mark.parametrize("alignment", ["hard", None])
+def test_links_at_the_prompt_name_the_pieces_of_a_long_line(tmp_path, monkeypatch, caplog, alignment):
+    """The tag is before each part of the line, but hard alignments count the tag once."""
+    translator = Translator.load(save_transformer(tmp_path / "model.pt", tags=["<formal>"]), max_source_len=8)
+    pipeline = translator.pipeline(SearchOptions(alignment=alignment, max_len_a=0.0), source_tag="<formal>")
+    shown: list[str] = []
+    monkeypatch.setattr("nmtkit.cli.prompt.print_line", lambda text, _: shown.append(text))
+    monkeypatch.setattr("nmtkit.cli.prompt.typed_lines", lambda: iter(["the cat", REAL_LINES[0]]))
+    _, translation = typed_translations(translator, pipeline)
+    pieces = translator.tokenizer.source_pieces(translator.tokenizer.encode_source([f"<formal> {REAL_LINES[0]}"]).ids)
+    best = translation.hypotheses[0]
+    links = [f"{pieces[source]}→{best.pieces[target]}" for source, target in best.alignment or []]
+    loop = "decoded again with --no-repeat-ngram 3, because of a loop"
+    assert shown[1] == f"  {best.score:.3f}  {' '.join([*links, loop])}" and bool(links) == (alignment == "hard")
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings and all(message.startswith("line 2 has") for message in warnings)
+    assert alignment is not None or len(warnings) == 1
 
 
 def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedProcess[str]:

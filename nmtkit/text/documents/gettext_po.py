@@ -29,6 +29,7 @@ from nmtkit.text.patterns import is_message
 WIDTH = 80  # maximum width of a line of the file, the same as in the programs of gettext
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
+_LANGUAGE = re.compile(r"^Language:[ \t]*(\w+)", re.MULTILINE)
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:[ \t]*+\[[ \t]*+(\d+)[ \t]*+\])?[ \t]*+(?=\")")
 _STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
 _STRINGS = re.compile(r"[ \t]*+((?:\"(?>[^\"\\\r\n]++|\\[^\r\n])*+\"[ \t]*+)++)(?:#[^\r\n]*+)?")
@@ -223,6 +224,8 @@ class Catalogue(Document):
                 self.entries.append(entry)
                 self.parts.append(parts)
         header = "".join(form.text for form in self.header.forms.values()) if self.header else ""
+        if self.entries and (named := _LANGUAGE.search(header)) is not None:
+            self.warn_of_language(named[1])
         self.plurals = Plurals(header)
         has_plurals = any("msgid_plural" in parts for parts in self.parts)
         # the header of a template says nplurals=INTEGER

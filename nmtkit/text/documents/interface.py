@@ -1,5 +1,6 @@
 """The interface of document formats."""
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -8,10 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from nmtkit.text.documents.encoding import Encoding, decode
+from nmtkit.text.languages import subtags
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 FileEdit = tuple[int, int, str]  # start and end of a part of a file, and its new text
+
+logger = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,15 @@ class Document(ABC):
     def declared_encoding(cls, data: bytes) -> str | None:
         """Returns the encoding that the file declares, or None."""
         return None
+
+    def warn_of_language(self, named: str | None) -> None:
+        """Warns if `named`, the target language that the file names, is not the language of the translations."""
+        written = self.options.target_language
+        if named and written and subtags(named)[0] != subtags(written)[0]:
+            logger.warning(
+                "the file is for the language %r, but its translations are in %r; check the file and the target "
+                "language of the model", named[:40], written,
+            )  # fmt: skip
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and translation of each translated unit. Formats with a single text per unit yield nothing."""

@@ -23,6 +23,7 @@ from nmtkit.text.documents.encoding import Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, TagRules, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
+from nmtkit.text.languages import is_right_to_left
 from nmtkit.text.markup import TAG, VOID, names, partners, unescape_entities
 from nmtkit.text.template_code import codes, masked
 
@@ -53,7 +54,6 @@ BUTTONS = names("button reset submit")  # types of <input> whose value is shown
 DESCRIPTIONS = names(
     "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt"
 )
-RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
 _MESSAGE = "{"  # the name of a piece that is a message of ICU
 # a tag as in the HTML standard, which may contain <; TAG does not allow < inside a tag
@@ -425,7 +425,7 @@ class WebPage(Document):
         if language is None or root is None or self.reader.has_code(root):
             return []
         code = language.replace("_", "-")
-        right_to_left = re.split("[-_]", language.lower())[0] in RIGHT_TO_LEFT
+        right_to_left = is_right_to_left(language)
         by_name = attributes(self.text, root)
         existing = [name for name in ("lang", "xml:lang") if name in by_name]
         wanted = dict.fromkeys(existing or ["lang"], code)

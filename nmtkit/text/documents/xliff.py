@@ -15,7 +15,7 @@ Escaped HTML in a source, such as &lt;b&gt;, is markup of the text: its tags are
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -263,6 +263,9 @@ class Xliff(Document):
         self.version = int(version[0])
         self.units = [unit for node in self.nodes(self.root) if (unit := self.unit(node)) is not None]
         self.segments = [part.inline.markup for unit in self.units for part in unit.parts]
+        self.holder, self.language = ("file", "target-language") if self.version == 1 else ("xliff", "trgLang")
+        for named in {holder.attributes.get(self.language) for holder in self.holders()}:
+            self.warn_of_language(named)
 
     def nodes(self, node: Node) -> Iterator[Node]:
         """Yields the units of XLIFF 1, or the segments of XLIFF 2."""
@@ -368,7 +371,6 @@ class Xliff(Document):
     def edits(self, translations: Sequence[str]) -> list[FileEdit]:
         edits: list[FileEdit] = []
         following = iter(translations)
-        files: dict[int, Node] = {}
         for unit in self.units:
             inner: list[FileEdit] = []
             for part in unit.parts:
@@ -376,16 +378,19 @@ class Xliff(Document):
                 if new is not None:
                     inner.append((part.start, part.end, new))
             edits += self.target_edits(unit, spliced(self.text, inner, unit.content.inner, unit.content.inner_end))
-            file = unit.source
-            while file.parent is not None and file.name != ("file" if self.version == 1 else "xliff"):
-                file = file.parent
-            files[file.start] = file
         language = (self.options.target_language or "").replace("_", "-")
-        name = "target-language" if self.version == 1 else "trgLang"
-        for file in files.values():
-            if language and name not in file.attributes:
-                edits.append(self.start_tag(file, {name: language}))
+        for holder in self.holders():
+            if language and self.language not in holder.attributes:
+                edits.append(self.start_tag(holder, {self.language: language}))
         return edits
+
+    def holders(self) -> Collection[Node]:
+        """Returns the elements that name the target language of the units."""
+        nodes = [unit.source for unit in self.units]
+        for index, node in enumerate(nodes):
+            while node.parent is not None and node.name != self.holder:
+                node = nodes[index] = node.parent
+        return {node.start: node for node in nodes}.values()
 
     def target_edits(self, unit: Unit, content: str) -> Iterator[FileEdit]:
         """Yields the edits that write the target of a unit and its state. A missing target is inserted."""

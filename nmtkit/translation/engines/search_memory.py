@@ -262,6 +262,7 @@ def no_outputs(models: int) -> Array:
 def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> compiled.Results:
     number, nbest, longest = len(sentences.max_lengths), options.nbest, int(sentences.max_lengths.max()) + 1
     starts = integers(number + 1)
+    with_gains = options.quality and not options.shortlist  # gains with a shortlist are not over the whole vocabulary
     if needs_attention(options):
         np.cumsum(nbest * (sentences.max_lengths + 1) * np.diff(sentences.sources.starts), out=starts[1:])
     return compiled.Results(
@@ -270,7 +271,7 @@ def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> 
         lengths=integers(number, nbest),
         order=np.tile(np.arange(nbest), (number, 1)) if nbest > 1 else integers(number, 1),
         tokens=np.zeros((number, nbest, longest), np.int32),
-        gains=np.zeros((number if options.quality else 0, nbest, longest)),
+        gains=np.zeros((number if with_gains else 0, nbest, longest)),
         attention=Ragged(np.empty(int(starts[-1]), np.float32), starts),
     )
 

@@ -405,3 +405,11 @@ def test_plural_rules_are_the_rules_of_unicode_cldr(languages, forms):
         plurals = Plurals("Plural-Forms: " + plural_rule(language))
         expected = {form: {n for n in range(200) if forms[0][n] == form} for form in set(forms[0])}
         assert {form: numbers - {200} for form, numbers in plurals.numbers.items()} == expected
+
+
+def test_a_catalogue_for_another_target_language_gets_a_warning(caplog):
+    catalogue = CHARSET + '"Language-Team: de\\n"\n"Language: fr_FR\\n"\n\nmsgid "File"\nmsgstr ""\n'
+    for language, count in (("de", 1), ("fr", 0), (None, 0)):
+        caplog.clear()
+        read_document(catalogue.encode(), "po", "a.po", ReadOptions(language))
+        assert ["'fr_FR'" in each.getMessage() for each in caplog.records] == [True] * count

@@ -271,3 +271,18 @@ def test_a_placeholder_between_two_words_is_a_space_in_a_pair():
     unit = "<source>one<x id='1'/>two <ph id='2'/>three<g id='3'>s</g></source><target>eins<x id='1'/>zwei</target>"
     text = f'<xliff version="1.2"><file><trans-unit>{unit}</trans-unit></file></xliff>'
     assert list(read_document(text.encode(), "xliff", "x.xlf").pairs()) == [("one two threes", "eins zwei")]
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (ONE.replace('source-language="en"', 'source-language="en" target-language="fr-FR"'), "fr-FR"),
+        (TWO.replace('srcLang="en"', 'srcLang="en" trgLang="fr"'), "fr"),
+    ],
+)
+def test_a_file_for_another_target_language_gets_a_warning(data, named, caplog):
+    """The translations of another model stood in a file whose language did not change."""
+    for language, count in (("de", 1), ("fra_Latn", 0), ("fr", 0), (None, 0)):
+        caplog.clear()
+        read_document(data.encode(), "xliff", "a.xlf", ReadOptions(language))
+        assert len([each for each in caplog.records if repr(named) in each.getMessage()]) == count

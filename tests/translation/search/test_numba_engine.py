@@ -28,7 +28,7 @@ from nmtkit.models.architectures.transformer import Transformer
 from nmtkit.models.layers import int8
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.constraints import AvoidedText, Constraints, PieceTexts, text_bytes
-from nmtkit.translation.search.decoding import align, beam_search, with_token_log_probabilities
+from nmtkit.translation.search.decoding import align, annotated, beam_search, with_token_log_probabilities
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import Hypothesis, Segment
@@ -295,6 +295,19 @@ def test_log_probabilities_of_tokens_are_those_of_pytorch(search: str) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a.token_log_probabilities, b.token_log_probabilities, atol=1e-4)
+
+
+def test_log_probabilities_of_tokens_are_over_the_whole_vocabulary_with_a_shortlist() -> None:
+    model, options = ending(40), SearchOptions(nbest=2, shortlist=True, quality=True)
+    shortlist = Shortlist.from_entries(np.arange(3, 30), np.arange(5, 32), np.array([4, 17]), 40, 40)
+    found = engine_of(model, "fp32", shortlist).search(segments(SOURCES), options)
+    annotations = annotated([model], Packed.from_lists(SOURCES), options, found)
+    for ours, theirs in zip(
+        annotations, with_token_log_probabilities([model], Packed.from_lists(SOURCES), found), strict=True
+    ):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a.token_log_probabilities, b.token_log_probabilities, atol=1e-4)
+            assert sum(b.token_log_probabilities) < b.log_probability - 0.1  # the search is over the list alone
 
 
 def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
