@@ -20,6 +20,7 @@ from nmtkit.text.glossary import Glossary, forms, without
 from nmtkit.text.normalization import check_characters
 from nmtkit.translation.languages import in_language
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
+from nmtkit.translation.rewriting import Casing, GlossaryTerms, Markup, Protection, QualityEstimation, WhiteSpace
 from nmtkit.translation.search.constraints import (
     NO_CONSTRAINTS,
     AvoidedText,
@@ -30,21 +31,15 @@ from nmtkit.translation.search.constraints import (
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Hypothesis, Request, Segment, Translation
 from nmtkit.translation.steps import (
-    Casing,
-    GlossaryTerms,
     InvisibleCharacters,
     LengthLimit,
-    Markup,
     Normalization,
-    Protection,
-    QualityEstimation,
     SegmentNode,
     Sentences,
     Spaces,
     Step,
     Tags,
     TextSegment,
-    WhiteSpace,
 )
 
 logger = logging.getLogger("nmtkit")
