@@ -187,15 +187,14 @@ class Run:
         self.callbacks.call("update")
         self.display.tick(self._progress_record(update) | self.meter.latest())
         minutes = self.job.run.save_interval_minutes
-        own = self._requests(
-            out_of_time=self.progress.is_out_of_time(self.job.run),
-            clock_saves=minutes is not None and time.monotonic() - self.last_save > 60 * minutes,
-        )
+        late = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
+        out_of_time = self.progress.is_out_of_time(self.job.run)
+        own = self._requests(out_of_time=out_of_time, clock_saves=metrics.number if late else 0)
         self.asked = Requests(*self.exchange.maximum(*own))
         self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
-    def _requests(self, **by_clock: bool) -> Requests:
+    def _requests(self, **by_clock: int) -> Requests:
         """Returns the requests that a signal, the callbacks and the clock make on this rank."""
         stops, validates, saves = self.callbacks.asked()
         return Requests(
@@ -281,7 +280,7 @@ class Run:
         """
         started = time.monotonic()
         weights, state = self.trainer.weights(), self.trainer.state_dict()  # gathered from all ranks
-        self.last_save = time.monotonic()
+        self.last_save, self.progress.saved = time.monotonic(), self.progress.updates
         if distributed.is_rank_zero():
             contents = self._contents(weights, state, scores or {}, scheduled)
             try:
