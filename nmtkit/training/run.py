@@ -173,7 +173,8 @@ class Run:
 
     def _due_at_start(self) -> Due:
         """Returns the work before the first update: a validation (due or --validate-first), or the end of the run."""
-        if self.progress.validation_due or (self.job.run.validate_first and not self.progress.updates):
+        first = self.job.run.validate_first and not self.progress.updates
+        if self.validator and (self.progress.validation_due or first):
             return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)
         return Due(stop=self.ended)
 
@@ -188,8 +189,7 @@ class Run:
         self.display.tick(self._progress_record(update) | self.meter.latest())
         minutes = self.job.run.save_interval_minutes
         late = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
-        out_of_time = self.progress.is_out_of_time(self.job.run)
-        own = self._requests(out_of_time=out_of_time, clock_saves=metrics.number if late else 0)
+        own = self._requests(out_of_time=self.progress.is_out_of_time(self.job.run), clock_saves=late * metrics.number)
         self.asked = Requests(*self.exchange.maximum(*own))
         self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)

@@ -419,6 +419,17 @@ def test_a_validation_that_fails_leaves_a_checkpoint_and_is_made_first_by_the_re
     assert list(scores[0]) == [3, 6] and scores[0] == scores[1]
 
 
+def test_a_finished_run_whose_last_validation_failed_makes_no_update_without_validations(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "_scores", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(mirror_data, tmp_path / "run", max_update=3, validate_interval_updates=3)
+    assert train(mirror_data, tmp_path / "run", max_update=3).updates == 3
+    assert sorted(it["update"] for it in log_records(tmp_path / "run", "end")) == [3, 3]
+
+
 def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
