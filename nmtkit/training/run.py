@@ -109,7 +109,8 @@ class Run:
         self.log = RunLog(self.job.run.save_dir, self.display)
         self.page = report.RunPage(self.job.run.save_dir, self.progress)
         self.meter = Meter(self.trainer.device, self.job.run.save_dir)
-        self.health = TrainingHealth(self.job, self.dataset["train"], not resumed and distributed.is_rank_zero())
+        fresh, starts = not resumed and distributed.is_rank_zero(), (self.trainer.done, self.trainer.schedule_start)
+        self.health = TrainingHealth(self.job, self.dataset["train"], fresh, *starts)
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
         by_name = {

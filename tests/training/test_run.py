@@ -566,6 +566,24 @@ def test_a_fine_tuning_that_starts_above_uniform_guesses_diverges_only_above_its
         watch.stop_if_diverged({"update": 900, "ppl": math.exp(60)})
 
 
+def test_a_resumed_run_diverges_and_settles_after_its_start(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Dataset.open(mirror_data)["train"]
+    watch = health.TrainingHealth(job(tmp_path), data, fresh=False, done=500, schedule_start=500)
+    for update in (500, 600):
+        (tmp_path / f"update_{update:08d}.pt").touch()
+    watch.stop_if_diverged({"update": 550, "ppl": math.exp(20)})
+    assert "diverges" in warned(caplog)[0]
+    with pytest.raises(DivergedError, match=r"since update 501\. .*update_00000500\.pt"):
+        watch.stop_if_diverged({"update": 600, "ppl": math.exp(20)})
+    caplog.clear()
+    watch = health.TrainingHealth(job(tmp_path, warmup_updates=300), data, fresh=False, done=500, schedule_start=500)
+    for update in (600, 700, 750):  # updates 100, 200 and 250 of the schedule
+        watch.after_log_line({"update": update, "ppl": 400.0})
+    assert not warned(caplog)
+
+
 def test_a_validation_tells_of_a_divergence_before_the_first_log_line(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
