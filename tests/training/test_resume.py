@@ -2,6 +2,7 @@
 
 import logging
 import math
+import tomllib
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from nmtkit.config import plugins
 from nmtkit.data import checkpoint_file
 from nmtkit.experiments.comparison import summarize
+from nmtkit.experiments.inspection import config_of
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run import Run
@@ -152,6 +154,8 @@ def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
     run.checkpoints.unlock()
     assert run.trainer.schedule_start == 3
     assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {1.0}
+    repeated = tomllib.loads(config_of(folder / "last.pt"))["run"]
+    assert not repeated["reset_optimizer"] and not repeated["reset_lr_scheduler"]
 
 
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------
