@@ -40,6 +40,7 @@ from nmtkit.translation.search.options import SearchOptions
 Section = dict[str, Any]
 
 COMPONENTS = ("criterion", "optimizer", "lr-scheduler")  # tables of a run that are sections of the description
+AVERAGED = 5  # largest number of checkpoints that the next command averages if a run keeps all
 SHOWN_LANGUAGES = 6  # languages or directions that the summary names
 
 
@@ -293,7 +294,8 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
     """Returns the closing lines of a finished run (the report and the reason), and the next commands."""
     folder, data = end.save_dir, job.data
     assert data is not None
-    count = len(averaging.scheduled(folder))
+    # older checkpoints at intervals are the best, which --keep-best keeps
+    count = min(len(averaging.scheduled(folder)), job.run.keep_last or AVERAGED)
     model = folder / ("averaged.pt" if count > 1 else "last.pt")
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
     needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)

@@ -21,6 +21,7 @@ from builders import log_records
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.experiments.inspection import after_training
 from nmtkit.jobs import distributed, folder_lock
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints, health, setup
@@ -28,7 +29,7 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.due import StopReason
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.meter import DivergedError
-from nmtkit.training.run import Run
+from nmtkit.training.run import Run, train_job
 from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
 from nmtkit.translation.search import scorer
@@ -431,6 +432,20 @@ def test_a_finished_run_whose_last_validation_failed_makes_no_update_without_val
             train(mirror_data, tmp_path / "run", max_update=3, validate_interval_updates=3)
     assert train(mirror_data, tmp_path / "run", max_update=3).updates == 3
     assert sorted(it["update"] for it in log_records(tmp_path / "run", "end")) == [3, 3]
+
+
+def test_the_next_command_averages_the_last_checkpoints_without_an_older_best(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([1.0, 2.0, 3.0, 4.0, 5.0])
+    monkeypatch.setattr(Validator, "scores", lambda *_: {"loss": next(losses)})
+    each_update = {"validate_interval_updates": 1, "save_interval_updates": 1}
+    settings = job(tmp_path / "run", max_update=5, keep_last=2, **each_update)
+    end = train_job(dataclasses.replace(settings, data=mirror_data))
+    kept = [path.name for path in sorted((tmp_path / "run").glob("update_*.pt"))]
+    assert kept == ["update_00000001.pt", "update_00000004.pt", "update_00000005.pt"]
+    (average, _) = after_training(dataclasses.replace(settings, data=mirror_data), end)[1]
+    assert " --last 2 " in average
 
 
 def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
