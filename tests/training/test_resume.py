@@ -229,6 +229,7 @@ def test_a_plug_in_that_was_edited_since_the_stop_is_named(
     assert "mine.py" not in go(1, source)
     assert "mine.py has changed" not in go(2, source)
     assert "source of plug-in mine.py" in go(3, source + "\nX = 1\n")
+    assert "trained to its end, so the new source changes nothing" in go(3, source + "\nX = 3\n")
     starts = [*log_records(tmp_path / "run", "start"), *log_records(tmp_path / "run", "resume")]
     digests = [record["plugin_sources"]["mine.py"] for record in starts]
     assert digests[0] == digests[1] != digests[2]
