@@ -140,7 +140,26 @@ def test_a_schedule_free_run_validates_before_its_first_update(mirror_data: Path
     assert [record["update"] for record in log_records(tmp_path, "valid")] == [0, 1]
     saved, later = (checkpoint_file.read(path) for path in sorted(tmp_path.glob("update_*.pt")))
     assert (saved["update"], later["update"]) == (0, 1)
-    assert all(torch.equal(saved["model"][name], weight) for name, weight in saved["training"]["weights"].items())
+    assert all(
+        torch.equal(saved["model"][name], weight) for name, weight in saved["training"]["optimizer"]["weights"].items()
+    )
+
+
+@pytest.mark.parametrize("optimizer", [None, "schedule_free_adamw", "adam"])
+def test_a_reset_of_a_schedule_free_optimizer_starts_from_its_averages(
+    mirror_data: Path, tmp_path: Path, optimizer: str | None
+) -> None:
+    names, folder = {"optimizer": "schedule_free_adamw", "lr-scheduler": "fixed"}, tmp_path / "run"
+    train(mirror_data, folder, names, max_update=3, warmup_updates=0)
+    saved = checkpoint_file.read(folder / "update_00000003.pt")
+    averages, trained = saved["model"], saved["training"]["optimizer"]["weights"]
+    assert any(not torch.equal(averages[name], weight) for name, weight in trained.items())
+    resumed = names if optimizer is None else names | {"optimizer": optimizer}
+    settings = {"reset_optimizer": optimizer is not None, "warmup_updates": 0, "max_update": 3}
+    run = Run(job(folder, resumed, **settings), mirror_data, Lines())
+    run.checkpoints.unlock()
+    for name, parameter in run.trainer.engine.parameters.items():
+        assert torch.equal(parameter, trained[name] if optimizer is None else averages[name]), name
 
 
 def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
