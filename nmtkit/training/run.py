@@ -26,7 +26,7 @@ from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
 from nmtkit.training.memory import prepare_model
 from nmtkit.training.meter import Meter
-from nmtkit.training.metrics import Objective, maximized_scores, objective
+from nmtkit.training.metrics import Objective, conditions_of, maximized_scores, objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
 from nmtkit.training.run_facts import run_facts, write_config
@@ -62,7 +62,7 @@ class Run:
                 raise ValueError(f"{data}: the training set is empty")
             job = validating_where_possible(replace(job, data=data), self.dataset)
             metrics, config = job.metrics(), job.run
-            self.objective = objective(config.best_checkpoint_metric, metrics, config.valid_subset[1:])
+            self.objective = objective(config.best_checkpoint_metric, metrics, config.valid_subset[1:], job.tables())
             self.maximized = maximized_scores(self.objective, metrics, config.valid_subset[1:])
             self.checkpoints = CheckpointManager(config.save_dir, config.keep_last, config.keep_best, self.objective)
             self.checkpoints.check_shared()
@@ -337,11 +337,11 @@ class Run:
         if config.reset_optimizer:
             del requirements["optimizer"]
         check_resumable(contents, requirements, path)
-        before = Objective(*state["objective"])
+        before = Objective(*state["objective"], conditions_of(state["objective"][0], contents["run"]["settings"]))
         if before != self.objective and self.job.schedule_follows_validations and not config.reset_lr_scheduler:
             raise ValueError(
                 f"the learning-rate schedule of this run has followed {before.name}; resume with "
-                f"--best-checkpoint-metric {before.name}, or with --reset-lr-scheduler"
+                f"--best-checkpoint-metric {' '.join((before.name, *before.conditions))}, or with --reset-lr-scheduler"
             )
         if contents["run"]["settings"]["lr-scheduler"]["name"] != self.job.components["lr-scheduler"].name:
             state = state | {"scheduler": self.trainer.scheduler.state()}  # each kind of schedule has a different state

@@ -448,6 +448,22 @@ def test_the_next_command_averages_the_last_checkpoints_without_an_older_best(
     assert " --last 2 " in average
 
 
+@pytest.mark.parametrize(
+    "changes", [{"valid_subset": ("test",)}, {"valid_sentences": 5}, {"label_smoothing": 0.3}], ids=str
+)
+def test_scores_under_other_conditions_are_not_compared(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    losses = iter([1.0, 2.0, 5.0, 6.0, 7.0])
+    monkeypatch.setattr(Validator, "scores", lambda *_: {"loss": next(losses)})
+    settings = {"validate_interval_updates": 1, "save_interval_updates": 1, "patience": 3}
+    train(mirror_data, tmp_path / "run", max_update=2, **settings)
+    end = train(mirror_data, tmp_path / "run", max_update=5, **settings, **changes)
+    assert end.updates == 5  # two of the three validations after the resume have a higher loss than the first
+    assert (tmp_path / "run" / "best.pt").resolve().name == "update_00000003.pt"
+    assert [record["best"] for record in log_records(tmp_path / "run", "valid")] == [True, False, True, False, False]
+
+
 def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
