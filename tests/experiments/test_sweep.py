@@ -350,6 +350,16 @@ def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     assert len(within_this_process) == 1  # training warns of the change
 
 
+def test_a_setting_with_many_digits_stays_the_same(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    file = file_of(tmp_path, "[lr_scheduler]\nlr = 0.00070710678\n[sweep]\nseeds = [1]\n", mirror_data)
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    file.write_text(file.read_text().replace("0678", "0679"))
+    assert re.search(r"lr +0\.00070710678 +0\.00070710679\n", sweep(file).stderr)
+
+
 def test_a_finished_run_of_another_base_is_not_taken_for_this_one(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
