@@ -137,15 +137,15 @@ class Objective:
 def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Returns the flags on which the score `name` of a run depends, besides the model.
 
-    `settings` are the tables of the run. All losses except nll and ppl, and the counts of a criterion, also depend on
-    the criterion.
+    `settings` are the tables of the run, which may be incomplete in old logs. All losses except nll and ppl, and the
+    counts of a criterion, also depend on the criterion.
     """
-    run, criterion = settings["run"], settings["criterion"]
+    run, criterion = settings.get("run", {}), settings.get("criterion", {})
     score, _, subset = name.partition("@")
-    flags = {} if subset else {"--valid-subset": run["valid_subset"][0]}
+    flags = {} if subset else {"--valid-subset": next(iter(run.get("valid_subset", ())), None)}
     flags["--valid-sentences"] = run.get("valid_sentences")
-    if score not in ("nll", "ppl", *run["metrics"]):
-        flags["--criterion"] = criterion["name"]
+    if score not in ("nll", "ppl", *run.get("metrics", ())):
+        flags["--criterion"] = criterion.get("name")
         if "label_smoothing" in criterion:
             flags["--label-smoothing"] = criterion["label_smoothing"]
     return tuple(f"{flag} {setting_text(value)}" for flag, value in flags.items())
