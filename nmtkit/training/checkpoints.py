@@ -85,7 +85,8 @@ class CheckpointManager:
 
     def _note(self, path: Path, contents: checkpoint_file.Checkpoint) -> None:
         scores, name = contents.get("scores", {}), self.objective.name
-        comparable = name in scores and conditions_of(name, contents["run"]["settings"]) == self.objective.conditions
+        settings = contents.get("run", {}).get("settings", {})
+        comparable = name in scores and conditions_of(name, settings) == self.objective.conditions
         if comparable and math.isfinite(scores[name]):
             self.objectives[path.name] = self.objective.value(scores)
         if contents.get("scheduled"):
