@@ -281,7 +281,7 @@ def config_of(path: Path) -> str:
         raise ValueError(f"{path} has no facts about its run; --format toml needs a checkpoint of `nmtkit train`")
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}
     folder = tables["run"].pop("save_dir")
-    tables["run"] |= dict.fromkeys(RESETS, False)
+    tables["run"] |= RESETS
     return config_text(f"The run of {path}, saved in {folder}.", facts, to_toml(tables))
 
 

@@ -129,6 +129,12 @@ class Objective:
     higher_is_better: bool = False
     conditions: tuple[str, ...] = ()
 
+    @staticmethod
+    def stored(entry: Sequence[Any], settings: Mapping[str, Mapping[str, Any]]) -> "Objective":
+        """Returns the objective that a checkpoint stores. `settings` are the tables of its run."""
+        name, higher_is_better = entry
+        return Objective(name, higher_is_better, conditions_of(name, settings))
+
     def value(self, scores: Mapping[str, float]) -> float:
         """Returns the score with its sign changed if higher is better, so that lower is better."""
         return -scores[self.name] if self.higher_is_better else scores[self.name]

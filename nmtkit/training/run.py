@@ -26,7 +26,7 @@ from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
 from nmtkit.training.memory import prepare_model
 from nmtkit.training.meter import Meter
-from nmtkit.training.metrics import Objective, conditions_of, maximized_scores, objective
+from nmtkit.training.metrics import Objective, maximized_scores, objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
 from nmtkit.training.run_facts import run_facts, write_config
@@ -337,7 +337,7 @@ class Run:
         if config.reset_optimizer:
             del requirements["optimizer"]
         check_resumable(contents, requirements, path)
-        before = Objective(*state["objective"], conditions_of(state["objective"][0], contents["run"]["settings"]))
+        before = Objective.stored(state["objective"], contents["run"]["settings"])
         if before != self.objective and self.job.schedule_follows_validations and not config.reset_lr_scheduler:
             raise ValueError(
                 f"the learning-rate schedule of this run has followed {before.name}; resume with "

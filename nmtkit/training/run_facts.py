@@ -22,7 +22,7 @@ from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
-RESETS = ("reset_optimizer", "reset_lr_scheduler")  # settings of a single resume
+RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # settings of a single resume, off
 BASE_FACTS = ("base_fingerprint", "base_origin", "base_directions")  # facts about the base of fine-tuning
 
 
@@ -78,7 +78,7 @@ def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
     this file must not reset the state again.
     """
     folder = job.run.save_dir
-    job = replace(job, run=replace(job.run, **dict.fromkeys(RESETS, False)))
+    job = replace(job, run=replace(job.run, **RESETS))
     text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
     write_atomically(folder / "config.toml", text)
 
