@@ -29,7 +29,7 @@ from nmtkit.cleaning.filters import FILTERS, Filter, FilterContext, TextBlock
 from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.mending import mended_pairs
 from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
-from nmtkit.cleaning.scores import ScoreReader, ScoreWriter
+from nmtkit.cleaning.scores import ScoreReader, ScoreWriter, columns_of
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.data.corpora.lines import count_lines
@@ -131,7 +131,8 @@ def write_outputs(
         scores = stack.enter_context(ScoreWriter(config.scores)) if config.scores else None
         scratch = Path(tempfile.mkdtemp(prefix=".clean.", dir=writer.paths[0].parent))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        late = late_limits(scorer, config.from_scores is not None, config.min_model, config.probability_limit())
+        read = None if config.from_scores is None else columns_of(config.from_scores)
+        late = late_limits(scorer, read, config.min_model, config.probability_limit())
         limits: dict[str, Limits] = {**filters, **late}
         scored = score(scratch, list(limits))
         if late and config.from_scores is None:

@@ -105,7 +105,8 @@ class Decision:
         self._overlaps += masks.T.astype(np.int64) @ masks.astype(np.int64)
         first = first_reasons(masks.T, len(masks))
         self._first[rows] = first
-        self._unscored += int(((first < 0) & np.isnan(scores).any(1)).sum())
+        limited = [each.lowest > 0 for each in self._filters.values()]
+        self._unscored += int(((first < 0) & np.isnan(scores[:, limited]).any(1)).sum())
         for index, report in enumerate(self.reports):
             report.dropped += int((first == index).sum())
 

@@ -5,7 +5,7 @@ probability that a pair is good. Its good examples are the best pairs of the cor
 sources with wrong targets, which `noise` makes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -42,16 +42,17 @@ class PairScorer(Protocol):
 
 
 def late_limits(
-    scorer: PairScorer | None, read: bool, min_model: float, min_probability: float | None
+    scorer: PairScorer | None, read: Collection[str] | None, min_model: float, min_probability: float | None
 ) -> dict[str, Limits]:
     """Returns the limits of the late scores that the settings need, by the names of the scores.
 
-    `read` is true if the scores are read from a file.
+    `read` has the names of the scores if they are read from a file. Late scores of the file also count without a limit,
+    because they choose the best of several duplicates.
     """
-    limits = {}
-    if scorer is not None or (read and min_model > 0):
+    limits, present = {}, read or ()
+    if scorer is not None or MODEL in present or (read is not None and min_model > 0):
         limits[MODEL] = Limits(min_model, unit=MODEL_UNIT if scorer is None else scorer.unit)
-    if scorer is not None or min_probability is not None:
+    if scorer is not None or PROBABILITY in present or min_probability is not None:
         limits[PROBABILITY] = Limits(min_probability or 0, unit="probability")
     return limits
 

@@ -95,6 +95,18 @@ class ScoreWriter:
         self._parquet.write_table(table)
 
 
+def columns_of(path: Path) -> list[str]:
+    """Returns the names of the columns of the file of --from-scores. Raises ValueError or OSError."""
+    if check_name(path, "--from-scores") == "tsv":
+        return next(line_windows(path, 1))[0].split("\t")
+    arrow = _arrow()
+    try:
+        names: list[str] = arrow.parquet.read_schema(path).names
+    except arrow.ArrowException as error:
+        raise ValueError(f"{path} is damaged or is not Parquet: {error}") from None
+    return names
+
+
 class ScoreReader:
     """Reads the scores of an earlier run in order.
 

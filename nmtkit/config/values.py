@@ -147,7 +147,7 @@ def setting_text(value: Any) -> str:
         return {None: "none", True: "on", False: "off"}[value]
     if isinstance(value, list | tuple):
         return ",".join(setting_text(item) for item in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

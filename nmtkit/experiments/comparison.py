@@ -14,6 +14,7 @@ from typing import Any
 
 from nmtkit.jobs.folder_lock import described, holder_of
 from nmtkit.training.config import flat_settings
+from nmtkit.training.metrics import conditions_of
 from nmtkit.training.report import elapsed, latest_records, read_lines
 from nmtkit.training.resume import changed_settings
 from nmtkit.training.run_log import numbers_of
@@ -55,6 +56,7 @@ class RunSummary:
     settings: dict[str, Any]  # settings since the last start or resume, as returned by `flat_settings`
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
+    base: str  # fingerprint of the base of fine-tuning, or "" if there is no base or an old log lacks this fact
     best: dict[str, ValidationScore]  # metric -> best score
     last: dict[str, ValidationScore]
     tokens_per_second: float | None  # target tokens; median over the log lines
@@ -99,7 +101,8 @@ def summarize(folder: Path) -> RunSummary:
         settings=flat_settings(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
         plugin_sources=latest.get("plugin_sources", {}),
-        best=best_scores(valid),
+        base=latest.get("base_fingerprint", ""),
+        best=best_scores(valid, starts),
         last=_scores_of(valid[-1]) if valid else {},
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=elapsed(records, "time"),
@@ -117,17 +120,22 @@ def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSett
     If a run was resumed from an older checkpoint, the settings of the lost updates do not count. Settings that an older
     version of nmtkit did not have are left out.
     """
+    return tuple(
+        ChangedSetting(update=after["update"], name=name, before=old, now=new)
+        for before, after in itertools.pairwise(_lasting(starts))
+        for name, old, new in changed_settings(before.get("config", {}), after.get("config", {}))
+        if name not in OWN and name in flat_settings(before.get("config", {}))
+    )
+
+
+def _lasting(starts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the records of starts and resumes whose updates were not lost by a resume from an older checkpoint."""
     parts: list[Mapping[str, Any]] = []
     for record in starts:
         while parts and parts[-1].get("update", 0) >= record.get("update", 0):
             parts.pop()
         parts.append(record)
-    return tuple(
-        ChangedSetting(update=after["update"], name=name, before=old, now=new)
-        for before, after in itertools.pairwise(parts)
-        for name, old, new in changed_settings(before.get("config", {}), after.get("config", {}))
-        if name not in OWN and name in flat_settings(before.get("config", {}))
-    )
+    return parts
 
 
 def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -146,15 +154,31 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
     return "stopped", "killed, or the machine stopped"
 
 
-def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, ValidationScore]:
-    """Returns the best score of each metric with its update. Among equal scores, the first is returned."""
+def best_scores(valid: Iterable[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]) -> dict[str, ValidationScore]:
+    """Returns the best score of each metric with its update. Among equal scores, the first is returned.
+
+    If a resume has changed the conditions of a score (`conditions_of`), only later scores count. `starts` are the
+    records of starts and resumes.
+    """
+    parts = _lasting(starts)
     best: dict[str, ValidationScore] = {}
     for record in valid:
         for name, score in _scores_of(record).items():
+            if any(score.update <= each for each in _changes_of_conditions(name, parts)):
+                continue
             more = score.value - best[name].value if name in best else None
             if more is None or (more > 0 if name in record.get("maximized", ()) else more < 0):
                 best[name] = score
     return best
+
+
+def _changes_of_conditions(name: str, parts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns the updates after which a resume has changed the conditions of a score."""
+    return [
+        after["update"]
+        for before, after in itertools.pairwise(parts)
+        if conditions_of(name, before.get("config", {})) != conditions_of(name, after.get("config", {}))
+    ]
 
 
 def _scores_of(record: Mapping[str, Any]) -> dict[str, ValidationScore]:
@@ -200,14 +224,14 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Groups runs with the same dataset, plug-in code, settings and changes of settings after the same updates.
+    """Groups runs with the same dataset, plug-in code, base, settings and changes of settings after the same updates.
 
     The seed and the settings in `OWN` may differ.
     """
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
-        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values()), run.changed
+        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values()), run.base, run.changed
         groups.setdefault(repr(facts), []).append(run)
     return list(groups.values())
 
@@ -231,6 +255,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
         settings=runs[0].settings | {"seed": seeds},
         dataset=runs[0].dataset,
         plugin_sources=runs[0].plugin_sources,
+        base=runs[0].base,
         best=_mean_scores([run.best for run in runs]),
         last=_mean_scores([run.last for run in runs]),
         tokens_per_second=statistics.fmean(speeds) if speeds else None,

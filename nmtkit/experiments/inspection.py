@@ -32,7 +32,7 @@ from nmtkit.training import averaging
 from nmtkit.training.config import REGISTRIES, JobConfig
 from nmtkit.training.run import TrainingResult
 from nmtkit.training.run_config import RunConfig
-from nmtkit.training.run_facts import config_text
+from nmtkit.training.run_facts import RESETS, config_text
 from nmtkit.training.run_log import shown_scores
 from nmtkit.translation.engines import Decoder, LoadedModels
 from nmtkit.translation.search.options import SearchOptions
@@ -40,6 +40,7 @@ from nmtkit.translation.search.options import SearchOptions
 Section = dict[str, Any]
 
 COMPONENTS = ("criterion", "optimizer", "lr-scheduler")  # tables of a run that are sections of the description
+AVERAGED = 5  # largest number of checkpoints that the next command averages if a run keeps all
 SHOWN_LANGUAGES = 6  # languages or directions that the summary names
 
 
@@ -271,8 +272,8 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
 def config_of(path: Path) -> str:
     """Returns the text of a config file that repeats the run of a checkpoint, which may be an averaged checkpoint.
 
-    The config has no save_dir, because the folder already contains the original run. Raises OSError, or ValueError for
-    a checkpoint without facts about its run.
+    The config has no save_dir, because the folder already contains the original run, and does not reset the state of a
+    resumed run. Raises OSError, or ValueError for a checkpoint without facts about its run.
     """
     path = checkpoint_of(path)
     facts = {} if path.is_dir() else checkpoint_file.read(path, mmap=True).get("run", {})
@@ -280,6 +281,7 @@ def config_of(path: Path) -> str:
         raise ValueError(f"{path} has no facts about its run; --format toml needs a checkpoint of `nmtkit train`")
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}
     folder = tables["run"].pop("save_dir")
+    tables["run"] |= RESETS
     return config_text(f"The run of {path}, saved in {folder}.", facts, to_toml(tables))
 
 
@@ -292,7 +294,8 @@ def after_training(job: JobConfig, end: TrainingResult) -> tuple[list[str], list
     """Returns the closing lines of a finished run (the report and the reason), and the next commands."""
     folder, data = end.save_dir, job.data
     assert data is not None
-    count = len(averaging.scheduled(folder))
+    # older checkpoints at intervals are the best, which --keep-best keeps
+    count = min(len(averaging.scheduled(folder)), job.run.keep_last or AVERAGED)
     model = folder / ("averaged.pt" if count > 1 else "last.pt")
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
     needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)

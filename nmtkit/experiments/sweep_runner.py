@@ -20,10 +20,11 @@ from nmtkit.experiments import comparison, run_translations
 from nmtkit.experiments.comparison import RunSummary
 from nmtkit.experiments.sweep import Sweep, SweepRun
 from nmtkit.jobs.processes import STOP_SIGNALS
+from nmtkit.models import checkpoint
 from nmtkit.training.config import JobConfig, flat_settings
 from nmtkit.training.plan import resolve
 from nmtkit.training.resume import EXPECTED_CHANGES, Change, changes, table
-from nmtkit.training.run_facts import fingerprint
+from nmtkit.training.run_facts import fingerprint, fingerprint_of_base
 from nmtkit.training.setup import validating_where_possible
 
 log = logging.getLogger("nmtkit")
@@ -215,6 +216,8 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     The log of a run has resolved settings: without a valid set, validation is off, and the batch size depends on the
     number of processes. So the job is resolved in the same way before the comparison. It is resolved for a GPU, which
     this machine may lack; no compared setting depends on the device.
+
+    --finetune-from also counts as changed if the file now holds another model.
     """
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
@@ -222,7 +225,13 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     processes = next((record.get("processes", 1) for record in summary.records if record["kind"] == "start"), 1)
     anywhere = replace(job, run=replace(job.run, device="cuda"))
     wanted = flat_settings(resolve(anywhere, processes, estimate=True).job.tables())
-    return changes(summary.settings, {name: value for name, value in wanted.items() if name not in comparison.OWN})
+    changed = changes(summary.settings, {name: value for name, value in wanted.items() if name not in comparison.OWN})
+    base, name = job.run.finetune_from, "finetune_from"
+    if base is not None and summary.base and all(name != each for each, _, _ in changed):
+        with contextlib.suppress(OSError, ValueError):  # a finished run does not need its base
+            now = fingerprint_of_base(checkpoint.load(base, mmap=True))
+            changed += [(name, f"{base} ({summary.base})", f"{base} ({now})")] if now != summary.base else []
+    return changed
 
 
 def changes_after_end(sweep: Sweep, run: SweepRun) -> list[Change]:

@@ -18,7 +18,7 @@ from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.jobs import progress
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints
-from nmtkit.training.metrics import Objective
+from nmtkit.training.metrics import Objective, conditions_of
 
 
 @runtime_checkable
@@ -128,17 +128,24 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first. Only finite scores count.
 
+    If a resume has changed the conditions of the scores (`conditions_of`), only the newest conditions count.
+
     `metric` is the name of a score, or name:max or name:min to set whether higher or lower is better. Raises OSError,
     or ValueError if fewer checkpoints have a score.
     """
     name, _, direction = metric.partition(":")
     if direction not in ("", "min", "max"):
         raise ValueError(f"--best-checkpoint-metric {metric}: {direction!r} is neither min nor max")
-    scored = []
-    for path in _numbered(folder):
+    scored: list[tuple[float, Path]] = []
+    newest: tuple[str, ...] | None = None
+    for path in reversed(_numbered(folder)):
         contents = checkpoint_file.read(path, mmap=True)
-        scores = contents.get("scores", {})
+        scores, settings = contents.get("scores", {}), contents.get("run", {}).get("settings")
         if name in scores and math.isfinite(scores[name]):
+            conditions = None if settings is None else conditions_of(name, settings)
+            newest = newest if scored else conditions
+            if conditions != newest:
+                break
             higher = direction == "max" if direction else name in contents.get("maximized", ())
             scored.append((Objective(name, higher).value(scores), path))
     if len(scored) < count:

@@ -13,7 +13,7 @@ from nmtkit.config.files import sync_folder
 from nmtkit.data import checkpoint_file
 from nmtkit.jobs import distributed
 from nmtkit.jobs.folder_lock import FolderLock
-from nmtkit.training.metrics import Objective
+from nmtkit.training.metrics import Objective, conditions_of
 
 log = logging.getLogger("nmtkit")
 
@@ -84,8 +84,10 @@ class CheckpointManager:
             self.locked = None
 
     def _note(self, path: Path, contents: checkpoint_file.Checkpoint) -> None:
-        scores = contents.get("scores", {})
-        if self.objective.name in scores and math.isfinite(scores[self.objective.name]):
+        scores, name = contents.get("scores", {}), self.objective.name
+        settings = contents.get("run", {}).get("settings", {})
+        comparable = name in scores and conditions_of(name, settings) == self.objective.conditions
+        if comparable and math.isfinite(scores[name]):
             self.objectives[path.name] = self.objective.value(scores)
         if contents.get("scheduled"):
             self.scheduled.add(path.name)

@@ -37,7 +37,7 @@ class Requests(NamedTuple):
 
     stop_signal: int = 0  # number of a signal, or 0
     out_of_time: int = 0  # whether the time of --stop-time-hours is over
-    clock_saves: int = 0  # whether the time of --save-interval-minutes since the last checkpoint is over
+    clock_saves: int = 0  # update at which the time of --save-interval-minutes was over, or 0
     callback_stops: int = 0
     callback_validates: int = 0
     callback_saves: int = 0
@@ -59,6 +59,7 @@ class RunProgress:
     """The position of a run in its data, its best validation, and its time. Every checkpoint contains this progress."""
 
     updates: int = 0  # number of updates, including skipped updates
+    saved: int = 0  # update of the last checkpoint
     position: Position = field(default_factory=lambda: Position(0, 0))
     best: float | None = None  # best value of the objective; lower is better
     waited: int = 0  # validations since the best validation
@@ -95,7 +96,7 @@ class RunProgress:
 
     def load_state(self, state: dict[str, Any], updates: int, same_objective: bool) -> None:
         """Restores the state after `updates` updates. Drops the best score if the objective of the run has changed."""
-        self.updates, self.position = updates, Position(*state["position"])
+        self.updates, self.saved, self.position = updates, updates, Position(*state["position"])
         if same_objective:
             self.best, self.waited = state["best"], state["waited"]
         self.seconds_before, self.validation_due = state["seconds"], state["validation_due"]
@@ -105,11 +106,12 @@ def due_after_update(config: RunConfig, progress: RunProgress, asked: Requests, 
     """Returns the work that is due after an update. `callback` is the stop reason that a callback gives.
 
     A run that ends also validates, unless a signal ends it. If checkpoints are saved only by the clock, these
-    checkpoints are the scheduled checkpoints.
+    checkpoints are the scheduled checkpoints. With several processes, the request of the clock is one update old, and
+    a checkpoint that was saved in the meantime fulfils the request.
     """
     stop = stop_reason(config, progress, asked, callback)
     last_validation = stop is not None and stop.received is None and config.validates
-    save = bool(asked.clock_saves or asked.callback_saves)
+    save = asked.clock_saves > progress.saved or bool(asked.callback_saves)
     only_by_clock = config.save_interval is None and config.save_interval_updates is None
     scheduled = progress.ends_interval(config.save_interval, config.save_interval_updates) or (save and only_by_clock)
     return Due(

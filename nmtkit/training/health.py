@@ -41,16 +41,19 @@ class TrainingHealth:
 
     A run diverges if its loss is far above the loss of uniform guesses. If the first update has such a loss, or in
     fine-tuning, the loss must also be far above the loss in the first log line.
+
+    `done` is the number of updates before this start of the run, and `schedule_start` the update after which the
+    learning-rate schedule begins.
     """
 
-    def __init__(self, job: JobConfig, train: Split, fresh: bool) -> None:
+    def __init__(self, job: JobConfig, train: Split, fresh: bool, done: int = 0, schedule_start: int = 0) -> None:
         self.save_dir = job.run.save_dir
         self.highest = None if job.run.finetune_from else math.log(train.tokenizer.target_size) + DIVERGED_EXCESS
-        self.good_until = 0  # update of the newest log line with a loss of at most `highest`
+        self.good_until = done  # update of the newest log line with a loss of at most `highest`, or of the start
         self.uniform = math.log(train.tokenizer.target_size)
         self.entropy = target_entropy(train)
         warmup = getattr(job.components["lr-scheduler"].config, "warmup_updates", 0)
-        self.settled = max(SETTLED, warmup or 0)
+        self.settled = schedule_start + max(SETTLED, warmup or 0)
         self.first_due = fresh and job.run.finetune_from is None
         self.valid_due = fresh and job.run.overfit_batches is None
         self.rate_due = True  # advice about the learning rate is given once

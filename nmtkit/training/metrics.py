@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.config import Config, option
+from nmtkit.config import Config, option, setting_text
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
@@ -120,21 +120,54 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
 
 @dataclass(frozen=True)
 class Objective:
-    """The validation score that selects the best checkpoint, and whether higher is better."""
+    """The validation score that selects the best checkpoint, and whether higher is better.
+
+    Scores are compared only under equal `conditions` (`conditions_of`).
+    """
 
     name: str
     higher_is_better: bool = False
+    conditions: tuple[str, ...] = ()
+
+    @staticmethod
+    def stored(entry: Sequence[Any], settings: Mapping[str, Mapping[str, Any]]) -> "Objective":
+        """Returns the objective that a checkpoint stores. `settings` are the tables of its run."""
+        name, higher_is_better = entry
+        return Objective(name, higher_is_better, conditions_of(name, settings))
 
     def value(self, scores: Mapping[str, float]) -> float:
         """Returns the score with its sign changed if higher is better, so that lower is better."""
         return -scores[self.name] if self.higher_is_better else scores[self.name]
 
 
-def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> Objective:
+def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns the flags on which the score `name` of a run depends, besides the model.
+
+    `settings` are the tables of the run, which may be incomplete in old logs. All losses except nll and ppl, and the
+    counts of a criterion, also depend on the criterion.
+    """
+    run, criterion = settings.get("run", {}), settings.get("criterion", {})
+    score, _, subset = name.partition("@")
+    flags = {} if subset else {"--valid-subset": next(iter(run.get("valid_subset", ())), None)}
+    flags["--valid-sentences"] = run.get("valid_sentences")
+    if score not in ("nll", "ppl", *run.get("metrics", ())):
+        flags["--criterion"] = criterion.get("name")
+        if "label_smoothing" in criterion:
+            flags["--label-smoothing"] = criterion["label_smoothing"]
+    return tuple(f"{flag} {setting_text(value)}" for flag, value in flags.items())
+
+
+def objective(
+    setting: str,
+    metrics: Mapping[str, Metric],
+    subsets: Sequence[str] = (),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Objective:
     """Returns the score that `--best-checkpoint-metric` names: "loss", a metric, or a count such as "alignment:min".
 
-    `subsets` are the validated subsets except the first. A score of such a subset has a name like "loss@valid1". Raises
-    ValueError for a metric or a subset that the run does not have, and for a count without ":min" or ":max".
+    `subsets` are the validated subsets except the first. A score of such a subset has a name like "loss@valid1". With
+    `settings`, the tables of the run, the result has its conditions. Raises ValueError for a metric or a subset that
+    the run does not have, and for a count without ":min" or ":max".
     """
     full_name, _, direction = setting.partition(":")
     name, _, subset = full_name.partition("@")
@@ -154,7 +187,8 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
             f"--best-checkpoint-metric {name}: give {full_name}:max if higher is better, or {full_name}:min if lower "
             f"is better; known: {', '.join(known)}"
         )
-    return Objective(full_name, direction == "max" if direction else known[name])
+    conditions = () if settings is None else conditions_of(full_name, settings)
+    return Objective(full_name, direction == "max" if direction else known[name], conditions)
 
 
 def maximized_scores(goal: Objective, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> list[str]:

@@ -4,6 +4,7 @@ The run, its dry run, the cost estimate and the memory probe take device, precis
 from the same plan, so that they all describe the same run.
 """
 
+import logging
 import math
 import os
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
+
+log = logging.getLogger("nmtkit")
 
 MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update for each process
 # Largest ratio of micro-batch size to (update size / number of processes). The ratio is above 1 because sentences do
@@ -142,7 +145,8 @@ def resolve(
 ) -> RunPlan:
     """Returns the plan of `job` with `world_size` processes.
 
-    A resumed run keeps its initial batch size, unless --batch-tokens is given. Raises ValueError for a device or a
+    A resumed run keeps its initial batch size, unless --batch-tokens is given. A warning says so if --update-freq asks
+    for another size. Raises ValueError for a device or a
     precision that this machine does not have. For an `estimate`, the machine does not need the device.
     """
     config = job.run
@@ -151,8 +155,15 @@ def resolve(
         raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are always equal")
     tokens = config.batch_tokens or resumed_batch_tokens
     max_tokens = config.max_tokens or MAX_TOKENS
+    asked = (config.update_freq or 1) * max_tokens * world_size
     if tokens is None:
-        tokens = (config.update_freq or 1) * max_tokens * world_size
+        tokens = asked
+    elif config.update_freq and tokens != asked and distributed.is_rank_zero():
+        log.warning(
+            "a resumed run keeps its updates of %s tokens; --update-freq %d would make updates of %s tokens, for which "
+            "a new --save-dir is needed",
+            *(f"{tokens:,}", config.update_freq, f"{asked:,}"),
+        )
     if config.max_tokens is None:
         share = _share(tokens, world_size)
         max_tokens = share if device.type == "cuda" else min(max_tokens, share)

@@ -79,7 +79,7 @@ def warn_of_changes(
     """Warns about settings, sources of plug-ins and a learning rate that a resumed run changes.
 
     `before` and `now` are the facts of the run in the checkpoint and in this process. If the run has `ended`, the
-    changed settings have no effect.
+    changed settings and sources have no effect.
     """
     update = trainer.done
     if changed := changed_settings(before["settings"], now["settings"]):
@@ -87,11 +87,12 @@ def warn_of_changes(
             "is trained to its end, so these settings change nothing" if ended else "continues with different settings"
         )
         log.warning("%s %s:\n%s", folder, effect, table(changed))
-    if ended:
-        return
     old, new = (facts.get("plugin_sources", {}) for facts in (before, now))
     for plugin in (name for name in new if name in old and old[name] != new[name]):
-        log.warning("the source of plug-in %s has changed since update %d was saved", plugin, update)
+        effect = "; the run is trained to its end, so the new source changes nothing" if ended else ""
+        log.warning("the source of plug-in %s has changed since update %d was saved%s", plugin, update, effect)
+    if ended:
+        return
     made = update - trainer.schedule_start  # number of updates by this schedule
     rate = learning_rate(trainer.scheduler, made) if made else None
     if trainer.lr is not None and rate is not None and not math.isclose(rate, trainer.lr):

@@ -62,7 +62,7 @@ class Run:
                 raise ValueError(f"{data}: the training set is empty")
             job = validating_where_possible(replace(job, data=data), self.dataset)
             metrics, config = job.metrics(), job.run
-            self.objective = objective(config.best_checkpoint_metric, metrics, config.valid_subset[1:])
+            self.objective = objective(config.best_checkpoint_metric, metrics, config.valid_subset[1:], job.tables())
             self.maximized = maximized_scores(self.objective, metrics, config.valid_subset[1:])
             self.checkpoints = CheckpointManager(config.save_dir, config.keep_last, config.keep_best, self.objective)
             self.checkpoints.check_shared()
@@ -109,7 +109,8 @@ class Run:
         self.log = RunLog(self.job.run.save_dir, self.display)
         self.page = report.RunPage(self.job.run.save_dir, self.progress)
         self.meter = Meter(self.trainer.device, self.job.run.save_dir)
-        self.health = TrainingHealth(self.job, self.dataset["train"], not resumed and distributed.is_rank_zero())
+        fresh, starts = not resumed and distributed.is_rank_zero(), (self.trainer.done, self.trainer.schedule_start)
+        self.health = TrainingHealth(self.job, self.dataset["train"], fresh, *starts)
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
         by_name = {
@@ -173,7 +174,8 @@ class Run:
 
     def _due_at_start(self) -> Due:
         """Returns the work before the first update: a validation (due or --validate-first), or the end of the run."""
-        if self.progress.validation_due or (self.job.run.validate_first and not self.progress.updates):
+        first = self.job.run.validate_first and not self.progress.updates
+        if self.validator and (self.progress.validation_due or first):
             return Due(validate=True, save=self.resumes_scheduled, scheduled=self.resumes_scheduled)
         return Due(stop=self.ended)
 
@@ -187,15 +189,13 @@ class Run:
         self.callbacks.call("update")
         self.display.tick(self._progress_record(update) | self.meter.latest())
         minutes = self.job.run.save_interval_minutes
-        own = self._requests(
-            out_of_time=self.progress.is_out_of_time(self.job.run),
-            clock_saves=minutes is not None and time.monotonic() - self.last_save > 60 * minutes,
-        )
+        late = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
+        own = self._requests(out_of_time=self.progress.is_out_of_time(self.job.run), clock_saves=late * metrics.number)
         self.asked = Requests(*self.exchange.maximum(*own))
         self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
-    def _requests(self, **by_clock: bool) -> Requests:
+    def _requests(self, **by_clock: int) -> Requests:
         """Returns the requests that a signal, the callbacks and the clock make on this rank."""
         stops, validates, saves = self.callbacks.asked()
         return Requests(
@@ -281,7 +281,7 @@ class Run:
         """
         started = time.monotonic()
         weights, state = self.trainer.weights(), self.trainer.state_dict()  # gathered from all ranks
-        self.last_save = time.monotonic()
+        self.last_save, self.progress.saved = time.monotonic(), self.progress.updates
         if distributed.is_rank_zero():
             contents = self._contents(weights, state, scores or {}, scheduled)
             try:
@@ -337,11 +337,11 @@ class Run:
         if config.reset_optimizer:
             del requirements["optimizer"]
         check_resumable(contents, requirements, path)
-        before = Objective(*state["objective"])
+        before = Objective.stored(state["objective"], contents["run"]["settings"])
         if before != self.objective and self.job.schedule_follows_validations and not config.reset_lr_scheduler:
             raise ValueError(
                 f"the learning-rate schedule of this run has followed {before.name}; resume with "
-                f"--best-checkpoint-metric {before.name}, or with --reset-lr-scheduler"
+                f"--best-checkpoint-metric {' '.join((before.name, *before.conditions))}, or with --reset-lr-scheduler"
             )
         if contents["run"]["settings"]["lr-scheduler"]["name"] != self.job.components["lr-scheduler"].name:
             state = state | {"scheduler": self.trainer.scheduler.state()}  # each kind of schedule has a different state

@@ -15,17 +15,25 @@ import torch
 import nmtkit
 from nmtkit.config.files import write_atomically
 from nmtkit.config.plugins import source_digests
+from nmtkit.data import checkpoint_file
+from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
-BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
+RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # settings of a single resume, off
+BASE_FACTS = ("base_fingerprint", "base_origin", "base_directions")  # facts about the base of fine-tuning
 
 
 def fingerprint(dataset: Dataset) -> str:
     """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
     return dataset.fingerprint[:12]
+
+
+def fingerprint_of_base(contents: Checkpoint) -> str:
+    """Returns 12 hexadecimal digits that identify the model of a checkpoint. `contents` is from `checkpoint.load`."""
+    return f"{checkpoint_file.fingerprint(contents):016x}"[:12]
 
 
 def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -70,7 +78,7 @@ def write_config(job: JobConfig, facts: Mapping[str, Any]) -> None:
     this file must not reset the state again.
     """
     folder = job.run.save_dir
-    job = replace(job, run=replace(job.run, reset_optimizer=False, reset_lr_scheduler=False))
+    job = replace(job, run=replace(job.run, **RESETS))
     text = config_text("To start or resume this run: nmtkit train --config FILE", facts, job.toml(folder))
     write_atomically(folder / "config.toml", text)
 
@@ -88,14 +96,16 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
 def _base_facts(base: Path | None) -> dict[str, Any]:
     """Returns facts about the base of fine-tuning, or nothing for a run from random weights.
 
-    `base_origin` is the origin of an imported base, or of the imported model from which the base was fine-tuned.
+    `base_fingerprint` identifies the model of the base. `base_origin` is the origin of an imported base, or of the
+    imported model from which the base was fine-tuned.
     `base_directions` are the directions that a base with language tokens was trained on; empty if they are unknown.
     """
     if base is None:
         return {}
     contents = checkpoint.load(base, mmap=True)
     origin = contents.get("origin") or contents.get("run", {}).get("base_origin")
-    facts: dict[str, Any] = {"base_origin": origin} if origin else {}
+    facts: dict[str, Any] = {"base_fingerprint": fingerprint_of_base(contents)}
+    facts |= {"base_origin": origin} if origin else {}
     if building.tokenizer_of(contents, base).languages:
         facts["base_directions"] = sorted(map(list, building.directions_of(contents)))
     return facts

@@ -79,7 +79,8 @@ class RunLog:
     def write(self, kind: str, **values: Any) -> None:
         record = {"kind": kind, **values, "time": int(time.time()), "cpu_seconds": int(time.process_time())}
         self.display.record(record)
-        finite = {name: _plain(value) for name, value in record.items()}
+        # settings stay exact, because later commands compare them
+        finite = {name: value if name == "config" else _plain(value) for name, value in record.items()}
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(finite, ensure_ascii=False) + "\n")

@@ -247,35 +247,39 @@ class Trainer:
         The result is complete on rank 0. Every rank must call this method.
         """
         gather = self.engine.gather
-        state: dict[str, Any] = {}
-        if self.averages:
-            state["weights"] = {name: gather(name, weight.detach()) for name, weight in self.engine.parameters.items()}
-        return state | {
+        state: dict[str, Any] = {
             "optimizer": self._optimizer_state(),
             "scheduler": self.scheduler.state(),
             "lr": self.lr,
             "schedule_start": self.schedule_start,
             "loss_scale": self.loss_scale.state_dict(),
         }
+        if self.averages:
+            weights = {name: gather(name, weight.detach()) for name, weight in self.engine.parameters.items()}
+            # weights of an optimizer that averages mean nothing without its state
+            owner = state if self.ema else state["optimizer"]
+            owner["weights"] = weights
+        return state
 
     def load_state_dict(self, state: dict[str, Any], done: int) -> None:
         """Restores the training state after update `done`. Call `load_weights` first.
 
         The resumed run may add or remove --ema-decay. With --reset-optimizer, the run may train different parameters.
         A checkpoint of a run with averages has two weights for each trained parameter: the average and the weight of
-        the optimizer. A parameter that was trained before and is trained now gets the weight of the optimizer. Any
-        other parameter keeps the weight that `load_weights` has loaded. Raises ValueError if the optimizer state is for
-        different parameters.
+        the optimizer. A parameter that was trained before and is trained now gets the weight of the optimizer, unless
+        the optimizer has made the averages and is reset. Any other parameter keeps the weight that `load_weights` has
+        loaded. Raises ValueError if the optimizer state is for different parameters.
         """
+        saved = dict(state.get("weights", {}))
         if not self.job.run.reset_optimizer:
             self._load_optimizer(state["optimizer"])
+            saved |= state["optimizer"].get("weights", {})
         if not self.job.run.reset_lr_scheduler:
             self.scheduler.load_state(state["scheduler"])
         self.lr = state["lr"]
         self.loss_scale.load_state_dict(state["loss_scale"])
         if self.ema:
             self.ema.restart()  # the loaded weights are the means
-        saved = state.get("weights", {})
         with torch.no_grad():
             for name, parameter in self.engine.parameters.items():
                 if name in saved:

@@ -96,7 +96,7 @@ def test_only_pairs_that_all_filters_keep_get_late_scores(tmp_path: Path) -> Non
     scores[::4, 1] = 9  # the second filter drops these pairs
     scorer = LengthScorer()
     limits = [Limits(lowest=0.5), Limits(highest=1)]
-    names = late_limits(scorer, False, 0, 0.2)
+    names = late_limits(scorer, None, 0, 0.2)
     late = LateScorer(limits, lambda block: np.tile(np.float32([1, 0]), (len(block), 1)), scorer, names, seed=1)
     result = late.add([StoredBlock(0, tmp_path / name) for name in "01"], scores, tmp_path / "late")
     np.testing.assert_array_equal(result[:, :2], scores)
@@ -126,7 +126,7 @@ def test_scores_of_rules_do_not_count_beside_scores_of_words(tmp_path: Path) -> 
     scores[::2, 0], scores[1::4, 1] = 0, 0
     probabilities = {}
     for name, limits in {"one": [Rule(), Words()], "both": [Rule(), Rule()]}.items():
-        late = LateScorer(limits, score_block, None, late_limits(None, False, 0, 0), seed=1)
+        late = LateScorer(limits, score_block, None, late_limits(None, None, 0, 0), seed=1)
         result = late.add([StoredBlock(0, tmp_path / "0")], scores, tmp_path / name)
         probabilities[name] = [float(result[row, 2]) for row in (3, 2, 1)]  # scores (1, 1), (0, 1) and (1, 0)
     assert probabilities["one"][0] == probabilities["one"][1] > 0.5 > probabilities["one"][2]
@@ -135,14 +135,14 @@ def test_scores_of_rules_do_not_count_beside_scores_of_words(tmp_path: Path) -> 
 
 def test_too_few_pairs_for_late_scores_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(pickle.dumps(Pairs(["a"] * 40, ["b"] * 40, [{}] * 40, 1)))
-    names = late_limits(None, False, 0, 0.2)
+    names = late_limits(None, None, 0, 0.2)
     late = LateScorer([], lambda block: np.empty((len(block), 0), np.float32), None, names, 1)
     with pytest.raises(ValueError, match=r"40 pairs, .*100"):
         late.add([StoredBlock(0, tmp_path / "0")], np.empty((40, 0), np.float32), tmp_path / "late")
 
 
 def test_the_probability_needs_no_models() -> None:
-    assert list(late_limits(None, False, 0, None)) == []
-    assert list(late_limits(None, False, 0, 0.5)) == ["probability"]
-    assert list(late_limits(LengthScorer(), False, 0.1, 0.2)) == ["model", "probability"]
-    assert list(late_limits(None, True, 0.1, None)) == ["model"]
+    assert list(late_limits(None, None, 0, None)) == []
+    assert list(late_limits(None, None, 0, 0.5)) == ["probability"]
+    assert list(late_limits(LengthScorer(), None, 0.1, 0.2)) == ["model", "probability"]
+    assert list(late_limits(None, (), 0.1, None)) == ["model"]

@@ -10,11 +10,13 @@ import types
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from nmtkit.cleaning import blocks
 from nmtkit.cleaning import clean as cleaning
+from nmtkit.cleaning.scores import ScoreWriter, checksums
 from nmtkit.cli import main
 from nmtkit.data.corpora.corpus import Pairs, locate
 from nmtkit.data.corpora.pairs import pairs
@@ -124,6 +126,19 @@ def test_scores_are_applied_again_with_other_limits(name: str, folder: Path, tmp
     succeeds(folder / "noisy.tsv", *flags, "--max-characters", "40")
     assert all(max(len(row[0]), len(row[1])) <= 40 for row in read(tmp_path / "more.tsv"))
     assert len(read(tmp_path / "more.tsv")) + len(read(tmp_path / "dropped.tsv")) == len(read(folder / "noisy.tsv"))
+
+
+@pytest.mark.parametrize("name", ["scores.parquet", "scores.tsv"])
+def test_the_best_duplicate_has_the_highest_probability_in_the_file(name: str, tmp_path: Path) -> None:
+    pairs = [("one two", "eins"), ("one two", "eins zwei"), ("one two", "zwei")]
+    write(tmp_path / "c.tsv", pairs)
+    columns = {"empty": [4, 7, 4], "model": [0.5, 0.4, 0.3], "probability": [0.2, 0.9, np.nan]}
+    with ScoreWriter(tmp_path / name) as writer:
+        values = {column: np.array(numbers, np.float32) for column, numbers in columns.items()}
+        writer.write(0, 1, checksums(*zip(*pairs, strict=True)), values, [None, None, None])
+    flags = ("--filters", "empty", "--duplicates", "source", "--from-scores", tmp_path / name)
+    succeeds(tmp_path / "c.tsv", *flags, "--output", tmp_path / "out.tsv")
+    assert [row[:2] for row in read(tmp_path / "out.tsv")] == [("one two", "eins zwei")]
 
 
 def test_scores_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:

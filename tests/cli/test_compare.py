@@ -104,6 +104,16 @@ def test_settings_that_changed_midway_are_shown(tmp_path: Path) -> None:
     assert "until update" not in compare(plain).stdout
 
 
+@pytest.mark.parametrize("change", [{"valid_subset": ["test"]}, {"valid_sentences": 100}, {"clip_norm": 1.0}], ids=str)
+def test_the_best_score_is_of_the_last_valid_set(tmp_path: Path, change: dict[str, Any]) -> None:
+    later = {"kind": "valid", "update": 25, "bleu": 9.0, "loss": 6.2, "maximized": ["bleu"]}
+    before = {"valid_subset": ["valid"], "valid_sentences": None, "clip_norm": 0.0}
+    (row,) = rows_of(write_run(tmp_path / "run", *resumed(20, **before | change), later, **before))
+    best = {name: (row["best"][name]["value"], row["best"][name]["update"]) for name in ("loss", "bleu")}
+    compared = "clip_norm" in change
+    assert best == {"loss": (5.8, 15) if compared else (6.2, 25), "bleu": (12.0, 15) if compared else (9.0, 25)}
+
+
 def test_states_are_those_of_lock_and_log(tmp_path: Path) -> None:
     failed = END | {"state": "failed", "reason": "out of memory"}
     folders = [

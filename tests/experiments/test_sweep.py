@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
 from nmtkit.config import plugins, to_dict
+from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments import sweep as sweeps
 from nmtkit.experiments.estimate import dry_run
 from nmtkit.experiments.sweep_runner import Runner
@@ -347,6 +348,32 @@ def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     within_this_process.clear()
     assert "already finished" not in sweep(file).stderr
     assert len(within_this_process) == 1  # training warns of the change
+
+
+def test_a_setting_with_many_digits_stays_the_same(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    file = file_of(tmp_path, "[lr_scheduler]\nlr = 0.00070710678\n[sweep]\nseeds = [1]\n", mirror_data)
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    file.write_text(file.read_text().replace("0678", "0679"))
+    assert re.search(r"lr +0\.00070710678 +0\.00070710679\n", sweep(file).stderr)
+
+
+def test_a_finished_run_of_another_base_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    tokenizer = Dataset.open(mirror_data).tokenizer
+    save_tiny_transformer(tmp_path / "base.pt", tokenizer, seed=1)
+    file = tmp_path / "mine.sweep.toml"
+    run = BASE[: BASE.index("[architecture]")].format(data=mirror_data)
+    file.write_text(f'{run}finetune_from = "base.pt"\n[sweep]\nseeds = [1]\n')
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    save_tiny_transformer(tmp_path / "base.pt", tokenizer, seed=2)
+    again = sweep(file)
+    assert again.exit_code == 1 and "finished before" not in again.stderr
+    assert "finetune_from" in again.stderr and "save_dir" in again.stderr
 
 
 def test_a_run_that_the_system_killed_has_failed(

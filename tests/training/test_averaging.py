@@ -127,6 +127,17 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
         averaging.last_of(tmp_path, 5)
     with pytest.raises(ValueError, match=r"has 3 checkpoints .*loss, not 4"):
         averaging.best_of(tmp_path, 4, "loss")
+
+
+def test_the_best_of_a_folder_have_scores_of_one_valid_set(tmp_path: Path) -> None:
+    names = []
+    for update, (subset, loss) in enumerate([("valid", 1.0), ("valid", 2.0), ("test", 5.0), ("test", 4.0)], 1):
+        tables = {"run": {"valid_subset": [subset], "metrics": []}, "criterion": {"name": "cross_entropy"}}
+        facts = {"scores": {"loss": loss}, "run": {"settings": tables}}
+        names.append(write(tmp_path / checkpoints.file_name(update), update, torch.ones(1), **facts))
+    assert averaging.best_of(tmp_path, 2, "loss") == [names[3], names[2]]
+    with pytest.raises(ValueError, match="has 2 checkpoints with a validation loss, not 3"):
+        averaging.best_of(tmp_path, 3, "loss")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         averaging.last_of(tmp_path / "nowhere", 1)
 

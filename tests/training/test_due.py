@@ -1,13 +1,19 @@
 """The work that is due after an update is a function of settings, progress, signals, clock and callbacks."""
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from test_run import job
 
+from nmtkit.jobs.distributed import AsyncMax
+from nmtkit.training.callbacks import Callback, RunState
 from nmtkit.training.due import Due, Requests, RunProgress, StopReason, due_after_update, stop_reason
 from nmtkit.training.loader import Position
+from nmtkit.training.run import Run
 from nmtkit.training.run_config import RunConfig
+from nmtkit.training.run_log import Lines
 
 WITHIN, END = Position(2, 5), Position(3, 0)  # within the third epoch, and after its last update
 NOTHING = Requests()
@@ -95,3 +101,26 @@ def test_before_the_first_update_only_a_finished_run_stops() -> None:
     assert stop_reason(RunConfig(max_update=7), RunProgress(), NOTHING) is None
     finished = RunProgress(updates=7, position=WITHIN)
     assert stop_reason(RunConfig(max_update=7), finished, NOTHING) == StopReason("--max-update 7 is reached", 7)
+
+
+def test_the_clock_saves_once_though_several_processes_answer_one_update_later(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class HourAtUpdate3(Callback):
+        def update(self, state: RunState) -> None:
+            run.last_save -= 3600 * (state.update == 3)
+
+    requests = [[0] * len(NOTHING)]
+
+    def late(self: AsyncMax, *values: int) -> list[int]:
+        requests.append(list(values))
+        return requests[-2]
+
+    monkeypatch.setattr(AsyncMax, "maximum", late)
+    settings = {"max_update": 8, "save_interval": None, "keep_last": None}
+    run = Run(job(tmp_path / "run", **settings), mirror_data, Lines(), [HourAtUpdate3()])
+    run.run()
+    assert [path.name for path in sorted((tmp_path / "run").glob("update_*.pt"))] == [
+        "update_00000004.pt",
+        "update_00000008.pt",
+    ]

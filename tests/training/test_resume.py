@@ -2,6 +2,7 @@
 
 import logging
 import math
+import tomllib
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from nmtkit.config import plugins
 from nmtkit.data import checkpoint_file
 from nmtkit.experiments.comparison import summarize
+from nmtkit.experiments.inspection import config_of
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run import Run
@@ -138,7 +140,26 @@ def test_a_schedule_free_run_validates_before_its_first_update(mirror_data: Path
     assert [record["update"] for record in log_records(tmp_path, "valid")] == [0, 1]
     saved, later = (checkpoint_file.read(path) for path in sorted(tmp_path.glob("update_*.pt")))
     assert (saved["update"], later["update"]) == (0, 1)
-    assert all(torch.equal(saved["model"][name], weight) for name, weight in saved["training"]["weights"].items())
+    assert all(
+        torch.equal(saved["model"][name], weight) for name, weight in saved["training"]["optimizer"]["weights"].items()
+    )
+
+
+@pytest.mark.parametrize("optimizer", [None, "schedule_free_adamw", "adam"])
+def test_a_reset_of_a_schedule_free_optimizer_starts_from_its_averages(
+    mirror_data: Path, tmp_path: Path, optimizer: str | None
+) -> None:
+    names, folder = {"optimizer": "schedule_free_adamw", "lr-scheduler": "fixed"}, tmp_path / "run"
+    train(mirror_data, folder, names, max_update=3, warmup_updates=0)
+    saved = checkpoint_file.read(folder / "update_00000003.pt")
+    averages, trained = saved["model"], saved["training"]["optimizer"]["weights"]
+    assert any(not torch.equal(averages[name], weight) for name, weight in trained.items())
+    resumed = names if optimizer is None else names | {"optimizer": optimizer}
+    settings = {"reset_optimizer": optimizer is not None, "warmup_updates": 0, "max_update": 3}
+    run = Run(job(folder, resumed, **settings), mirror_data, Lines())
+    run.checkpoints.unlock()
+    for name, parameter in run.trainer.engine.parameters.items():
+        assert torch.equal(parameter, trained[name] if optimizer is None else averages[name]), name
 
 
 def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
@@ -152,6 +173,8 @@ def test_a_resume_by_the_config_of_the_folder_resets_nothing_again(
     run.checkpoints.unlock()
     assert run.trainer.schedule_start == 3
     assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {1.0}
+    repeated = tomllib.loads(config_of(folder / "last.pt"))["run"]
+    assert not repeated["reset_optimizer"] and not repeated["reset_lr_scheduler"]
 
 
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------
@@ -225,6 +248,7 @@ def test_a_plug_in_that_was_edited_since_the_stop_is_named(
     assert "mine.py" not in go(1, source)
     assert "mine.py has changed" not in go(2, source)
     assert "source of plug-in mine.py" in go(3, source + "\nX = 1\n")
+    assert "trained to its end, so the new source changes nothing" in go(3, source + "\nX = 3\n")
     starts = [*log_records(tmp_path / "run", "start"), *log_records(tmp_path / "run", "resume")]
     digests = [record["plugin_sources"]["mine.py"] for record in starts]
     assert digests[0] == digests[1] != digests[2]

@@ -21,6 +21,7 @@ from builders import log_records
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.experiments.inspection import after_training
 from nmtkit.jobs import distributed, folder_lock
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints, health, setup
@@ -28,7 +29,7 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.due import StopReason
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.meter import DivergedError
-from nmtkit.training.run import Run
+from nmtkit.training.run import Run, train_job
 from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
 from nmtkit.translation.search import scorer
@@ -287,10 +288,13 @@ def test_resuming_with_other_frozen_parameters_is_refused(mirror_data: Path, tmp
         train(mirror_data, tmp_path / "run", max_update=2, freeze=("encoder.*",))
 
 
-def test_a_resumed_run_keeps_the_resolved_batch_size(mirror_data: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_resolved_batch_size(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(mirror_data, tmp_path / "run", max_update=1, batch_tokens=None, update_freq=3)
     run = Run(job(tmp_path / "run", max_update=2, batch_tokens=None, update_freq=1), mirror_data, Lines())
     assert run.job.run.batch_tokens == 360
+    assert "keeps its updates of 360 tokens; --update-freq 1 would make updates of 120 tokens" in caplog.text
 
 
 def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_data: Path, tmp_path: Path) -> None:
@@ -417,6 +421,47 @@ def test_a_validation_that_fails_leaves_a_checkpoint_and_is_made_first_by_the_re
     train(mirror_data, tmp_path / "whole", **settings)
     scores = [{it["update"]: it["loss"] for it in log_records(tmp_path / name, "valid")} for name in ("run", "whole")]
     assert list(scores[0]) == [3, 6] and scores[0] == scores[1]
+
+
+def test_a_finished_run_whose_last_validation_failed_makes_no_update_without_validations(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "_scores", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(mirror_data, tmp_path / "run", max_update=3, validate_interval_updates=3)
+    assert train(mirror_data, tmp_path / "run", max_update=3).updates == 3
+    assert sorted(it["update"] for it in log_records(tmp_path / "run", "end")) == [3, 3]
+
+
+def test_the_next_command_averages_the_last_checkpoints_without_an_older_best(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([1.0, 2.0, 3.0, 4.0, 5.0])
+    monkeypatch.setattr(Validator, "scores", lambda *_: {"loss": next(losses)})
+    each_update = {"validate_interval_updates": 1, "save_interval_updates": 1}
+    settings = job(tmp_path / "run", max_update=5, keep_last=2, **each_update)
+    end = train_job(dataclasses.replace(settings, data=mirror_data))
+    kept = [path.name for path in sorted((tmp_path / "run").glob("update_*.pt"))]
+    assert kept == ["update_00000001.pt", "update_00000004.pt", "update_00000005.pt"]
+    (average, _) = after_training(dataclasses.replace(settings, data=mirror_data), end)[1]
+    assert " --last 2 " in average
+
+
+@pytest.mark.parametrize(
+    "changes", [{"valid_subset": ("test",)}, {"valid_sentences": 5}, {"label_smoothing": 0.3}], ids=str
+)
+def test_scores_under_other_conditions_are_not_compared(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    losses = iter([1.0, 2.0, 5.0, 6.0, 7.0])
+    monkeypatch.setattr(Validator, "scores", lambda *_: {"loss": next(losses)})
+    settings = {"validate_interval_updates": 1, "save_interval_updates": 1, "patience": 3}
+    train(mirror_data, tmp_path / "run", max_update=2, **settings)
+    end = train(mirror_data, tmp_path / "run", max_update=5, **settings, **changes)
+    assert end.updates == 5  # two of the three validations after the resume have a higher loss than the first
+    assert (tmp_path / "run" / "best.pt").resolve().name == "update_00000003.pt"
+    assert [record["best"] for record in log_records(tmp_path / "run", "valid")] == [True, False, True, False, False]
 
 
 def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
@@ -553,6 +598,24 @@ def test_a_fine_tuning_that_starts_above_uniform_guesses_diverges_only_above_its
     monkeypatch.setattr(watch, "save_dir", tmp_path)
     with pytest.raises(DivergedError, match=r"update 900 .* since update 801\. .*update_00000800\.pt"):
         watch.stop_if_diverged({"update": 900, "ppl": math.exp(60)})
+
+
+def test_a_resumed_run_diverges_and_settles_after_its_start(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Dataset.open(mirror_data)["train"]
+    watch = health.TrainingHealth(job(tmp_path), data, fresh=False, done=500, schedule_start=500)
+    for update in (500, 600):
+        (tmp_path / f"update_{update:08d}.pt").touch()
+    watch.stop_if_diverged({"update": 550, "ppl": math.exp(20)})
+    assert "diverges" in warned(caplog)[0]
+    with pytest.raises(DivergedError, match=r"since update 501\. .*update_00000500\.pt"):
+        watch.stop_if_diverged({"update": 600, "ppl": math.exp(20)})
+    caplog.clear()
+    watch = health.TrainingHealth(job(tmp_path, warmup_updates=300), data, fresh=False, done=500, schedule_start=500)
+    for update in (600, 700, 750):  # updates 100, 200 and 250 of the schedule
+        watch.after_log_line({"update": update, "ppl": 400.0})
+    assert not warned(caplog)
 
 
 def test_a_validation_tells_of_a_divergence_before_the_first_log_line(

@@ -96,7 +96,7 @@ def locate(
     """Returns the corpus `name`: a file with a known suffix, a folder, or a prefix.
 
     Raises FileNotFoundError with a hint if no such file exists, and ValueError if several files match, a file is empty,
-    or `columns` are given for a format without columns.
+    one file would be the text of two languages, or `columns` are given for a format without columns.
     """
     path = Path(name)
     format = ARROW_FOLDER if path.is_dir() else format_of(path)
@@ -110,7 +110,12 @@ def locate(
         raise FileNotFoundError(f"no such file: {name}{_similar(path)}")
     if columns is not None:
         raise ValueError(f"--columns does nothing for the prefix {name}; give the name of a .tsv, .jsonl or .parquet")
-    return Corpus(locate_side(name, source_lang), locate_side(name, target_lang), languages=(source_lang, target_lang))
+    sides = locate_side(name, source_lang), locate_side(name, target_lang)
+    if sides[0] == sides[1] and source_lang != target_lang:
+        raise ValueError(
+            f"both {source_lang} and {target_lang} would be the file {sides[0]}; give each language a file of its own"
+        )
+    return Corpus(*sides, languages=(source_lang, target_lang))
 
 
 def locate_side(prefix: str, language: str) -> Path:

@@ -23,7 +23,8 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
     """Returns the indices of the source column and the target column of a table. `names` are the names of its columns.
 
     The order of preference is: the columns of --columns, columns named after the languages, names such as "source".
-    Returns None if a column is not found. Raises ValueError if a column of --columns does not exist.
+    Returns None if a column is not found. If both languages are equal, the only column of this language is both sides.
+    Raises ValueError if a column of --columns does not exist, or if one column would be the text of two languages.
     """
     if corpus.columns is not None:
         for column in corpus.columns:
@@ -47,7 +48,16 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
             if language is None and indexes[side] is None and rest:
                 indexes[side] = rest.pop(0)
     source, target = indexes
-    return None if source is None or target is None else (source, target)
+    if source is None or target is None:
+        return None
+    if source == target:  # a .tsv of two sides in one language has the name of the language twice
+        target = next((index for index in range(source + 1, len(names)) if names[index] == names[source]), source)
+    if source == target and corpus.languages[0] != corpus.languages[1]:
+        raise ValueError(
+            f"{corpus.source}: both {' and '.join(map(str, corpus.languages))} would be the column {names[source]!r}; "
+            "give --columns with the names or numbers of the source and target column"
+        )
+    return source, target
 
 
 def read_tsv(corpus: Corpus) -> Iterator[Row]:

@@ -170,6 +170,9 @@ class TransformerConfig(Config):
             raise ValueError(f"--residual {self.residual} is for norms after the sub-layers; leave out --pre-norm")
         if not self.encoder_layers and self.encoder_layerdrop:
             raise ValueError("--encoder-layerdrop does nothing without an encoder (--encoder-layers 0)")
+        kinds = {self.decoder_self_attention, self.encoder_self_attention if self.encoder_layers else None}
+        if self.window is not None and "attention" not in kinds:
+            raise ValueError(f"--window needs self-attention, not {' and '.join(sorted(filter(None, kinds)))}")
         if not self.kernels:
             raise ValueError("--kernels is empty; give the width of the convolutions of each layer")
         if self.kernels != (3, 7, 15, 31) and not self.convolves:

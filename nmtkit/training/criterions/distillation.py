@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmtkit.config import option
+from nmtkit.config import changed_flags, option
 from nmtkit.data.dataset.batching import micro_batches
 from nmtkit.data.dataset.binarized import Split
 from nmtkit.data.dataset.teacher_file import TeacherFile
@@ -46,7 +46,11 @@ class DistillationConfig(CrossEntropyConfig):
         0.5, "Weight w of the cross-entropy with the teacher; the target has the weight 1 - w.", min=0, max=1
     )
     teacher_candidates: int = option(
-        32, "Number of the teacher's most probable pieces; their probabilities are renormalised.", min=1, max=1_000_000
+        32,
+        "Number of the teacher's most probable pieces; their probabilities are renormalised. With "
+        "--teacher-probabilities, the default takes at most the stored pieces.",
+        min=1,
+        max=1_000_000,
     )
 
 
@@ -70,6 +74,13 @@ class Distillation(CrossEntropy):
         self.stored: TeacherFile | None = None
         if config.teacher_probabilities is not None:
             self.stored = TeacherFile.open(config.teacher_probabilities, tokenizer.fingerprint)
+            stored, wanted = self.stored.candidates, min(self.candidates, tokenizer.target_size)
+            if wanted > stored and "--teacher-candidates" in changed_flags(config):
+                raise ValueError(
+                    f"--teacher-candidates is {self.candidates}, but {config.teacher_probabilities} has {stored} "
+                    f"pieces for each token; give --teacher-candidates {stored}, or store more with nmtkit distill "
+                    f"--top-k {wanted}"
+                )
         teachers = nn.ModuleList(load_teacher(path, tokenizer) for path in config.teacher)
         self.teachers = cast(Sequence[Architecture], teachers)
 

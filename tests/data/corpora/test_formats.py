@@ -242,6 +242,22 @@ def test_two_sides_in_one_language_are_both_written_or_refused(tmp_path: Path) -
     with CorpusWriter(str(tmp_path / "c.tsv"), ("en", "en")) as writer:
         writer.write(Pairs(["he go"], ["he goes"], [{}]))
     assert (tmp_path / "c.tsv").read_text().splitlines()[1] == "he go\the goes"
+    for columns in (None, ("1", "2")):
+        (part,) = pairs(locate(str(tmp_path / "c.tsv"), "en", "en", columns))
+        assert (part.sources, part.targets) == (["he go"], ["he goes"])
+
+
+def test_one_file_or_column_is_not_the_text_of_two_languages(tmp_path: Path) -> None:
+    (tmp_path / "c.en").write_text("a\n")
+    with pytest.raises(ValueError, match=r"both en-GB and en-US would be the file .*c\.en"):
+        locate(str(tmp_path / "c"), "en-GB", "en-US")
+    assert locate(str(tmp_path / "c"), "en", "en").source == tmp_path / "c.en"  # monolingual text
+    for name, text in (("c.tsv", "en\tde\na\tb\n"), ("c.jsonl", '{"en": "a", "de": "b"}\n')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match="both en-GB and en-US would be the column 'en'; give --columns"):
+            list(pairs(locate(str(tmp_path / name), "en-GB", "en-US")))
+        (part,) = pairs(locate(str(tmp_path / name), "en", "en"))  # monolingual text
+        assert part.sources == part.targets == ["a"]
 
 
 def test_unequal_sides_of_a_zip_name_both_counts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformer_cases import SIZE, model_of
 
 from nmtkit.data.packed import Batch, Packed
 from nmtkit.models.architectures.transformer import Transformer
+from nmtkit.models.architectures.transformer_config import TransformerConfig
 from nmtkit.models.architectures.transformer_layers import Layer
 from nmtkit.models.formats import bergamot, ctranslate2, huggingface_export, marian_export
 from nmtkit.training.config import JobConfig
@@ -123,6 +124,14 @@ def test_a_model_with_a_base_width_has_the_papers_rate_of_the_base() -> None:
     job = JobConfig.read(names={"architecture": "transformer_tiny"}, settings=settings)
     trainer = build_trainer(job, tiny_tokenizer(), torch.device("cpu"))
     assert trainer.scheduler.lr(4000) == pytest.approx((8 * 4000) ** -0.5)
+
+
+@pytest.mark.parametrize("without", [{"encoder_self_attention": "lightconv"}, {"encoder_layers": 0}], ids=str)
+def test_a_window_needs_self_attention(without: dict[str, Any]) -> None:
+    TransformerConfig(window=5, **without)
+    TransformerConfig(window=5, decoder_self_attention="ssru")
+    with pytest.raises(ValueError, match="--window needs self-attention, not"):
+        TransformerConfig(window=5, decoder_self_attention="ssru", **without)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])

@@ -184,6 +184,16 @@ def test_the_stored_pieces_are_the_most_probable_and_are_renormalised(
         assert float(loss.sum.detach()) == pytest.approx(soft, rel=1e-5)
 
 
+def test_more_candidates_than_are_stored_are_refused(
+    teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "probabilities"
+    distill(dataset_folder, teachers[:1], folder, "--top-k", 3)
+    criterion(tokenizer, teacher_probabilities=folder)  # the default takes the stored pieces
+    with pytest.raises(ValueError, match=r"--teacher-candidates is 4, but .*probabilities has 3 .*--top-k 4"):
+        criterion(tokenizer, teacher_probabilities=folder, teacher_candidates=4)
+
+
 def test_an_interrupted_command_continues_and_other_settings_are_refused(
     teachers: tuple[Path, ...], dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
