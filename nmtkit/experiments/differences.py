@@ -75,6 +75,9 @@ def compare_rows(
 ) -> RowComparison:
     """Compares rows of runs with the row `base` (None: the first row). Only finished runs with translations count.
 
+    Beside runs that a sweep has translated, runs that a sweep has not translated do not count. They may have been
+    finished a moment ago by a second process of the sweep.
+
     Raises OSError, or ValueError if the base is missing, or if two runs translated different texts or used
     different settings.
     """
@@ -86,6 +89,10 @@ def compare_rows(
             left_out[run.name] = run.state if run.state != "finished" else "no translations of the last model"
         else:
             found[run.name] = translations
+    by_sweep = {name for name, translations in found.items() if translations.by_sweep}
+    for name in [name for name in found if by_sweep and name not in by_sweep]:
+        left_out[name] = "finished, but not yet translated by the sweep"
+        del found[name]
     if not found:
         raise ValueError(
             "no finished run has translations; add [sweep.generate] to the sweep, or validate with --metrics bleu"

@@ -34,6 +34,7 @@ class RunTranslations:
     target_lang: str | None
     made_by: str
     flop: float | None  # estimated cost of the training, if a sweep has recorded it
+    by_sweep: bool  # whether a sweep has made the translations; otherwise, they are of the last validation
 
 
 def settings_of(average: int | None, generate: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def read(run: RunSummary) -> RunTranslations | None:
         settings = {name: value for name, value in record["settings"].items() if value is not None}
         made_by = ", ".join(f"{name} {setting_text(value)}" for name, value in settings.items())
         subset = record["settings"]["gen_subset"]
-        return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"])
+        return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"], True)
     validations = [record for record in run.records if record["kind"] == "valid"]
     path = translations_file(folder, validations[-1]["update"]) if validations else folder
     if not path.is_file():
@@ -92,7 +93,13 @@ def read(run: RunSummary) -> RunTranslations | None:
 
 
 def _texts(
-    path: Path, data: Path, subset: str, sentences: int | None, made_by: str = "", flop: float | None = None
+    path: Path,
+    data: Path,
+    subset: str,
+    sentences: int | None,
+    made_by: str = "",
+    flop: float | None = None,
+    by_sweep: bool = False,
 ) -> RunTranslations:
     """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references."""
     texts = read_texts(data=data, subset=subset)
@@ -105,7 +112,7 @@ def _texts(
     assert texts.sources is not None
     return RunTranslations(
         lines=lines, references=references, sources=texts.sources[:sentences], target_lang=texts.target_lang,
-        made_by=made_by, flop=flop,
+        made_by=made_by, flop=flop, by_sweep=by_sweep,
     )  # fmt: skip
 
 

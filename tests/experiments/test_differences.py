@@ -240,6 +240,17 @@ def test_a_sweep_translates_with_averages_and_compares_the_rows(
     assert "beam 1" in json.loads(invoke("sweep", file, "--format", "json").stdout)["made_by"]
 
 
+def test_a_run_that_the_sweep_has_not_yet_translated_is_left_out(runs: Path, mirror_data: Path) -> None:
+    for path in sorted(runs.glob("b*")):
+        translated = (path / "validation/update_00000020.txt").read_bytes()
+        (path / "translations.txt").write_bytes(translated)
+        record = {"settings": {"gen_subset": "valid", "beam": 4}, "trained": [20, 150], "data": str(mirror_data)}
+        (path / "translations.json").write_text(json.dumps(record | {"flop": None}))
+    said = json.loads(invoke("compare", runs, "--base", "base", "--format", "json").stdout)
+    assert [row["row"] for row in said["rows"]] == ["base", "better"]
+    assert [Path(name).name for name in said["left_out"]] == ["alike,seed=4"]
+
+
 @pytest.mark.slow
 def test_translations_of_a_run_that_was_trained_further_are_made_again(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
