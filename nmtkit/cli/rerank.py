@@ -22,6 +22,8 @@ RERANK_RULES = (
     FlagRule("--seed", needs=("--tune",)),
     FlagRule("--metric", needs=("--tune",)),
     FlagRule("--source-lang", needs=("--backward",)),
+    FlagRule("--target-lang", needs=("--backward", "--lm", "--tune")),
+    FlagRule("--plugin", needs=("--backward", "--lm")),
     FlagRule("--estimate", needs=("--feature", "--format jsonl")),
 )
 
