@@ -341,6 +341,19 @@ def test_the_target_side_of_a_corpus_is_the_reference(name, flags, tmp_path):
     assert nmtkit_score("--ref", tmp_path / name, *flags, stdin=system).stdout == expected.stdout
 
 
+def test_the_languages_choose_a_side_of_a_corpus_of_several_languages(tmp_path):
+    """`-t de` was refused with chrf, which needs no language itself."""
+    texts = {"en": "a dog", "de": "ein Hund", "fr": "un chien"}
+    variants = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in texts.items())
+    path = tmp_path / "c.tmx"
+    path.write_text(f'<tmx version="1.4"><header srclang="en"/><body><tu>{variants}</tu></body></tmx>')
+    for code, score in (("de", 100), ("fr", 0)):
+        result = nmtkit_score("--ref", path, "--metric", "chrf", "-t", code, stdin="ein Hund\n")
+        assert result.exit_code == 0 and (f" {score}.0" in result.stdout) == (score == 100), result.output
+    unnamed = nmtkit_score("--ref", path, "--metric", "chrf", stdin="ein Hund\n")
+    assert unnamed.exit_code == 2 and "several languages (en, de, fr); name the source" in unnamed.stderr
+
+
 def test_columns_select_the_reference(tmp_path):
     (tmp_path / "c.tsv").write_text("1\ta b\tw x y z\n2\te\tv w\n")
     (tmp_path / "plain").write_text("w x y z\nv w\n")
