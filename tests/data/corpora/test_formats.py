@@ -106,6 +106,17 @@ def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.
     assert "o.en cannot contain" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["o", "o.zip"])
+def test_columns_of_a_later_corpus_that_have_no_place_are_reported(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The columns of the first pairs alone were named."""
+    with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+        writer.write(Pairs(["a"], ["b"], [{}]))
+        writer.write(Pairs(["c"], ["d"], [{"url": "x"}]))
+    assert "cannot contain the columns url" in caplog.text
+
+
 TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">
 <tmx version="1.4"><header srclang="en-GB" datatype="xml"/><body>
 <tu tuid="1"><prop type="score">0.5</prop><tuv xml:lang="de-AT"><seg>Ein <bpt i="1">&lt;b></bpt><hi>fetter</hi>
