@@ -38,19 +38,17 @@ MANY_LINES = 0.2
 
 
 def open_document(
-    format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
+    format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, search: SearchOptions
 ) -> Document:
     """Reads the document. Prints its format unless --input-format gives the format. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
     if config.input_format is None:
         tell(f"{name} is read as {format}; to translate its lines, add --input-format text", "dim")
     data = files[0].read_bytes() if files else standard_input().read()
-    if language is None:
-        with imports():
-            from nmtkit.models.building import languages_of
-        languages = languages_of(checkpoint)
-        language = None if languages is None else languages[1]
-    return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
+    with imports():
+        source, target = languages_of_input(config, search, checkpoint)
+    options = ReadOptions(target, config.overwrite_translations, source_language=source)
+    return read_document(data, format, name, options)
 
 
 def languages_of_input(

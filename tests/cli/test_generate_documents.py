@@ -8,6 +8,7 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
 
 # The parts of each document: markup stays unchanged, and the texts between the markup are translated.
 WHOLE = {
@@ -75,6 +76,17 @@ def test_a_document_from_a_pipe_equals_one_from_a_file(folder):
     pipe = run(folder, "--input-format", "html", text=PAGE.encode())
     assert pipe.exit_code == 0 and pipe.stderr == ""
     assert pipe.stdout == file.stdout != PAGE
+
+
+@pytest.mark.parametrize("name", ["page.html", "app.xlf"])
+def test_a_document_in_another_language_than_the_models_gets_a_warning(folder, name):
+    contents = checkpoint_file.read(folder / "model.pt")
+    contents["run"] = {**contents.get("run", {}), "languages": ["it", "de"]}
+    checkpoint_file.save(folder / "italian.pt", contents)
+    words = ["generate", "--device", "cpu", "--max-len-a", 0, "--max-len-b", 6, "--path", folder / "italian.pt"]
+    result = CliRunner().invoke(main, [str(word) for word in (*words, "--input", folder / name)])
+    assert result.exit_code == 0, result.output
+    assert "in the language 'en', but the model reads 'it'" in " ".join(result.stderr.split())
 
 
 def test_several_sentences_in_a_segment_are_warned_of(folder):
