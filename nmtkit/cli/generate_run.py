@@ -16,7 +16,7 @@ from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import format_of as corpus_format
 from nmtkit.data.corpora.lines import count_lines, count_lines_ahead
 from nmtkit.jobs import progress
-from nmtkit.text.documents import Document, ReadOptions, check_text, notice, read_document
+from nmtkit.text.documents import FORMATS, Document, ReadOptions, check_text, notice, read_document
 from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.search.options import SearchOptions
@@ -82,7 +82,7 @@ def source_files(config: GenerateConfig, search: SearchOptions, checkpoint: Path
 
 
 def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
-    """Raises ValueError for a file that is not text, and if --columns does nothing.
+    """Raises ValueError for a file that is not text, for a compressed catalogue, and if --columns does nothing.
 
     Without --input-format, warns of files that look like documents.
     """
@@ -90,6 +90,10 @@ def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
     for path in files:
         if config.both_columns is not None and corpus_format(path) is None:
             raise ValueError(f"--columns does nothing for {path}, which is not .tsv, .jsonl or .parquet")
+        if format is None and corpus_format(path) in FORMATS:  # as a corpus, only its translated entries would be read
+            raise ValueError(
+                f"{path} is a compressed document; decompress it, or add --input-format text for its lines"
+            )
         if not path.is_file():  # a pipe cannot be read twice
             continue
         if format is None and corpus_format(path) is not None:  # a corpus is not plain text
