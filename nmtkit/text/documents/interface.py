@@ -34,7 +34,8 @@ class ReadOptions:
     target_language: str | None = None  # a code, such as de or deu_Latn
     overwrite: bool = False  # replace existing translations, in formats with source and target texts
     tags: TagRules = TagRules()  # rules for web pages and tagged texts
-    source_language: str | None = None  # the language that the model reads
+    source_language: str | None = None  # the language as which the text is read
+    name: str = "the file"  # name of the document in messages
 
 
 class Document(ABC):
@@ -63,17 +64,14 @@ class Document(ABC):
         return None
 
     def warn_of_languages(self, source: str | None, target: str | None = None) -> None:
-        """Warns if the languages that the file names are not the languages of the translation."""
-        if _differ(source, self.options.source_language):
-            logger.warning(
-                "the file is in the language %r, but the model reads %r; check the file and the source language of the "
-                "model", str(source)[:40], self.options.source_language,
-            )  # fmt: skip
-        if _differ(target, self.options.target_language):
-            logger.warning(
-                "the file is for the language %r, but its translations are in %r; check the file and the target "
-                "language of the model", str(target)[:40], self.options.target_language,
-            )  # fmt: skip
+        """Warns if the languages that the file names are not the languages of the command."""
+        expected = self.options.source_language, self.options.target_language
+        for side, named, language in zip(("source", "target"), (source, target), expected, strict=True):
+            if named and language and subtags(named)[0] != subtags(language)[0]:
+                logger.warning(
+                    "%s names the %s language %r, not %r; check the file and the languages of the command or the model",
+                    self.options.name, side, named[:40], language,
+                )  # fmt: skip
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and translation of each translated unit. Formats with a single text per unit yield nothing."""
@@ -91,11 +89,6 @@ class Document(ABC):
     def encoded(self, text: str) -> bytes:
         """Returns a rendered text as the bytes of the file."""
         return self.encoding.encode(text, self.unencodable)
-
-
-def _differ(named: str | None, language: str | None) -> bool:
-    """Returns whether two codes are known and mean different languages. Regions and scripts do not count."""
-    return bool(named and language) and subtags(str(named))[0] != subtags(str(language))[0]
 
 
 def spliced(text: str, edits: Sequence[FileEdit], start: int = 0, end: int | None = None) -> str:

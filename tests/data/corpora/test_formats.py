@@ -319,3 +319,15 @@ def test_a_table_keeps_its_columns_if_it_begins_with_an_empty_part(tmp_path: Pat
         writer.write(Pairs(["a"], ["b"], [{"reason": "length"}]))
     (part,) = pairs(locate(str(tmp_path / "c.parquet"), "en", "de"), 10)
     assert list(part.extras) == [{"reason": "length"}]
+
+
+def test_a_catalogue_in_other_languages_gets_a_warning_as_a_corpus(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A French catalogue became Italian training text without a message."""
+    file = '<file source-language="en" target-language="fr"><unit/><trans-unit><source>a</source><target>b</target>'
+    (tmp_path / "a.xlf").write_text(f'<xliff version="1.2">{file}</trans-unit></file></xliff>')
+    for language, count in (("it", 1), ("fr", 0)):
+        caplog.clear()
+        assert read(tmp_path / "a.xlf", "en", language) == [("a", "b")]
+        assert ["target language 'fr', not 'it'" in each.getMessage() for each in caplog.records] == [True] * count

@@ -420,4 +420,4 @@ def test_a_catalogue_of_another_source_language_gets_a_warning(caplog):
         catalogue = CHARSET + f'"X-Source-Language: {named}\\n"\n\nmsgid "File"\nmsgstr ""\n'
         caplog.clear()
         read_document(catalogue.encode(), "po", "a.po", ReadOptions("de", source_language=language))
-        assert [f"in the language {named!r}" in each.getMessage() for each in caplog.records] == [True] * count
+        assert [f"source language {named!r}" in each.getMessage() for each in caplog.records] == [True] * count

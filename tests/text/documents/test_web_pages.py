@@ -349,4 +349,4 @@ def test_a_page_in_another_source_language_gets_a_warning(caplog):
         options = ReadOptions("de", source_language=language)
         page = read_document(f"<{html}><p>Word</p></html>".encode(), "html", "page.html", options)
         page.render(page.segments)
-        assert ["in the language 'en'" in each.getMessage() for each in caplog.records] == [True] * count
+        assert ["source language 'en'" in each.getMessage() for each in caplog.records] == [True] * count

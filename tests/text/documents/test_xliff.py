@@ -295,4 +295,4 @@ def test_a_file_in_another_source_language_gets_a_warning(data, name, caplog):
     for language, count in (("it", 1), ("eng_Latn", 0), ("en-GB", 0), (None, 0)):
         caplog.clear()
         read_document(data.encode(), "xliff", "a.xlf", ReadOptions("de", source_language=language))
-        assert ["in the language 'en'" in each.getMessage() for each in caplog.records] == [True] * count
+        assert ["source language 'en'" in each.getMessage() for each in caplog.records] == [True] * count
