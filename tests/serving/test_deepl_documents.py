@@ -64,7 +64,7 @@ def test_a_quota_that_another_request_uses_up_is_456() -> None:
 def test_a_translation_is_kept_under_the_key_of_the_document() -> None:
     """LibreTranslate's route /download_file gave the translation to everybody who knew the id of the document."""
     deepl, answer = upload(Translator(used=0))
-    document = json.loads(answer.body)
+    document = json.loads(bytes(answer.body))
     assert deepl.files.get(document["document_id"]) is None
     fields, request = SimpleNamespace(document_key=document["document_key"]), Request({"type": "http"})
     request.scope["path_params"] = {"id": document["document_id"]}

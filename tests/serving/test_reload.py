@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn")
 from builders import REAL_LINES, save_transformer
 from serving_process import serving
 
+from nmtkit.jobs import machine_code
 from nmtkit.serving import file_watcher
 from nmtkit.serving.config import ServeConfig, ServeJob
 from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueuedRequest
@@ -152,7 +153,7 @@ def test_a_reload_after_the_compilation_that_fails_is_not_repeated(
     )
     monkeypatch.setattr(file_watcher, "WATCH_SECONDS", 0.001)
     background = SimpleNamespace(start=lambda: None, is_ready=lambda: True)
-    monkeypatch.setattr(file_watcher.machine_code, "background", background)
+    monkeypatch.setattr(machine_code, "background", background)
 
     async def run() -> None:
         job = ServeJob(
