@@ -212,6 +212,7 @@ def test_the_references_kept_in_a_dataset_are_used(tmp_path):
             "ref:2: byte 1",
         ),
         ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file"),
+        ({"ref": b"b\n", "a.tsv": b"a\tb\n"}, ["--ref", "ref", "--sys", "a.tsv"], "--sys a.tsv is a corpus"),
         ({"sys": b"a\n"}, ["--sys", "sys"], "--ref FILE, as --data FOLDER"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys"),
