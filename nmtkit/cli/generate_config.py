@@ -177,7 +177,8 @@ def check_combination(
 def check_reports(config: GenerateConfig, files: Sequence[Path], others: Sequence[Path | None]) -> None:
     """Raises ValueError if an output would overwrite an input: one of `files` (--input) or of `others`.
 
-    Also raises ValueError for a corpus as a file of lines. --output may replace a file of --input, because the file is written when the translation is complete.
+    Also raises ValueError for a corpus as a file of lines. --output may replace a file of --input, because the file is
+    written when the translation is complete.
     """
     for flag, path in {"--prefix": config.prefix, "--reference": config.reference}.items():
         if path is not None and corpus_format(path) is not None:
