@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from nmtkit.cli.command import Command, tell
-from nmtkit.cli.flags import flags, from_flags, plugin_option
-from nmtkit.config import Config, option
+from nmtkit.cli.flags import flags, from_flags, given_flags, plugin_option
+from nmtkit.config import Config, FlagRule, check_flags, option
+
+ATTENTION_RULES = (FlagRule("--target", excludes=("--beam",), reason="the given translation needs no search"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ def command(sentence: str, plugins: tuple[str, ...], **settings: Any) -> None:
     from nmtkit.translation.attention import attend
 
     config: AttentionConfig = from_flags(AttentionConfig, settings)
+    check_flags(ATTENTION_RULES, given_flags(), given_flags())
     check_outputs({"--output": config.output}, [config.path, *map(Path, plugins)])
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(config.path)

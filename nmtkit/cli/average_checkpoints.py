@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from nmtkit.cli.command import Command
-from nmtkit.cli.flags import CHECKPOINT, flags, from_flags
-from nmtkit.config import Config, option
+from nmtkit.cli.flags import CHECKPOINT, flags, from_flags, given_flags
+from nmtkit.config import Config, FlagRule, check_flags, option
+
+AVERAGE_RULES = (FlagRule("--best-checkpoint-metric", needs=("--best",)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ def command(inputs: tuple[Path, ...], **settings: Any) -> None:
     from nmtkit.training import averaging
 
     config: AverageConfig = from_flags(AverageConfig, settings)
+    check_flags(AVERAGE_RULES, given_flags(), given_flags())
     metric = config.best_checkpoint_metric
     averaging.write(averaging.choose(inputs, last=config.last, best=config.best, metric=metric), config.output)
 

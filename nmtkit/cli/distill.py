@@ -28,7 +28,10 @@ SERVER_RULES = (
     *(FlagRule(flag, needs=("--from-server",)) for flag in ("--output-dir", "--source-lang", "--target-lang")),
     FlagRule(
         "--from-server",
-        excludes=("--path", "--output", "--top-k", "--subset", "--pairs-per-file", "--max-tokens", "--device"),
+        excludes=(
+            *("--path", "--output", "--top-k", "--subset", "--pairs-per-file", "--max-tokens", "--device", "--threads"),
+            "--plugin",
+        ),
         reason="the second flag is for the probabilities of a checkpoint",
     ),
 )

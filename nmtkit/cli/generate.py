@@ -186,7 +186,7 @@ def parsed_job(
     search = dataclasses.replace(search, quality=quality, processor_configs=tuple(configs.values()))
     if format is None:
         check_lines(files, config)
-    document = None if format is None else open_document(format, files, config, paths[0], search.target_lang)
+    document = None if format is None else open_document(format, files, config, paths[0], search)
     load_plugins(plugins)
     if document is not None:
         text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or document.protects)

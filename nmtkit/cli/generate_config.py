@@ -10,6 +10,7 @@ from nmtkit.cli.flags import given_flags
 from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import ColumnNames, as_columns
+from nmtkit.data.corpora.corpus import format_of as corpus_format
 from nmtkit.jobs.shard_options import SHARD_RULES, TRANSLATION_RULES, ShardOptions
 from nmtkit.text.documents import Document, format_of
 from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
@@ -176,8 +177,12 @@ def check_combination(
 def check_reports(config: GenerateConfig, files: Sequence[Path], others: Sequence[Path | None]) -> None:
     """Raises ValueError if an output would overwrite an input: one of `files` (--input) or of `others`.
 
-    --output may replace a file of --input, because the file is written when the translation is complete.
+    Also raises ValueError for a corpus as a file of lines. --output may replace a file of --input, because the file is
+    written when the translation is complete.
     """
+    for flag, path in {"--prefix": config.prefix, "--reference": config.reference}.items():
+        if path is not None and corpus_format(path) is not None:
+            raise ValueError(f"{flag} {path} is a corpus; extract the texts of its target side, one on each line")
     reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
     check_outputs(reports, [*files, config.output])
     check_outputs({"--output": config.output, **reports}, [*others, *config.line_files.values()])

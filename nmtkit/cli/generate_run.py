@@ -16,7 +16,7 @@ from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import format_of as corpus_format
 from nmtkit.data.corpora.lines import count_lines, count_lines_ahead
 from nmtkit.jobs import progress
-from nmtkit.text.documents import Document, ReadOptions, check_text, notice, read_document
+from nmtkit.text.documents import FORMATS, Document, ReadOptions, check_text, notice, read_document
 from nmtkit.text.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.search.options import SearchOptions
@@ -38,19 +38,17 @@ MANY_LINES = 0.2
 
 
 def open_document(
-    format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
+    format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, search: SearchOptions
 ) -> Document:
     """Reads the document. Prints its format unless --input-format gives the format. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
     if config.input_format is None:
         tell(f"{name} is read as {format}; to translate its lines, add --input-format text", "dim")
     data = files[0].read_bytes() if files else standard_input().read()
-    if language is None:
-        with imports():
-            from nmtkit.models.building import languages_of
-        languages = languages_of(checkpoint)
-        language = None if languages is None else languages[1]
-    return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
+    with imports():
+        source, target = languages_of_input(config, search, checkpoint)
+    options = ReadOptions(target, config.overwrite_translations, source_language=source)
+    return read_document(data, format, name, options)
 
 
 def languages_of_input(
@@ -84,7 +82,7 @@ def source_files(config: GenerateConfig, search: SearchOptions, checkpoint: Path
 
 
 def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
-    """Raises ValueError for a file that is not text, and if --columns does nothing.
+    """Raises ValueError for a file that is not text, for a compressed catalogue, and if --columns does nothing.
 
     Without --input-format, warns of files that look like documents.
     """
@@ -92,6 +90,10 @@ def check_lines(files: Sequence[Path], config: GenerateConfig) -> None:
     for path in files:
         if config.both_columns is not None and corpus_format(path) is None:
             raise ValueError(f"--columns does nothing for {path}, which is not .tsv, .jsonl or .parquet")
+        if format is None and corpus_format(path) in FORMATS:  # as a corpus, only its translated entries would be read
+            raise ValueError(
+                f"{path} is a compressed document; decompress it, or add --input-format text for its lines"
+            )
         if not path.is_file():  # a pipe cannot be read twice
             continue
         if format is None and corpus_format(path) is not None:  # a corpus is not plain text

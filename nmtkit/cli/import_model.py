@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nmtkit.cli.command import Command, show_next, tell
-from nmtkit.cli.flags import INPUT, OUTPUT, flags, from_flags
+from nmtkit.cli.flags import INPUT, OUTPUT, flags, from_flags, given_flags
 from nmtkit.config import Config, option
 from nmtkit.jobs import progress
 
@@ -67,6 +67,8 @@ def command(source: Path, destination: Path, **settings: Any) -> None:
     contents = load(source) if found == source else checkpoint_file.read(found)
     tokenizer = tokenizer_of(contents, source)
     tries = bool(line.strip()) and (not tokenizer.languages or target_lang is not None)
+    if line.strip() and not tries and "--try" in given_flags():
+        raise ValueError(f"--try does nothing without --target-lang, because {source} has several target languages")
     if tries or source_lang is not None or target_lang is not None:
         # raises an error for unknown languages before a file is written
         tokenizer.language_ids(source_lang, target_lang)

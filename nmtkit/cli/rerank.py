@@ -22,6 +22,8 @@ RERANK_RULES = (
     FlagRule("--seed", needs=("--tune",)),
     FlagRule("--metric", needs=("--tune",)),
     FlagRule("--source-lang", needs=("--backward",)),
+    FlagRule("--target-lang", needs=("--backward", "--lm", "--tune")),
+    FlagRule("--plugin", needs=("--backward", "--lm")),
     FlagRule("--estimate", needs=("--feature", "--format jsonl")),
 )
 
@@ -54,7 +56,8 @@ class RerankConfig(Config):
     lenpen: float = option(0.6, "length penalty of the weighted sum, as in generate", min=-10, max=10)
     tune: Path | None = option(
         None,
-        "reference translations, for which a random search chooses all weights and the length penalty",
+        "reference translations, or a corpus such as a .tsv, whose target side is taken; a random search chooses all "
+        "weights and the length penalty for them",
         metavar="FILE",
         access="read",
     )
@@ -142,7 +145,7 @@ def feature_weights(items: tuple[str, ...]) -> dict[str, float]:
 def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], given: Collection[str]) -> None:
     from nmtkit.jobs import progress
     from nmtkit.scoring.metrics import MetricSettings, score
-    from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
+    from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side
     from nmtkit.translation.reranking import (
         FIELDS,
         ChannelModels,
@@ -160,7 +163,8 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
     if config.backward is not None or config.lm is not None:
         check_one_direction(lists, name)
     models = ChannelModels(config.backward, config.lm, source_lang=config.source_lang, target_lang=config.target_lang)
-    references = None if config.tune is None else read_lines(config.tune)
+    languages = config.source_lang, config.target_lang
+    references = None if config.tune is None else read_side(config.tune, 1, languages)
     if references is not None:
         check_equal_counts({name: lines, str(config.tune): references})
     models.add_features(lists)

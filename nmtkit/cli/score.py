@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nmtkit.scoring.report import ScoreReport
     from nmtkit.scoring.texts import PublishedSelection, ScoredTexts
 
+CORPUS = "a corpus as --ref or --src"  # its sides are chosen by language
 SCORE_RULES = (
     FlagRule("--data", excludes=("--ref",), reason="both provide references"),
     FlagRule(
@@ -47,14 +48,14 @@ SCORE_RULES = (
         ),
         reason="a model gives the probability of a text without a reference",
     ),
-    FlagRule("--source-lang", needs=("--path", "--src")),
+    FlagRule("--source-lang", needs=("--path", CORPUS)),
     FlagRule("--plugin", needs=("--path",)),
     FlagRule("--gen-subset", needs=("--data",)),
     FlagRule("--tokenize", needs=("--metric bleu",)),
     FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
     FlagRule(
         "--target-lang",
-        needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path"),
+        needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path", CORPUS),
     ),
     FlagRule("--languages", needs=("--metric off-target",)),
     FlagRule("--src", needs=(*(f"--metric {name}" for name in NEURAL_METRICS), "--path", "--by-length source")),
@@ -230,6 +231,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     """
     config: ScoreConfig = from_flags(ScoreConfig, flags)
     conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
+    conditions |= {CORPUS} if reads_corpus(references, config) else set()
     values = {f"--metric {MetricName.parse(name).name}" for name in config.metric} | {f"--format {config.format}"}
     values.add(f"--by-length {config.by_length}")
     if "bleu" in config.metric and config.tokenize == "auto":
@@ -243,9 +245,14 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
         score(references, systems, config)
 
 
+def reads_corpus(references: Sequence[Path], config: ScoreConfig) -> bool:
+    """Returns whether the references or the source are a corpus, such as a .tsv."""
+    return any(path is not None and format_of(path) is not None for path in (*references, config.src))
+
+
 def check_columns(references: Sequence[Path], config: ScoreConfig) -> None:
     """Raises ValueError if --columns does nothing, because neither the references nor the source are a corpus."""
-    if config.columns and all(path is None or format_of(path) is None for path in (*references, config.src)):
+    if config.columns and not reads_corpus(references, config):
         raise ValueError("--columns does nothing without a .tsv, .jsonl or .parquet as --ref or --src")
 
 

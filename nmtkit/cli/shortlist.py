@@ -10,8 +10,8 @@ import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, show_next, tell
-from nmtkit.cli.flags import INPUT, flags, from_flags
-from nmtkit.config import Config, option
+from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags
+from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.files import check_outputs
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT = 100
 BINARY = ".bin"
+SHORTLIST_RULES = (FlagRule("--subset", needs=("DATA",)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ def command(data: Path | None, **settings: Any) -> None:
     nmtkit shortlist data-bin --path averaged.pt --write-lexicon lex.bin
     """
     config: ShortlistConfig = from_flags(ShortlistConfig, settings)
+    check_flags(SHORTLIST_RULES, given_flags(), given_flags())
     path, lexicon, output = config.path, config.lexicon, config.output
     if data is None and lexicon is None:
         raise ValueError("give DATA to learn the shortlist from, or --lexicon FILE")

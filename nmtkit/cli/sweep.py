@@ -29,6 +29,8 @@ RULES = (
     FlagRule("--optuna", excludes=("--only",), reason="Optuna chooses the runs"),
     FlagRule("--dry-run", excludes=("--report", "--plot"), reason="nothing is run"),
     FlagRule("--costs", excludes=("--report", "--plot", "--dry-run", "--optuna"), reason="nothing is run"),
+    FlagRule("--costs", excludes=("--shard",), reason="the costs are those of all rows; see --only"),
+    FlagRule("--costs", excludes=("TRAIN_FLAGS",), reason="--costs reads the settings of SWEEP.TOML only"),
     FlagRule("--vocab-size", needs=("--costs",)),
     FlagRule("--format", excludes=("--dry-run",), reason="--dry-run prints commands"),
 )

@@ -76,12 +76,14 @@ def read_systems(paths: Sequence[Path], stream: BinaryIO | None) -> dict[str, li
     """Reads the translations of several systems: one file of `paths` for each system, and perhaps `stream`.
 
     Maps the path of each file, and the name "standard input" of `stream`, to the lines. Raises ValueError for a path
-    that is given twice, and the errors of `read_lines` and `translations_of`.
+    that is given twice and for a corpus of two sides, and the errors of `read_lines` and `translations_of`.
     """
     systems: dict[str, list[str]] = {}
     for path in paths:
         if str(path) in systems:
             raise ValueError(f"--sys {path} is given twice")
+        if format_of(path) not in (None, "jsonl"):  # the source side would be scored too
+            raise ValueError(f"--sys {path} is a corpus; extract the translations, one on each line")
         systems[str(path)] = translations_of(read_lines(path), path)
     if stream is not None:
         name = Path("standard input")

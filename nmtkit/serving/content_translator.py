@@ -87,7 +87,7 @@ class ContentTranslator:
         """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
         target = self.served_target(target)
-        content = await self.threads.run(len(data), reading.content_of, extension, data, target)
+        content = await self.threads.run(len(data), reading.content_of, extension, data, source, target)
         (pair,), _ = await self.pairs_of(source, target, [content])
         return UploadedFile(extension, content, pair)
 

@@ -160,19 +160,19 @@ class DeepL:
         self.documents = {id: document for id, document in self.documents.items() if document.expiry > now}
         if len(self.documents) >= MAX_DOCUMENTS:
             raise Refusal(429, "too many documents wait for their download", reading.RETRY)
-        id = secrets.token_hex(16)
+        id, key = secrets.token_hex(16), secrets.token_hex(32)
 
         async def translate() -> Refusal | None:
-            """Keeps the translated file, and returns None or the error."""
+            """Keeps the translated file under the key of the document, and returns None or the error."""
             try:
                 async with asyncio.timeout(self.door.config.timeout):
                     data = await self.translator.translated_file(request.state.key, file, settings)
-                self.files.keep(id, file.extension, data)
+                self.files.keep(key, file.extension, data)
                 return None
             except TimeoutError:
                 return Refusal(504, f"the translation took longer than {self.door.config.timeout:g} seconds")
             except Exception as error:
-                return refusal_of(error)
+                return refusal_of(error, deepl=True)
 
         task = asyncio.create_task(translate())
         try:
@@ -182,7 +182,7 @@ class DeepL:
             raise
         if task.done() and (refusal := task.result()) is not None:
             raise refusal
-        document = Upload(secrets.token_hex(32), characters, task, now + self.door.config.timeout + FILE_SECONDS)
+        document = Upload(key, characters, task, now + self.door.config.timeout + FILE_SECONDS)
         self.documents[id] = document
         return JSONResponse({"document_id": id, "document_key": document.key})
 
@@ -211,8 +211,8 @@ class DeepL:
             raise Refusal(503, "the document is not translated yet")
         if (error := document.task.result()) is not None:
             raise Refusal(404, f"the document has no translation: {error.message}")
-        file = self.files.get(id)
-        self.files.remove(id)
+        file = self.files.get(document.key)
+        self.files.remove(document.key)
         del self.documents[id]
         if file is None:
             raise Refusal(404, "the translation is no longer kept; upload the document again")

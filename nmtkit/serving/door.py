@@ -71,11 +71,8 @@ class Door:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED)
         except Exception as error:
-            refusal = refusal_of(error)
-            status = refusal.status
-            if status == 429 and isinstance(error, QuotaExceeded) and error.period != "minute" and is_deepl(request):
-                status = QUOTA_EXCEEDED  # clients of DeepL would send the request again after status 429
-            return error_response(request, status, refusal.message, refusal.headers)
+            refusal = refusal_of(error, deepl=is_deepl(request))
+            return error_response(request, refusal.status, refusal.message, refusal.headers)
 
     def with_fields(self, model: type[RequestFields], handler: FieldsHandler) -> Handler:
         """Returns a handler that stores the key of a request in `request.state`, and calls `handler` with its fields.
@@ -148,8 +145,11 @@ class Door:
             raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({self.config.batch_limit})")
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """Returns the answer to a request that raised an error. Logs errors of this program."""
+def refusal_of(error: Exception, *, deepl: bool) -> Refusal:
+    """Returns the answer to a request that raised an error, perhaps of DeepL's interface. Logs errors of this program.
+
+    Clients of DeepL would send a request again after status 429, so that a quota has status 456 unless it renews soon.
+    """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, QueueFull):
@@ -157,7 +157,8 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, QuotaExceeded):
         if error.is_too_large:
             return Refusal(413, str(error))
-        return Refusal(429, str(error), {"Retry-After": str(error.seconds)})
+        status = QUOTA_EXCEEDED if deepl and error.period != "minute" else 429
+        return Refusal(status, str(error), {"Retry-After": str(error.seconds)})
     if isinstance(error, TranslationError):
         return Refusal(error.status, error.message)
     logger.error("a request failed:\n%s", "".join(traceback.format_exception(error)))

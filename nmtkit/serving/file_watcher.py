@@ -49,6 +49,7 @@ class FileWatcher:
         self.list_changes = FileChanges(given(job.config.models))
         self.model_changes = FileChanges(self.model_files)
         self.key_changes = FileChanges(given(job.config.api_keys))
+        self.is_compiled = False  # whether the end of the compilation has been noticed
 
     @property
     def model_files(self) -> list[Path]:
@@ -61,9 +62,10 @@ class FileWatcher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.reload_requested.wait(), WATCH_SECONDS)
             models = self.service.pool.models
-            if models is not None and models.facts.waits:
+            if models is not None and models.facts.waits and not self.is_compiled:
                 machine_code.background.start()
-                if machine_code.background.is_ready():
+                self.is_compiled = machine_code.background.is_ready()
+                if self.is_compiled:  # once: if the reload fails, the next change of a file or SIGHUP repeats it
                     self.reload_requested.set()
             requested = self.reload_requested.is_set()
             self.reload_requested.clear()

@@ -315,8 +315,8 @@ async def upload(file: Any, char_limit: int, name: str | None = None) -> tuple[s
     return extension, data
 
 
-def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Returns the text or the document in an uploaded file. `target` is the code of the target language.
+def content_of(extension: str, data: bytes, source: str, target: str) -> Content:
+    """Returns the text or the document in an uploaded file. `source` is the code of its language, or auto.
 
     Raises Refusal if `data` is not a valid file of the format that `extension` names.
     """
@@ -325,7 +325,8 @@ def content_of(extension: str, data: bytes, target: str) -> Content:
         check_text(data, "the file")
         if format is None:
             return PlainText(data.decode("utf-8-sig"))
-        return read_document(data, format, "the file", ReadOptions(target))
+        known = None if source.lower() == "auto" else source
+        return read_document(data, format, "the file", ReadOptions(target, source_language=known))
     except UnicodeDecodeError as error:
         raise Refusal(400, "Invalid request: the file is not UTF-8") from error
     except ValueError as error:

@@ -4,10 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nmtkit.config import Config, option
+from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
 from nmtkit.scoring.segments import check_segment_metric
 
 PROMPT = "Translate the text of the user from {source} to {target}. Answer with the translation only."
+SETTINGS_RULES = (
+    FlagRule("--prompt", needs=("--server-api openai",)),
+    FlagRule("--candidate-temperature", needs=("--candidates",)),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class ServerConfig(Config):
             raise ValueError(
                 "--server-api deepl has one candidate and no models; leave out --server-model and --candidates"
             )
+        changed = changed_flags(self)
+        check_flags(SETTINGS_RULES, changed, changed | {f"--server-api {self.server_api}"})
         if (self.choose == "reference") != (self.references is not None):
             raise ValueError("--choose reference and --references belong together; give both")
         check_segment_metric(self.choose_by, "--choose-by")

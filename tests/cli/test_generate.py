@@ -387,3 +387,12 @@ def test_columns_without_effect_are_refused(folder, tmp_path, flags, message, mo
     (tmp_path / "c.tsv").write_text("a dog\tein Hund\n")
     result = run("--path", folder / "model.pt", *flags, text="a dog\n")
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+
+
+@pytest.mark.parametrize("flag", ["--prefix", "--reference"])
+def test_a_corpus_is_no_file_of_lines(folder, tmp_path, flag):
+    """The lines of the corpus, with their source sides, were prefixes or references."""
+    (tmp_path / "a.tsv").write_text("a\tthe cat\n")
+    more = ["--score-reference"] if flag == "--reference" else []
+    result = run("--path", folder / "model.pt", *more, flag, tmp_path / "a.tsv", text="a\n")
+    assert result.exit_code == 2 and f"{flag} {tmp_path / 'a.tsv'} is a corpus" in " ".join(result.stderr.split())

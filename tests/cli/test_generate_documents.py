@@ -8,6 +8,7 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 
 from nmtkit.cli import main
+from nmtkit.data import checkpoint_file
 
 # The parts of each document: markup stays unchanged, and the texts between the markup are translated.
 WHOLE = {
@@ -77,6 +78,17 @@ def test_a_document_from_a_pipe_equals_one_from_a_file(folder):
     assert pipe.stdout == file.stdout != PAGE
 
 
+@pytest.mark.parametrize("name", ["page.html", "app.xlf"])
+def test_a_document_in_another_language_than_the_models_gets_a_warning(folder, name):
+    contents = checkpoint_file.read(folder / "model.pt")
+    contents["run"] = {**contents.get("run", {}), "languages": ["it", "de"]}
+    checkpoint_file.save(folder / "italian.pt", contents)
+    words = ["generate", "--device", "cpu", "--max-len-a", 0, "--max-len-b", 6, "--path", folder / "italian.pt"]
+    result = CliRunner().invoke(main, [str(word) for word in (*words, "--input", folder / name)])
+    assert result.exit_code == 0, result.output
+    assert f"{name} names the source language 'en', not 'it'" in " ".join(result.stderr.split())
+
+
 def test_several_sentences_in_a_segment_are_warned_of(folder):
     page = b"<p>the <i>dog</i>. <b>Two</b> men.</p><p>A dog. a cat</p><p>One by J. Smith.</p>"
     result = run(folder, "--input-format", "html", text=page)
@@ -120,6 +132,18 @@ def test_standard_input_and_packed_files_that_look_like_a_document_get_a_notice_
         assert result.exit_code == 0 and result.stdout.count("\n") == text.count("\n")
         assert f"looks like {format}" in result.stderr and f"--input-format {format}" in result.stderr
         assert run(folder, *arguments, "--input-format", "text", text=stdin).stderr == ""
+
+
+@pytest.mark.parametrize("name", ["app.po", "app.xlf"])
+def test_a_compressed_catalogue_is_refused(folder, name):
+    """Only the sources of its translated entries were translated, without a message."""
+    packed = folder / f"{name}.gz"
+    packed.write_bytes(gzip.compress((folder / name).read_bytes()))
+    for more in ((), ("--output-dir", folder / "shards")):
+        result = run(folder, "--input", packed, *more)
+        assert result.exit_code == 2 and "compressed document" in " ".join(result.stderr.split()), result.output
+    lines = run(folder, "--input", packed, "--input-format", "text")
+    assert lines.exit_code == 0 and lines.stdout.count("\n") == len((folder / name).read_text().splitlines())
 
 
 def test_standard_input_that_is_not_text_is_refused(folder):

@@ -212,6 +212,7 @@ def test_the_references_kept_in_a_dataset_are_used(tmp_path):
             "ref:2: byte 1",
         ),
         ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file"),
+        ({"ref": b"b\n", "a.tsv": b"a\tb\n"}, ["--ref", "ref", "--sys", "a.tsv"], "--sys a.tsv is a corpus"),
         ({"sys": b"a\n"}, ["--sys", "sys"], "--ref FILE, as --data FOLDER"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys"),
@@ -339,6 +340,19 @@ def test_the_target_side_of_a_corpus_is_the_reference(name, flags, tmp_path):
     expected = nmtkit_score("--ref", tmp_path / "plain.de", *flags, stdin=system)
     assert expected.exit_code == 0, expected.output
     assert nmtkit_score("--ref", tmp_path / name, *flags, stdin=system).stdout == expected.stdout
+
+
+def test_the_languages_choose_a_side_of_a_corpus_of_several_languages(tmp_path):
+    """`-t de` was refused with chrf, which needs no language itself."""
+    texts = {"en": "a dog", "de": "ein Hund", "fr": "un chien"}
+    variants = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in texts.items())
+    path = tmp_path / "c.tmx"
+    path.write_text(f'<tmx version="1.4"><header srclang="en"/><body><tu>{variants}</tu></body></tmx>')
+    for code, score in (("de", 100), ("fr", 0)):
+        result = nmtkit_score("--ref", path, "--metric", "chrf", "-t", code, stdin="ein Hund\n")
+        assert result.exit_code == 0 and (f" {score}.0" in result.stdout) == (score == 100), result.output
+    unnamed = nmtkit_score("--ref", path, "--metric", "chrf", stdin="ein Hund\n")
+    assert unnamed.exit_code == 2 and "several languages (en, de, fr); name the source" in unnamed.stderr
 
 
 def test_columns_select_the_reference(tmp_path):

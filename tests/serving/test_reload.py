@@ -1,6 +1,7 @@
 """Models are added, dropped and replaced while requests run: no request is lost, and each has a single model."""
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import threading
@@ -18,9 +19,13 @@ pytest.importorskip("uvicorn")
 from builders import REAL_LINES, save_transformer
 from serving_process import serving
 
-from nmtkit.serving.config import ServeConfig
+from nmtkit.jobs import machine_code
+from nmtkit.serving import file_watcher
+from nmtkit.serving.config import ServeConfig, ServeJob
 from nmtkit.serving.fair_queue import BatchKey, FairQueue, QueuedRequest
 from nmtkit.serving.file_watcher import FileChanges
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.translator import Translator
 
 TEXTS = REAL_LINES * 4
@@ -127,6 +132,41 @@ def test_a_change_counts_when_two_checks_see_the_same_complete_files(tmp_path: P
         files[1].write_text(text)
         assert not changes.check()
     assert changes.check()
+
+
+@pytest.mark.parametrize("fault", ["models", "list"])
+def test_a_reload_after_the_compilation_that_fails_is_not_repeated(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models were loaded every two seconds, each time with a warning, until a file changed."""
+    calls: list[str] = []
+
+    async def reload(job: ServeJob) -> bool:
+        calls.append("models")
+        return False
+
+    listed = tmp_path / "models.txt"
+    listed.write_text("a.pt\n" if fault == "models" else "\n")
+    facts = SimpleNamespace(waits=True)
+    pool = SimpleNamespace(
+        models=SimpleNamespace(facts=facts), reload=reload, failed_reload=lambda error: calls.append("list")
+    )
+    monkeypatch.setattr(file_watcher, "WATCH_SECONDS", 0.001)
+    background = SimpleNamespace(start=lambda: None, is_ready=lambda: True)
+    monkeypatch.setattr(machine_code, "background", background)
+
+    async def run() -> None:
+        job = ServeJob(
+            config=ServeConfig(models=listed), paths=[], plugins=[], search=SearchOptions(), devices=DeviceOptions(),
+            translator=TranslatorOptions(), text=TextOptions(), processors={},
+        )  # fmt: skip
+        service = SimpleNamespace(pool=pool)
+        watcher = file_watcher.FileWatcher(job, service, asyncio.Event())  # type: ignore[arg-type]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(watcher.run(), 0.2)
+
+    asyncio.run(run())
+    assert calls == [fault]
 
 
 def test_lines_wait_for_a_worker_with_the_models_of_their_request() -> None:

@@ -162,6 +162,9 @@ def test_the_command_tunes_and_names_the_next_command(folder: Path) -> None:
     assert re.search(r"--weight-backward \S+ --weight-lm \S+ --lenpen \S+ > test.out", result.stderr.replace("\n", " "))
     alone = rerank(folder, "--tune", "{folder}/valid.de", "--trials", "2").stderr.replace("\n", " ")
     assert re.search(r"nmtkit rerank test.jsonl --lenpen \S+ > test.out", alone)
+    (folder / "valid.tsv").write_text("".join(f"a source\t{rows[-1]}\n" for rows in texts))
+    corpus = rerank(folder, "--tune", "{folder}/valid.tsv", "--trials", "2").stderr.replace("\n", " ")
+    assert corpus == alone  # whole lines of a corpus were the references
     before, after = (float(part.split()[0]) for part in result.stderr.removeprefix("chrf ").split(", ")[:2])
     assert after >= before
 

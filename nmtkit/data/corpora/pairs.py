@@ -157,7 +157,7 @@ def _document(corpus: Corpus) -> Iterator[Row]:
     assert corpus.format is not None
     with open_bytes(corpus.source) as file:
         data = file.read()
-    for source, target in translated_pairs(data, corpus.format, str(corpus.source)):
+    for source, target in translated_pairs(data, corpus.format, str(corpus.source), corpus.languages):
         yield source, target, {}
 
 

@@ -64,6 +64,8 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
             reason = str(error).partition(": line ")[0]
             raise ValueError(f"{path}:{line}: the file is not valid XML at column {column + 1}: {reason}") from None
     wanted = " and ".join(language for language in languages if language)
+    if not pairs and None in languages and len(seen) > 2:
+        raise ValueError(f"{path} has units of several languages ({', '.join(seen)}); name the source and the target")
     if not pairs:
         raise ValueError(f"{path} has no unit with {wanted or 'two languages'}; its languages are {', '.join(seen)}")
     if incomplete:

@@ -132,6 +132,9 @@ class CorpusWriter:
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))
+        elif self.format in (None, "zip"):  # a later corpus may have columns that the first corpus lacks
+            names = (name for others in pairs.extras for name in others)
+            self._names = list(dict.fromkeys((*self._names, *names)))
         getattr(self, f"_write_{self.format or 'lines'}")(pairs)
 
     def _heading(self, names: list[str]) -> bytes:

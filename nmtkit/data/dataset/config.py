@@ -39,6 +39,7 @@ PREPROCESS_RULES = (
         ),
         reason="the file of --corpora has the corpora, languages and weights",
     ),
+    FlagRule("--drop-overlap", needs=("--validpref", "--testpref", "--corpora")),
     FlagRule("--language-tokens", needs=("--corpora",), excludes=("--tokenizer-from",)),
     FlagRule("--spm-temperature", needs=("--corpora",), excludes=("--tokenizer-from",)),
 )  # fmt: skip
@@ -237,6 +238,8 @@ class PreprocessConfig(Config):
         as_columns(self.columns)
         if self.weights and self.temperature is not None:
             raise ValueError("--weights and --temperature both set the share of each corpus; give one of them")
+        if self.temperature is not None and len(self.train) < 2:
+            raise ValueError("--temperature does nothing without several corpora in --trainpref")
         if self.weights and len(self.weights) != len(self.train):
             raise ValueError(
                 f"--weights has {len(self.weights)} numbers for {len(self.train)} training corpora; give one per corpus"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from nmtkit.config import Config, option, suggestion
 from nmtkit.config.files import atomic_write
-from nmtkit.data.corpora.compression import COMPRESSIONS, is_compressed
+from nmtkit.data.corpora.compression import COMPRESSIONS, compressed, is_compressed
 from nmtkit.data.corpora.corpus import Pairs, as_columns
 from nmtkit.data.corpora.provenance import read_provenance, write_provenance
 from nmtkit.data.corpora.writer import CorpusWriter, output_paths
@@ -206,8 +206,9 @@ def write_references(prefix: Path, config: FetchConfig, references: Sequence[lis
     """Writes further references of a test set, as lines, and returns the files: set.en-de.ref2.de, and so on."""
     paths = []
     for number, lines in enumerate(references, 2):
-        paths.append(Path(f"{prefix}.ref{number}.{config.target_lang}"))
-        with atomic_write(paths[-1]) as file:
+        ending = "" if config.compress is None else f".{config.compress}"
+        paths.append(Path(f"{prefix}.ref{number}.{config.target_lang}{ending}"))
+        with atomic_write(paths[-1]) as raw, compressed(raw, paths[-1]) as file:
             file.write("".join(line + "\n" for line in lines).encode())
     return paths
 

@@ -1,6 +1,7 @@
 """Document formats: files that hold translatable text among other content."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePath
 
 from nmtkit.text.documents.gettext_po import Catalogue
@@ -39,14 +40,18 @@ def read_document(data: bytes, format: str, name: str, options: ReadOptions | No
     """Returns the document in `data`. Raises ValueError, with `name` and the line, if `data` is not in `format`."""
     check_text(data, name)
     try:
-        return FORMATS[format].read(data, options or ReadOptions())
+        return FORMATS[format].read(data, replace(options or ReadOptions(), name=name))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def translated_pairs(data: bytes, format: str, name: str) -> Iterator[tuple[str, str]]:
+def translated_pairs(
+    data: bytes, format: str, name: str, languages: tuple[str | None, str | None] = (None, None)
+) -> Iterator[tuple[str, str]]:
     """Yields source and translation of each unit of a PO or XLIFF file that has a translation.
 
-    Raises ValueError, with the name of the file, if its format is wrong.
+    Warns if the file names other `languages`. Raises ValueError, with the name of the file, if its format is wrong.
     """
-    yield from read_document(data, format, name, ReadOptions(overwrite=True)).pairs()
+    source, target = languages
+    options = ReadOptions(target, overwrite=True, source_language=source)
+    yield from read_document(data, format, name, options).pairs()

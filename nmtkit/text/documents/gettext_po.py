@@ -30,6 +30,7 @@ WIDTH = 80  # maximum width of a line of the file, the same as in the programs o
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
 _LANGUAGE = re.compile(r"^Language:[ \t]*(\w+)", re.MULTILINE)
+_SOURCE_LANGUAGE = re.compile(r"^X-Source-Language:[ \t]*(\w{2,})", re.MULTILINE)  # of Poedit; "C" is no language
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:[ \t]*+\[[ \t]*+(\d+)[ \t]*+\])?[ \t]*+(?=\")")
 _STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
 _STRINGS = re.compile(r"[ \t]*+((?:\"(?>[^\"\\\r\n]++|\\[^\r\n])*+\"[ \t]*+)++)(?:#[^\r\n]*+)?")
@@ -224,8 +225,9 @@ class Catalogue(Document):
                 self.entries.append(entry)
                 self.parts.append(parts)
         header = "".join(form.text for form in self.header.forms.values()) if self.header else ""
-        if self.entries and (named := _LANGUAGE.search(header)) is not None:
-            self.warn_of_language(named[1])
+        if self.entries:
+            named = (pattern.search(header) for pattern in (_SOURCE_LANGUAGE, _LANGUAGE))
+            self.warn_of_languages(*(match[1] if match else None for match in named))
         self.plurals = Plurals(header)
         has_plurals = any("msgid_plural" in parts for parts in self.parts)
         # the header of a template says nplurals=INTEGER

@@ -34,6 +34,8 @@ class ReadOptions:
     target_language: str | None = None  # a code, such as de or deu_Latn
     overwrite: bool = False  # replace existing translations, in formats with source and target texts
     tags: TagRules = TagRules()  # rules for web pages and tagged texts
+    source_language: str | None = None  # the language as which the text is read
+    name: str = "the file"  # name of the document in messages
 
 
 class Document(ABC):
@@ -61,14 +63,15 @@ class Document(ABC):
         """Returns the encoding that the file declares, or None."""
         return None
 
-    def warn_of_language(self, named: str | None) -> None:
-        """Warns if `named`, the target language that the file names, is not the language of the translations."""
-        written = self.options.target_language
-        if named and written and subtags(named)[0] != subtags(written)[0]:
-            logger.warning(
-                "the file is for the language %r, but its translations are in %r; check the file and the target "
-                "language of the model", named[:40], written,
-            )  # fmt: skip
+    def warn_of_languages(self, source: str | None, target: str | None = None) -> None:
+        """Warns if the languages that the file names are not the languages of the command."""
+        expected = self.options.source_language, self.options.target_language
+        for side, named, language in zip(("source", "target"), (source, target), expected, strict=True):
+            if named and language and subtags(named)[0] != subtags(language)[0]:
+                logger.warning(
+                    "%s names the %s language %r, not %r; check the file and the languages of the command or the model",
+                    self.options.name, side, named[:40], language,
+                )  # fmt: skip
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and translation of each translated unit. Formats with a single text per unit yield nothing."""

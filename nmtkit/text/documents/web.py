@@ -424,11 +424,11 @@ class WebPage(Document):
         language, root = self.options.target_language, self.reader.root
         if language is None or root is None or self.reader.has_code(root):
             return []
-        code = language.replace("_", "-")
         right_to_left = is_right_to_left(language)
         by_name = attributes(self.text, root)
         existing = [name for name in ("lang", "xml:lang") if name in by_name]
-        wanted = dict.fromkeys(existing or ["lang"], code)
+        wanted = dict.fromkeys(existing or ["lang"], language.replace("_", "-"))
+        self.warn_of_languages(by_name[existing[0]][2] if existing else None)
         if right_to_left or "dir" in by_name:
             wanted["dir"] = "rtl" if right_to_left else "ltr"
         edits: list[FileEdit] = []

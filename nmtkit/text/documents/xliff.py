@@ -263,9 +263,12 @@ class Xliff(Document):
         self.version = int(version[0])
         self.units = [unit for node in self.nodes(self.root) if (unit := self.unit(node)) is not None]
         self.segments = [part.inline.markup for unit in self.units for part in unit.parts]
-        self.holder, self.language = ("file", "target-language") if self.version == 1 else ("xliff", "trgLang")
-        for named in {holder.attributes.get(self.language) for holder in self.holders()}:
-            self.warn_of_language(named)
+        first = self.version == 1
+        self.holder, source, self.language = (
+            ("file", "source-language", "target-language") if first else ("xliff", "srcLang", "trgLang")
+        )
+        for named in {(each.attributes.get(source), each.attributes.get(self.language)) for each in self.holders()}:
+            self.warn_of_languages(*named)
 
     def nodes(self, node: Node) -> Iterator[Node]:
         """Yields the units of XLIFF 1, or the segments of XLIFF 2."""

@@ -44,6 +44,8 @@ from nmtkit.data.dataset.config import PreprocessConfig
             "--report valid.xx would overwrite a file which this command reads",
             ["--trainpref=train", "--validpref=valid", "--vocab-size=320", "--report=valid.xx"],
         ),
+        ("--drop-overlap does nothing without --validpref", ["--trainpref=train", "--drop-overlap"]),
+        ("--temperature does nothing without several", ["--trainpref=train", "--temperature", "5"]),
         ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
     ],
 )

@@ -106,6 +106,17 @@ def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.
     assert "o.en cannot contain" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["o", "o.zip"])
+def test_columns_of_a_later_corpus_that_have_no_place_are_reported(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The columns of the first pairs alone were named."""
+    with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+        writer.write(Pairs(["a"], ["b"], [{}]))
+        writer.write(Pairs(["c"], ["d"], [{"url": "x"}]))
+    assert "cannot contain the columns url" in caplog.text
+
+
 TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">
 <tmx version="1.4"><header srclang="en-GB" datatype="xml"/><body>
 <tu tuid="1"><prop type="score">0.5</prop><tuv xml:lang="de-AT"><seg>Ein <bpt i="1">&lt;b></bpt><hi>fetter</hi>
@@ -308,3 +319,15 @@ def test_a_table_keeps_its_columns_if_it_begins_with_an_empty_part(tmp_path: Pat
         writer.write(Pairs(["a"], ["b"], [{"reason": "length"}]))
     (part,) = pairs(locate(str(tmp_path / "c.parquet"), "en", "de"), 10)
     assert list(part.extras) == [{"reason": "length"}]
+
+
+def test_a_catalogue_in_other_languages_gets_a_warning_as_a_corpus(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A French catalogue became Italian training text without a message."""
+    file = '<file source-language="en" target-language="fr"><unit/><trans-unit><source>a</source><target>b</target>'
+    (tmp_path / "a.xlf").write_text(f'<xliff version="1.2">{file}</trans-unit></file></xliff>')
+    for language, count in (("it", 1), ("fr", 0)):
+        caplog.clear()
+        assert read(tmp_path / "a.xlf", "en", language) == [("a", "b")]
+        assert ["target language 'fr', not 'it'" in each.getMessage() for each in caplog.records] == [True] * count

@@ -1,5 +1,6 @@
 """Published test sets: downloads from a local server, and the same lines and scores as the command of sacreBLEU."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -394,6 +395,14 @@ def test_a_set_becomes_a_corpus_with_all_references(
         call("score", "--test-set", "wmt20/tworefs", "-l", "en-de", "--format", "json", stdin=HYPOTHESES).stdout
     )
     assert [each["score"] for each in by_files] == [each["score"] for each in by_name]
+
+
+def test_all_references_are_compressed(server: FileServer, tmp_path: Path) -> None:
+    result = call("fetch", "sacrebleu:wmt20/tworefs", "-s", "en", "-t", "de", "-o", str(tmp_path), "--compress", "gz")
+    assert result.exit_code == 0, result.stderr
+    for code, lines in (("de", REFERENCES), ("ref2.de", OTHERS)):
+        with gzip.open(tmp_path / f"wmt20-tworefs.en-de.{code}.gz", "rt", encoding="utf-8") as file:
+            assert file.read().splitlines() == lines
 
 
 def test_the_list_has_the_sets_of_both_languages() -> None:

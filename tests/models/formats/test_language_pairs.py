@@ -62,6 +62,14 @@ def generate(path: Path, text: str, *more: object) -> str:
     return run("generate", "--path", path, "--device", "cpu", "--max-len-a", 0, "--max-len-b", 4, *more, text=text)
 
 
+def test_a_line_to_try_needs_a_target_language(tmp_path: Path) -> None:
+    """The line of --try was not translated, and no message said so."""
+    words = ["import", str(FOLDER / "m2m_100"), str(tmp_path / "a.pt"), "--try", TEXT]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and "--try does nothing without --target-lang" in " ".join(result.stderr.split())
+    assert not (tmp_path / "a.pt").exists()
+
+
 @pytest.mark.parametrize("format", DOCUMENTS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_document_is_translated_into_the_language_that_is_asked_for(

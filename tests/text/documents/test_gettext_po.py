@@ -413,3 +413,11 @@ def test_a_catalogue_for_another_target_language_gets_a_warning(caplog):
         caplog.clear()
         read_document(catalogue.encode(), "po", "a.po", ReadOptions(language))
         assert ["'fr_FR'" in each.getMessage() for each in caplog.records] == [True] * count
+
+
+def test_a_catalogue_of_another_source_language_gets_a_warning(caplog):
+    for named, language, count in (("en_US", "it", 1), ("en_US", "en", 0), ("C", "it", 0), ("en_US", None, 0)):
+        catalogue = CHARSET + f'"X-Source-Language: {named}\\n"\n\nmsgid "File"\nmsgstr ""\n'
+        caplog.clear()
+        read_document(catalogue.encode(), "po", "a.po", ReadOptions("de", source_language=language))
+        assert [f"source language {named!r}" in each.getMessage() for each in caplog.records] == [True] * count

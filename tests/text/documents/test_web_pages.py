@@ -341,3 +341,12 @@ def test_encodings_that_browsers_do_not_know_are_read(label, codec, text):
     page = f"<meta charset={label}><p>{text}".encode(codec)
     document = read_document(page, "html", "a.html")
     assert document.segments == [text] and document.encoded(document.render(document.segments)) == page
+
+
+def test_a_page_in_another_source_language_gets_a_warning(caplog):
+    for html, language, count in (("html lang=en", "it", 1), ("html lang=en-GB", "en", 0), ("html", "it", 0)):
+        caplog.clear()
+        options = ReadOptions("de", source_language=language)
+        page = read_document(f"<{html}><p>Word</p></html>".encode(), "html", "page.html", options)
+        page.render(page.segments)
+        assert ["source language 'en'" in each.getMessage() for each in caplog.records] == [True] * count

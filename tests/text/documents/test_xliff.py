@@ -286,3 +286,13 @@ def test_a_file_for_another_target_language_gets_a_warning(data, named, caplog):
         caplog.clear()
         read_document(data.encode(), "xliff", "a.xlf", ReadOptions(language))
         assert len([each for each in caplog.records if repr(named) in each.getMessage()]) == count
+
+
+@pytest.mark.parametrize(("data", "name"), [(ONE, "source-language"), (TWO, "srcLang")])
+def test_a_file_in_another_source_language_gets_a_warning(data, name, caplog):
+    """A model of another source language translated the file without a message."""
+    assert f'{name}="en"' in data
+    for language, count in (("it", 1), ("eng_Latn", 0), ("en-GB", 0), (None, 0)):
+        caplog.clear()
+        read_document(data.encode(), "xliff", "a.xlf", ReadOptions("de", source_language=language))
+        assert ["source language 'en'" in each.getMessage() for each in caplog.records] == [True] * count
