@@ -212,6 +212,11 @@ def build_trainer(
         )
     if job.run.compile and criterion.name == "simcut":  # a hook sets embeddings to zero
         raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
+    if criterion.name == "expected_reward" and not model.reads_source:
+        raise ValueError(
+            "--criterion expected_reward rewards translations of the source, and a language model reads no source; "
+            "give another --criterion"
+        )
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
         train_split = dataset["train"]

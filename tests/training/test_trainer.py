@@ -337,6 +337,13 @@ def test_transforms_of_the_source_are_refused_for_language_models(
         build_transforms(lm, split)
 
 
+def test_rewards_of_translations_are_refused_for_language_models(mirror_data: Path) -> None:
+    names = {"architecture": "transformer_lm_tiny", "criterion": "expected_reward"}
+    job = JobConfig.read(names=names, settings={"precision": "fp32", "device": "cpu"})
+    with pytest.raises(ValueError, match="--criterion expected_reward rewards translations.*language model"):
+        build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "per_weight"),
     [("adam", 8), ("adamw", 8), ("sgd", 0), ("adafactor", 0), ("muon", None), ("lion", 4), ("schedule_free_adamw", 12)],
