@@ -328,7 +328,6 @@ class Run:
         }
         if adapters:
             contents["adapters"] = adapters
-            contents.pop("shortlist", None)  # `checkpoint.load` reads the shortlist of the base
         return contents
 
     def _restore(self, path: Path, contents: Checkpoint) -> None:

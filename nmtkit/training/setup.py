@@ -199,6 +199,7 @@ def build_trainer(
         _load_embeddings(job, model, tokenizer)
     if job.run.adapter_rank and job.run.finetune_from:
         adapters = adapters_of(model, tokenizer, job.run, job.run.finetune_from)
+        model.shortlist = None  # `checkpoint.load` reads the shortlist of the base
     if frozen := choose_trained(model, job.run):
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
