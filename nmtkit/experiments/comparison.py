@@ -4,6 +4,7 @@ Everything comes from the logs in the folders of the runs, so unfinished runs ca
 """
 
 import itertools
+import logging
 import math
 import re
 import statistics
@@ -18,6 +19,8 @@ from nmtkit.training.metrics import conditions_of
 from nmtkit.training.report import elapsed, latest_records, read_lines
 from nmtkit.training.resume import changed_settings
 from nmtkit.training.run_log import numbers_of
+
+log = logging.getLogger("nmtkit")
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
 NO_SCORES = ("update", "epoch", "seconds", "time", "cpu_seconds")  # numbers of a validation record that are not scores
@@ -236,9 +239,29 @@ def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
     return list(groups.values())
 
 
+def one_for_each_seed(group: Sequence[RunSummary], left_out: dict[str, str]) -> list[RunSummary]:
+    """Returns the first finished run of each seed, or else the first run. `left_out` gets the reasons for the others.
+
+    `group` is one of `groups_over_seeds`.
+    """
+    by_seed: dict[object, RunSummary] = {}
+    for run in sorted(group, key=lambda run: run.state != "finished"):
+        first = by_seed.setdefault(run.settings.get("seed"), run)
+        if first is not run:
+            left_out[run.name] = f"same settings and seed as {first.name}"
+    return [run for run in group if run.name not in left_out]
+
+
 def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times."""
-    return [_mean(group) if len(group) > 1 else group[0] for group in groups_over_seeds(runs)]
+    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times.
+
+    A second run with the same settings and seed is left out with a warning.
+    """
+    left_out: dict[str, str] = {}
+    groups = [one_for_each_seed(group, left_out) for group in groups_over_seeds(runs)]
+    for name, reason in left_out.items():
+        log.warning("%s is not part of the mean: %s", name, reason)
+    return [_mean(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _mean(runs: Sequence[RunSummary]) -> RunSummary:
