@@ -59,7 +59,7 @@ class RunSummary:
     settings: dict[str, Any]  # settings since the last start or resume, as returned by `flat_settings`
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
-    base: str  # fingerprint of the base of fine-tuning, or "" if there is no base or an old log lacks this fact
+    inputs: dict[str, str]  # for each setting that names files, digits that identify their contents
     best: dict[str, ValidationScore]  # metric -> best score
     last: dict[str, ValidationScore]
     tokens_per_second: float | None  # target tokens; median over the log lines
@@ -104,7 +104,7 @@ def summarize(folder: Path) -> RunSummary:
         settings=flat_settings(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
         plugin_sources=latest.get("plugin_sources", {}),
-        base=latest.get("base_fingerprint", ""),
+        inputs=latest.get("inputs", {}),
         best=best_scores(valid, starts),
         last=_scores_of(valid[-1]) if valid else {},
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -227,14 +227,20 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Groups runs with the same dataset, plug-in code, base, settings and changes of settings after the same updates.
+    """Groups runs with the same dataset, plug-in code, inputs, settings and changes of settings after the same updates.
 
     The seed and the settings in `OWN` may differ.
     """
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
-        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values()), run.base, run.changed
+        facts = (
+            sorted(same.items()),
+            run.dataset,
+            sorted(run.plugin_sources.values()),
+            sorted(run.inputs.items()),
+            run.changed,
+        )
         groups.setdefault(repr(facts), []).append(run)
     return list(groups.values())
 
@@ -278,7 +284,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
         settings=runs[0].settings | {"seed": seeds},
         dataset=runs[0].dataset,
         plugin_sources=runs[0].plugin_sources,
-        base=runs[0].base,
+        inputs=runs[0].inputs,
         best=_mean_scores([run.best for run in runs]),
         last=_mean_scores([run.last for run in runs]),
         tokens_per_second=statistics.fmean(speeds) if speeds else None,
