@@ -340,7 +340,7 @@ def test_transforms_of_the_source_are_refused_for_language_models(
 def test_rewards_of_translations_are_refused_for_language_models(mirror_data: Path) -> None:
     names = {"architecture": "transformer_lm_tiny", "criterion": "expected_reward"}
     job = JobConfig.read(names=names, settings={"precision": "fp32", "device": "cpu"})
-    with pytest.raises(ValueError, match="--criterion expected_reward rewards translations.*language model"):
+    with pytest.raises(ValueError, match=r"--criterion expected_reward rewards translations.*language model"):
         build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
 
 
