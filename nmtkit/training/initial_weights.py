@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nmtkit.config import derive, flag_of, setting_text, suggestion
 from nmtkit.data.dataset.binarized import Split
+from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -261,10 +262,15 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
 
 
 def pieces_of(tokenizer: Tokenizer) -> dict[SideName, list[str]]:
-    return {
+    """Returns the pieces of each side by id.
+
+    The pieces of a table that two BPE models share have no mark: on each side, FOREIGN marks the pieces of the other.
+    """
+    pieces: dict[SideName, list[str]] = {
         "source": tokenizer.source_pieces(range(tokenizer.source_size)),
         "target": tokenizer.target_pieces(range(tokenizer.target_size)),
     }
+    return {side: [piece.removeprefix(FOREIGN) for piece in of_side] for side, of_side in pieces.items()}
 
 
 def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:

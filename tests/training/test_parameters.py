@@ -12,7 +12,7 @@ from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.spm_training import train_model
-from nmtkit.data.tokenizers.spm_model import renumbered
+from nmtkit.data.tokenizers.spm_model import FOREIGN, renumbered
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
@@ -70,6 +70,31 @@ def test_every_piece_keeps_its_row_from_any_vocabulary_to_any(tmp_path: Path, ol
             kept += bool(sources)
         assert known[side] == len(new_rows.keys() & rows(before, side).keys())
     assert 500 < kept < 600
+
+
+def one_table(text: str) -> Tokenizer:
+    """Returns a tokenizer of two BPE models with one table of ids, as in imported models."""
+    both = tokenizer(False, text)
+    pieces = {*rows(both, "source"), *rows(both, "target")} - {"<unk>", "<s>", "</s>"}
+    table = ["<unk>", "<s>", "</s>", *sorted(pieces)]
+    return Tokenizer(*(renumbered(model, table) for model in (both.source_model, both.target_model)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_pieces_of_two_models_with_one_table_keep_their_rows(tmp_path: Path, reverse: bool) -> None:
+    tokenizers = one_table("Haus here"), tokenizer(True, "and other Worte too")
+    before, after = tokenizers[::-1] if reverse else tokenizers
+    torch.manual_seed(1)
+    old, new = build(NAME, CONFIG, vocabulary_of(before)), build(NAME, CONFIG, vocabulary_of(after))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
+    known = start_from(new, NAME, CONFIG, after, tmp_path / "old.pt")
+    ids, old_ids = (
+        {piece.removeprefix(FOREIGN): row for piece, row in rows(each, "source").items()} for each in (after, before)
+    )
+    common = ids.keys() & old_ids.keys()
+    assert known == {"source": len(common), "target": len(common)}
+    table, old_table = (model.state_dict()["source_embedding.tokens.weight"] for model in (new, old))
+    assert all(torch.equal(table[ids[piece]], old_table[old_ids[piece]]) for piece in common)
 
 
 def multilingual(text: str, *tokens: str) -> Tokenizer:
