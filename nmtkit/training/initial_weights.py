@@ -75,12 +75,20 @@ def start_from(
             "%s has two matrices where this model has one matrix; the model gets the first matrix of each pair%s",
             path, _listed("pairs", merged),
         )  # fmt: skip
+    fitting = _fitting(state, weights, axes, path, partial)
+    with_pieces = [
+        (weights[key], tensor, axis, side, old_axes[key][axis])
+        for key, tensor in fitting.items()
+        for axis, side in axes[key].items()
+    ]
     with torch.no_grad():
-        for key, tensor in _fitting(state, weights, axes, path, partial).items():
+        for key, tensor in fitting.items():
             if not axes[key]:
                 tensor.copy_(weights[key])
-            for axis, side in axes[key].items():
-                vocabulary.copy(weights[key], tensor, axis, side, old_axes[key][axis])
+        for each in with_pieces:
+            vocabulary.start_new(*each)
+        for each in with_pieces:  # at the end, because a shared matrix has rows that are new to one old side only
+            vocabulary.keep_old(*each)
     return vocabulary.counts()
 
 
@@ -103,16 +111,16 @@ class VocabularyChange:
         self._tokenizer, self._old_tokenizer, self._relative = tokenizer, old_tokenizer, relative
         self._pieces, self._old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
         self._kept = {side: set(pieces) for side, pieces in self._old_pieces.items()}
-        if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies
-            self._kept = dict.fromkeys(self._kept, self._kept["source"] | self._kept["target"])
         self._spellings: dict[tuple[SideName, SideName], list[Spelling]] = {}  # by new side and old side
 
-    def copy(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
-        """Copies the rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
-        pieces = self._pieces[side]
-        rows, old_rows = same_pieces(pieces, self._old_pieces[old_side])
+    def keep_old(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
+        """Copies rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
+        rows, old_rows = same_pieces(self._pieces[side], self._old_pieces[old_side])
         tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
-        new = [row for row, piece in enumerate(pieces) if piece not in self._kept[old_side]]
+
+    def start_new(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
+        """Computes the rows of `tensor` for pieces of `side` that `old_side` does not have, from the rows of `old`."""
+        new = [row for row, piece in enumerate(self._pieces[side]) if piece not in self._kept[old_side]]
         if not new:
             return
         if (side, old_side) not in self._spellings:

@@ -1,5 +1,6 @@
 """At the start of a run, each piece keeps its embedding, also in another vocabulary."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
 from nmtkit.training.config import JobConfig
-from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, spellings, start_from
+from nmtkit.training.initial_weights import (
+    SideName,
+    embedding_of,
+    load_embeddings,
+    same_pieces,
+    spellings,
+    start_from,
+)
 from nmtkit.training.parameters import decay_rule
 from nmtkit.training.setup import build_trainer
 
@@ -28,6 +36,7 @@ CONFIG = derive(
     "test",
 )
 SOURCE = ["der Hund sieht die Katze", "die Katze sieht das Haus", "das Haus ist hier"]
+SIDES: tuple[SideName, SideName] = ("source", "target")
 TARGET = ["the dog sees the cat", "the cat sees the house", "the house is here"]
 
 
@@ -95,6 +104,24 @@ def test_pieces_of_two_models_with_one_table_keep_their_rows(tmp_path: Path, rev
     assert known == {"source": len(common), "target": len(common)}
     table, old_table = (model.state_dict()["source_embedding.tokens.weight"] for model in (new, old))
     assert all(torch.equal(table[ids[piece]], old_table[old_ids[piece]]) for piece in common)
+
+
+def test_pieces_of_the_other_side_are_new_to_a_matrix_of_one_side(tmp_path: Path) -> None:
+    before, after = tokenizer(False, "Haus here"), tokenizer(True, "and other Worte too")
+    config = replace(CONFIG, share_embeddings=False)
+    torch.manual_seed(1)
+    old, new = build(NAME, config, vocabulary_of(before)), build(NAME, config, vocabulary_of(after))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, config, before, [], 1))
+    start_from(new, NAME, config, after, tmp_path / "old.pt")
+    for part, side, other in (("source_embedding.tokens", *SIDES), ("output_projection", *SIDES[::-1])):
+        table, old_table = (model.state_dict()[f"{part}.weight"] for model in (new, old))
+        ids, old_ids = rows(after, side), rows(before, side)
+        spelled = spellings(after, before, side, side, None)
+        pieces = (ids.keys() & rows(before, other).keys()) - old_ids.keys()
+        assert pieces
+        for piece in pieces:
+            spelling = list(spelled[ids[piece]])
+            torch.testing.assert_close(table[ids[piece]], old_table[spelling or slice(3, None)].mean(0))
 
 
 def multilingual(text: str, *tokens: str) -> Tokenizer:
