@@ -25,6 +25,7 @@ Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empt
 
 log = logging.getLogger("nmtkit")
 
+BYTE = "<0x"  # beginning of the names of byte pieces; the text of such a name is not a spelling of the byte
 IMPROBABLE = 20.0  # nats below the mean bias; the bias of hidden pieces that the targets do not contain
 
 
@@ -309,7 +310,7 @@ def spellings(
         ids = encoded[:-1].tolist()
         if len(ids) > 1 and names[ids[0]] == SPACE_SYMBOL and not piece.startswith(SPACE_SYMBOL):
             ids = ids[1:]  # the tokenizer puts a space before every text
-        unusable = any(token == UNK or names[token].startswith("<0x") for token in ids)
+        unusable = piece.startswith(BYTE) or any(token == UNK or names[token].startswith(BYTE) for token in ids)
         spelled.append(() if unusable else tuple(ids))
     old_tokens = old.languages if old.joint or old_side == "source" else {}
     like = old_tokens.get(relative) if relative is not None else None

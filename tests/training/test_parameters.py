@@ -13,7 +13,7 @@ from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.spm_training import train_model
-from nmtkit.data.tokenizers.spm_model import FOREIGN, renumbered
+from nmtkit.data.tokenizers.spm_model import FOREIGN, ModelPiece, new_model, renumbered
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
@@ -152,6 +152,13 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
         for piece in unknown:  # byte pieces, which an old model has never read
             torch.testing.assert_close(table[ids[piece]], old_table[3:].mean(0))
         assert unknown
+
+
+def test_the_name_of_a_byte_is_not_its_spelling() -> None:
+    characters = [ModelPiece(char, -float(rank)) for rank, char in enumerate("▁<0x123456789ABCDEF>")]
+    before, after = Tokenizer(new_model(characters, "bpe", b"")), tokenizer(True, "Haus")
+    spelled = spellings(after, before, "source", "source", None)
+    assert not any(spelled[row] for piece, row in rows(after, "source").items() if piece.startswith("<0x"))
 
 
 def separate_languages(text: str, *tokens: str) -> Tokenizer:
