@@ -232,7 +232,8 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
         for name, digits in input_fingerprints(job).items():
             before = summary.inputs.get(name, digits)
             if name not in known and digits != before:
-                changed.append((name, *(f"{setting_text(wanted[name])} ({each})" for each in (before, digits))))
+                files = setting_text(wanted[name])
+                changed.append((name, f"{files} ({before})", f"{files} ({digits})"))
     return changed
 
 
