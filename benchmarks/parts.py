@@ -1,4 +1,4 @@
-"""Where does the time of a line go with the compiled search, and how far are its products from the limit of the core?
+"""Measures the parts of a line with the compiled search, beside the limit of the products of the core.
 
     python benchmarks/parts.py --models teacher.pt student.pt:shortlist --lines test.en          # needs nmtkit[numba]
 

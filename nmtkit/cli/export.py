@@ -132,9 +132,10 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
         write(source, destination=written, config=config)
         files = pushed_files(written, config.format)
         text = (written / CARD).read_text(encoding="utf-8") if CARD in files else None
-        card = published_card(
-            contents_of(source), text, repository, config.format, license=config.license, scores=results
-        )
+        contents = contents_of(source)
+        plugins = [Path(name).name for name in contents["plugins"]]  # folders of this machine are not for the public
+        command = usage(Path(f"hf:{repository}"), contents | {"plugins": plugins})
+        card = published_card(contents, text, command, config.format, license=config.license, scores=results)
         progress.begin(f"Uploading {repository}")
         files |= {CARD: card.encode()}
         message = f"Upload a model in the format {config.format}"
@@ -143,7 +144,7 @@ def push(config: ExportConfig, repository: str, source: Path, destination: Path 
         log.warning("%s: the model card names no licence; give --license ID", repository)
     tell(f"uploaded {address}")
     if config.format in ("checkpoint", "safetensors", "huggingface"):
-        show_next(f"nmtkit generate --path hf:{repository} < source.txt")
+        show_next(command)
 
 
 def tell_result(written: Path, format: str) -> None:
@@ -152,11 +153,16 @@ def tell_result(written: Path, format: str) -> None:
     tell(f"{written}: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
     if format == "checkpoint":
         from nmtkit.data import checkpoint_file
-        from nmtkit.experiments import inspection
-        from nmtkit.models.building import tokenizer_of
 
-        contents = checkpoint_file.read(written, mmap=True)
-        show_next(next(iter(inspection.commands(written, contents, tokenizer_of(contents, written)).values())))
+        show_next(usage(written, checkpoint_file.read(written, mmap=True)))
+
+
+def usage(path: Path, contents: "Checkpoint") -> str:
+    """Returns the command that uses the model at `path`, which may be its name on the Hub, with the flags it needs."""
+    from nmtkit.experiments import inspection
+    from nmtkit.models.building import tokenizer_of
+
+    return next(iter(inspection.commands(path, contents, tokenizer_of(contents, path)).values()))
 
 
 def pushed_files(written: Path, format: str) -> dict[str, Path | bytes]:

@@ -100,12 +100,13 @@ def show_facts(facts: dict[str, Any]) -> None:
         echo(text)
 
 
-def flattened(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def flattened(facts: dict[str, Any], title: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields names and values. The name of a nested fact begins with the names of the facts that contain it."""
     for name, value in facts.items():
         if isinstance(value, dict):
-            yield from flattened(value)
+            yield from flattened(value, f"{title}{name}: ")
         else:
-            yield name, value
+            yield title + name, value
 
 
 def shown(value: Any) -> str:

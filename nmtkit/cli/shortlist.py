@@ -134,7 +134,8 @@ def command(data: Path | None, **settings: Any) -> None:
     )
     if measured is not None:
         show_coverage(lists, measured)
-    generate = ["nmtkit", "generate", "--path", str(output or path), *tokenizer.language_flags(None, None)]
+    plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
+    generate = ["nmtkit", "generate", "--path", str(output or path), *tokenizer.language_flags(None, None), *plugins]
     show_next(f"{shlex.join(generate)} --shortlist < source.txt")
 
 

@@ -4,6 +4,7 @@ Everything comes from the logs in the folders of the runs, so unfinished runs ca
 """
 
 import itertools
+import logging
 import math
 import re
 import statistics
@@ -18,6 +19,8 @@ from nmtkit.training.metrics import conditions_of
 from nmtkit.training.report import elapsed, latest_records, read_lines
 from nmtkit.training.resume import changed_settings
 from nmtkit.training.run_log import numbers_of
+
+log = logging.getLogger("nmtkit")
 
 SCORES = ("loss", "ppl", "bleu")  # validation scores that are listed first, in this order
 NO_SCORES = ("update", "epoch", "seconds", "time", "cpu_seconds")  # numbers of a validation record that are not scores
@@ -56,7 +59,7 @@ class RunSummary:
     settings: dict[str, Any]  # settings since the last start or resume, as returned by `flat_settings`
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
-    base: str  # fingerprint of the base of fine-tuning, or "" if there is no base or an old log lacks this fact
+    inputs: dict[str, str]  # for each setting that names files, digits that identify their contents
     best: dict[str, ValidationScore]  # metric -> best score
     last: dict[str, ValidationScore]
     tokens_per_second: float | None  # target tokens; median over the log lines
@@ -101,7 +104,7 @@ def summarize(folder: Path) -> RunSummary:
         settings=flat_settings(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
         plugin_sources=latest.get("plugin_sources", {}),
-        base=latest.get("base_fingerprint", ""),
+        inputs=latest.get("inputs", {}),
         best=best_scores(valid, starts),
         last=_scores_of(valid[-1]) if valid else {},
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -224,21 +227,47 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def groups_over_seeds(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
-    """Groups runs with the same dataset, plug-in code, base, settings and changes of settings after the same updates.
+    """Groups runs with the same dataset, plug-in code, inputs, settings and changes of settings after the same updates.
 
     The seed and the settings in `OWN` may differ.
     """
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
-        facts = sorted(same.items()), run.dataset, sorted(run.plugin_sources.values()), run.base, run.changed
+        facts = (
+            sorted(same.items()),
+            run.dataset,
+            sorted(run.plugin_sources.values()),
+            sorted(run.inputs.items()),
+            run.changed,
+        )
         groups.setdefault(repr(facts), []).append(run)
     return list(groups.values())
 
 
+def one_for_each_seed(group: Sequence[RunSummary], left_out: dict[str, str]) -> list[RunSummary]:
+    """Returns the first finished run of each seed, or else the first run. `left_out` gets the reasons for the others.
+
+    `group` is one of `groups_over_seeds`.
+    """
+    by_seed: dict[object, RunSummary] = {}
+    for run in sorted(group, key=lambda run: run.state != "finished"):
+        first = by_seed.setdefault(run.settings.get("seed"), run)
+        if first is not run:
+            left_out[run.name] = f"same settings and seed as {first.name}"
+    return [run for run in group if run.name not in left_out]
+
+
 def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times."""
-    return [_mean(group) if len(group) > 1 else group[0] for group in groups_over_seeds(runs)]
+    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times.
+
+    A second run with the same settings and seed is left out with a warning.
+    """
+    left_out: dict[str, str] = {}
+    groups = [one_for_each_seed(group, left_out) for group in groups_over_seeds(runs)]
+    for name, reason in left_out.items():
+        log.warning("%s is not part of the mean: %s", name, reason)
+    return [_mean(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _mean(runs: Sequence[RunSummary]) -> RunSummary:
@@ -255,7 +284,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
         settings=runs[0].settings | {"seed": seeds},
         dataset=runs[0].dataset,
         plugin_sources=runs[0].plugin_sources,
-        base=runs[0].base,
+        inputs=runs[0].inputs,
         best=_mean_scores([run.best for run in runs]),
         last=_mean_scores([run.last for run in runs]),
         tokens_per_second=statistics.fmean(speeds) if speeds else None,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nmtkit.config import suggestion
 from nmtkit.experiments import run_translations
-from nmtkit.experiments.comparison import RunSummary, common_name, groups_over_seeds, row_name
+from nmtkit.experiments.comparison import RunSummary, common_name, groups_over_seeds, one_for_each_seed, row_name
 from nmtkit.experiments.run_translations import RunTranslations
 from nmtkit.scoring.metrics import MetricSettings
 from nmtkit.scoring.seeds import SeedScores, compare_seeds
@@ -128,14 +128,10 @@ def named_rows(runs: Sequence[RunSummary], left_out: dict[str, str]) -> dict[str
     """
     rows: list[tuple[str, list[RunSummary]]] = []
     for group in groups_over_seeds(runs):
-        by_seed: dict[object, RunSummary] = {}
-        for run in group:
-            first = by_seed.setdefault(run.settings.get("seed"), run)
-            if first is not run:
-                left_out[run.name] = f"same settings and seed as {first.name}"
-        names = [run.name for run in by_seed.values()]
+        chosen = one_for_each_seed(group, left_out)
+        names = [run.name for run in chosen]
         path = common_name(names) if len(names) > 1 else names[0]
-        rows.append((row_name(path), list(by_seed.values())))
+        rows.append((row_name(path), chosen))
     paths = [path for path, _ in rows]
     short = [Path(path).name for path in paths]
     whole = [name if short.count(name) == 1 else group[0].name for name, (_, group) in zip(short, rows, strict=True)]

@@ -14,17 +14,17 @@ from fnmatch import fnmatchcase
 from types import FrameType
 from typing import IO
 
+from nmtkit.config import setting_text
 from nmtkit.config.plugins import source_digests
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments import comparison, run_translations
 from nmtkit.experiments.comparison import RunSummary
 from nmtkit.experiments.sweep import Sweep, SweepRun
 from nmtkit.jobs.processes import STOP_SIGNALS
-from nmtkit.models import checkpoint
 from nmtkit.training.config import JobConfig, flat_settings
 from nmtkit.training.plan import resolve
 from nmtkit.training.resume import EXPECTED_CHANGES, Change, changes, table
-from nmtkit.training.run_facts import fingerprint, fingerprint_of_base
+from nmtkit.training.run_facts import fingerprint, input_fingerprints
 from nmtkit.training.setup import validating_where_possible
 
 log = logging.getLogger("nmtkit")
@@ -217,7 +217,8 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     number of processes. So the job is resolved in the same way before the comparison. It is resolved for a GPU, which
     this machine may lack; no compared setting depends on the device.
 
-    --finetune-from also counts as changed if the file now holds another model.
+    A setting that names files, such as --finetune-from or --teacher, also counts as changed if the contents of the
+    files have changed.
     """
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
@@ -226,11 +227,13 @@ def changed_settings(job: JobConfig, summary: RunSummary) -> list[Change]:
     anywhere = replace(job, run=replace(job.run, device="cuda"))
     wanted = flat_settings(resolve(anywhere, processes, estimate=True).job.tables())
     changed = changes(summary.settings, {name: value for name, value in wanted.items() if name not in comparison.OWN})
-    base, name = job.run.finetune_from, "finetune_from"
-    if base is not None and summary.base and all(name != each for each, _, _ in changed):
-        with contextlib.suppress(OSError, ValueError):  # a finished run does not need its base
-            now = fingerprint_of_base(checkpoint.load(base, mmap=True))
-            changed += [(name, f"{base} ({summary.base})", f"{base} ({now})")] if now != summary.base else []
+    known = {name for name, _, _ in changed}
+    with contextlib.suppress(OSError, ValueError):  # a finished run does not need its files
+        for name, digits in input_fingerprints(job).items():
+            before = summary.inputs.get(name, digits)
+            if name not in known and digits != before:
+                files = setting_text(wanted[name])
+                changed.append((name, f"{files} ({before})", f"{files} ({digits})"))
     return changed
 
 

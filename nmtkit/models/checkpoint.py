@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.config.files import checkpoint_of
-from nmtkit.data.checkpoint_file import Checkpoint, checksum, fingerprint, read, save
+from nmtkit.data.checkpoint_file import Checkpoint, check_values, checksum, fingerprint, read, save
 from nmtkit.models.layers import adapters, int8
 
 ADAPTERS = {"base": str, "fingerprint": int, "rank": int, "alpha": float, "layers": list}
@@ -32,7 +32,10 @@ def load(path: Path, mmap: bool = False) -> Checkpoint:
     else a file with the same name in the folder of the checkpoint. Raises OSError or ValueError like
     `checkpoint_file.read`, and also if the base is missing or is a different model.
     """
-    contents = dequantized(read(path, mmap), path)
+    contents = read(path, mmap)
+    if mmap and ("scales" in contents or "adapters" in contents):
+        check_values(contents, path)  # without this check, the checksum of the complete model would hide damage
+    contents = dequantized(contents, path)
     return contents if "adapters" not in contents else _merged(contents, path, mmap)
 
 

@@ -131,6 +131,7 @@ class CheckpointManager:
                 contents = checkpoint_file.read(path)
             except (ValueError, OSError) as error:
                 log.warning("%s; trying the previous checkpoint", error)
+                self.objectives.pop(path.name, None)  # `open` reads no tensors, so it has noted the score
                 continue
             if "training" in contents:
                 return path, contents

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nmtkit.config import derive, flag_of, setting_text, suggestion
 from nmtkit.data.dataset.binarized import Split
+from nmtkit.data.tokenizers.spm_model import FOREIGN
 from nmtkit.data.tokenizers.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 from nmtkit.models import building, checkpoint
 from nmtkit.models.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -24,6 +25,7 @@ Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empt
 
 log = logging.getLogger("nmtkit")
 
+BYTE = "<0x"  # beginning of the names of byte pieces; the text of such a name is not a spelling of the byte
 IMPROBABLE = 20.0  # nats below the mean bias; the bias of hidden pieces that the targets do not contain
 
 
@@ -74,12 +76,20 @@ def start_from(
             "%s has two matrices where this model has one matrix; the model gets the first matrix of each pair%s",
             path, _listed("pairs", merged),
         )  # fmt: skip
+    fitting = _fitting(state, weights, axes, path, partial)
+    with_pieces = [
+        (weights[key], tensor, axis, side, old_axes[key][axis])
+        for key, tensor in fitting.items()
+        for axis, side in axes[key].items()
+    ]
     with torch.no_grad():
-        for key, tensor in _fitting(state, weights, axes, path, partial).items():
+        for key, tensor in fitting.items():
             if not axes[key]:
                 tensor.copy_(weights[key])
-            for axis, side in axes[key].items():
-                vocabulary.copy(weights[key], tensor, axis, side, old_axes[key][axis])
+        for each in with_pieces:
+            vocabulary.start_new(*each)
+        for each in with_pieces:  # at the end, because a shared matrix has rows that are new to one old side only
+            vocabulary.keep_old(*each)
     return vocabulary.counts()
 
 
@@ -102,16 +112,16 @@ class VocabularyChange:
         self._tokenizer, self._old_tokenizer, self._relative = tokenizer, old_tokenizer, relative
         self._pieces, self._old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
         self._kept = {side: set(pieces) for side, pieces in self._old_pieces.items()}
-        if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies
-            self._kept = dict.fromkeys(self._kept, self._kept["source"] | self._kept["target"])
         self._spellings: dict[tuple[SideName, SideName], list[Spelling]] = {}  # by new side and old side
 
-    def copy(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
-        """Copies the rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
-        pieces = self._pieces[side]
-        rows, old_rows = same_pieces(pieces, self._old_pieces[old_side])
+    def keep_old(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
+        """Copies rows of `old` into `tensor`, which has a row for each piece of `side` along `axis`."""
+        rows, old_rows = same_pieces(self._pieces[side], self._old_pieces[old_side])
         tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
-        new = [row for row, piece in enumerate(pieces) if piece not in self._kept[old_side]]
+
+    def start_new(self, old: Tensor, tensor: Tensor, axis: int, side: SideName, old_side: SideName) -> None:
+        """Computes the rows of `tensor` for pieces of `side` that `old_side` does not have, from the rows of `old`."""
+        new = [row for row, piece in enumerate(self._pieces[side]) if piece not in self._kept[old_side]]
         if not new:
             return
         if (side, old_side) not in self._spellings:
@@ -261,10 +271,15 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
 
 
 def pieces_of(tokenizer: Tokenizer) -> dict[SideName, list[str]]:
-    return {
+    """Returns the pieces of each side by id.
+
+    The pieces of a table that two BPE models share have no mark: on each side, FOREIGN marks the pieces of the other.
+    """
+    pieces: dict[SideName, list[str]] = {
         "source": tokenizer.source_pieces(range(tokenizer.source_size)),
         "target": tokenizer.target_pieces(range(tokenizer.target_size)),
     }
+    return {side: [piece.removeprefix(FOREIGN) for piece in of_side] for side, of_side in pieces.items()}
 
 
 def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -295,7 +310,7 @@ def spellings(
         ids = encoded[:-1].tolist()
         if len(ids) > 1 and names[ids[0]] == SPACE_SYMBOL and not piece.startswith(SPACE_SYMBOL):
             ids = ids[1:]  # the tokenizer puts a space before every text
-        unusable = any(token == UNK or names[token].startswith("<0x") for token in ids)
+        unusable = piece.startswith(BYTE) or any(token == UNK or names[token].startswith(BYTE) for token in ids)
         spelled.append(() if unusable else tuple(ids))
     old_tokens = old.languages if old.joint or old_side == "source" else {}
     like = old_tokens.get(relative) if relative is not None else None

@@ -104,8 +104,8 @@ class BatchLoader:
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         rounds = -(-len(parts) // self.ranks)
-        # with sampling, an epoch and an update may have a pair several times, each time with other random numbers
-        draw = position.epoch if self.sampler.sampling is None else (position.epoch, position.index)
+        # an epoch and an update may have a pair several times, each time with other random numbers
+        draw = (position.epoch, position.index) if self.sampler.repeats_pairs else position.epoch
         copies = np.split(copy_numbers(np.concatenate(parts)), np.cumsum([len(part) for part in parts]))
         numbers = range(self.rank, rounds * self.ranks, self.ranks)
         of_rank = [(n, self.batch(parts[n], draw, copies[n])) for n in numbers if n < len(parts)]

@@ -146,8 +146,8 @@ def resolve(
     """Returns the plan of `job` with `world_size` processes.
 
     A resumed run keeps its initial batch size, unless --batch-tokens is given. A warning says so if --update-freq asks
-    for another size. Raises ValueError for a device or a
-    precision that this machine does not have. For an `estimate`, the machine does not need the device.
+    for another size. Raises ValueError for a device or a precision that this machine does not have. For an `estimate`,
+    the machine does not need the device.
     """
     config = job.run
     device = torch.device("cuda") if estimate and config.device == "cuda" else device_of(config)

@@ -99,7 +99,8 @@ class Run:
             self._restore(path, resumed)
         # whether the run resumes from a checkpoint that was saved at an interval
         self.resumes_scheduled = bool(resumed and resumed["scheduled"])
-        self.asked = Requests(out_of_time=resumed is not None and self.progress.is_out_of_time(self.job.run))
+        late = resumed is not None and self.progress.is_out_of_time(self.job.run)
+        self.asked = Requests(out_of_time=distributed.broadcast(late))  # the clocks of the ranks differ
         self.ended = stop_reason(self.job.run, self.progress, self.asked)  # if no updates are left
         if resumed and distributed.is_rank_zero():
             warn_of_changes(resumed["run"], self.facts, self.trainer, self.job.run.save_dir, bool(self.ended))
@@ -327,7 +328,6 @@ class Run:
         }
         if adapters:
             contents["adapters"] = adapters
-            contents.pop("shortlist", None)  # `checkpoint.load` reads the shortlist of the base
         return contents
 
     def _restore(self, path: Path, contents: Checkpoint) -> None:

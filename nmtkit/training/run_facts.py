@@ -1,11 +1,13 @@
 """Facts about a run: command, data, settings and versions."""
 
+import dataclasses
+import hashlib
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,17 @@ from typing import Any
 import torch
 
 import nmtkit
-from nmtkit.config.files import write_atomically
+from nmtkit.config.files import sha256_of, write_atomically
 from nmtkit.config.plugins import source_digests
 from nmtkit.data import checkpoint_file
-from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.data.dataset.dataset_files import MANIFEST
 from nmtkit.models import building, checkpoint
 from nmtkit.training.config import JobConfig
 from nmtkit.training.plan import RunPlan, trained_directions
 
 RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}  # settings of a single resume, off
-BASE_FACTS = ("base_fingerprint", "base_origin", "base_directions")  # facts about the base of fine-tuning
+BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -31,21 +33,44 @@ def fingerprint(dataset: Dataset) -> str:
     return dataset.fingerprint[:12]
 
 
-def fingerprint_of_base(contents: Checkpoint) -> str:
-    """Returns 12 hexadecimal digits that identify the model of a checkpoint. `contents` is from `checkpoint.load`."""
-    return f"{checkpoint_file.fingerprint(contents):016x}"[:12]
+def input_fingerprints(job: JobConfig, accesses: Container[str] = ("read", "start")) -> dict[str, str]:
+    """Returns 12 hexadecimal digits for each setting that names files, which identify the contents of these files.
+
+    `accesses`: whether the run reads the files at each start ("read"), or only at its first start ("start"). A model is
+    identified by its weights, and a folder by its manifest. Files that are missing are left out.
+    """
+    found = {}
+    for config in (job.run, *(component.config for component in job.components.values())):
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if field.metadata.get("access") in accesses and value:
+                paths = value if isinstance(value, tuple) else (value,)
+                files = [path / MANIFEST if path.is_dir() else path for path in paths]
+                if all(file.is_file() for file in files):
+                    found[field.name] = _digits(files, models=field.metadata["checkpoint"])
+    return found
+
+
+def _digits(files: Sequence[Path], models: bool) -> str:
+    """Returns 12 hexadecimal digits that identify the contents of files, or the models of checkpoints."""
+    if not models:
+        return sha256_of(*files)[:12]
+    fingerprints = [checkpoint_file.fingerprint(checkpoint.load(file, mmap=True)) for file in files]
+    return hashlib.sha256(repr(fingerprints).encode()).hexdigest()[:12]
 
 
 def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the command, data, settings, versions and device of a run, in plain types.
 
-    `before` has the facts of the checkpoint from which the run resumes. The facts about the base of fine-tuning come
-    from there, because the base may be gone.
+    `before` has the facts of the checkpoint from which the run resumes. The facts about the base of fine-tuning, and
+    about other files that only the first start reads, come from there, because the files may be gone.
     """
+    inputs = input_fingerprints(plan.job)
     if before is None:
         base = _base_facts(plan.job.run.finetune_from)
     else:
         base = {name: before[name] for name in BASE_FACTS if name in before}
+        inputs = before.get("inputs", {}) | input_fingerprints(plan.job, ("read",))
     gpu = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
     return {
         "command": _command(),
@@ -53,6 +78,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, 
         "dataset": fingerprint(dataset),
         **_languages(plan, dataset),
         **base,
+        **({"inputs": inputs} if inputs else {}),
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
         # converted, because __version__ is an instance of a subclass of str, which checkpoints reject
         "torch": str(torch.__version__),
@@ -96,7 +122,7 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
 def _base_facts(base: Path | None) -> dict[str, Any]:
     """Returns facts about the base of fine-tuning, or nothing for a run from random weights.
 
-    `base_fingerprint` identifies the model of the base. `base_origin` is the origin of an imported base, or of the
+    `base_origin` is the origin of an imported base, or of the
     imported model from which the base was fine-tuned.
     `base_directions` are the directions that a base with language tokens was trained on; empty if they are unknown.
     """
@@ -104,8 +130,7 @@ def _base_facts(base: Path | None) -> dict[str, Any]:
         return {}
     contents = checkpoint.load(base, mmap=True)
     origin = contents.get("origin") or contents.get("run", {}).get("base_origin")
-    facts: dict[str, Any] = {"base_fingerprint": fingerprint_of_base(contents)}
-    facts |= {"base_origin": origin} if origin else {}
+    facts: dict[str, Any] = {"base_origin": origin} if origin else {}
     if building.tokenizer_of(contents, base).languages:
         facts["base_directions"] = sorted(map(list, building.directions_of(contents)))
     return facts

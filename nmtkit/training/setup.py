@@ -199,6 +199,7 @@ def build_trainer(
         _load_embeddings(job, model, tokenizer)
     if job.run.adapter_rank and job.run.finetune_from:
         adapters = adapters_of(model, tokenizer, job.run, job.run.finetune_from)
+        model.shortlist = None  # `checkpoint.load` reads the shortlist of the base
     if frozen := choose_trained(model, job.run):
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
@@ -212,6 +213,11 @@ def build_trainer(
         )
     if job.run.compile and criterion.name == "simcut":  # a hook sets embeddings to zero
         raise ValueError("--criterion simcut has no effect on a compiled forward pass; leave out --compile")
+    if criterion.name == "expected_reward" and not model.reads_source:
+        raise ValueError(
+            "--criterion expected_reward rewards translations of the source, and a language model reads no source; "
+            "give another --criterion"
+        )
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if dataset is not None and not is_own(CRITERIONS[criterion.name].factory):
         train_split = dataset["train"]

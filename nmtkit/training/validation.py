@@ -69,6 +69,7 @@ class Validator:
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
     by_direction: list[dict[str, Any]] = field(default_factory=list)  # the scores of each direction; only on rank 0
+    signatures: dict[str, str] = field(default_factory=dict)  # of the metrics, by name; only on rank 0
 
     def __post_init__(self) -> None:
         self.translates = any(metric.translates for metric in self.metrics.values())
@@ -79,11 +80,6 @@ class Validator:
         index = self.split.direction_index
         self.directions = np.zeros(len(lengths), np.int64) if index is None else np.asarray(index).astype(np.int64)
         self.classes = self.directions * CLASSES + lengths  # direction and length class of each pair
-
-    @property
-    def signatures(self) -> dict[str, str]:
-        """Signatures of the metrics at the last validation, by name. Only on rank 0."""
-        return {name: metric.signature for name, metric in self.metrics.items() if metric.signature}
 
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
         """Returns the loss and the counts of the criterion per target token, ppl = exp(nll), and the metrics, by name.
@@ -198,20 +194,31 @@ class Validator:
     def _scores(self, totals: Totals) -> dict[str, float]:
         self.by_length = self._by_length(totals["", "loss"].sum(0))
         if not self.split.directions:
-            return self._scores_of({name: float(values.sum()) for name, values in totals.items()}, self.target_lang)
+            sums = {name: float(values.sum()) for name, values in totals.items()}
+            of_split = self._scores_of(sums, self.target_lang)
+            self.signatures = self._signatures()
+            return of_split
         self.by_direction = []
         scores: dict[Direction, dict[str, float]] = {}
+        signatures: dict[Direction, dict[str, str]] = {}
         for number in np.unique(self.directions).tolist():
             direction = self.split.directions[number]
             sums = {name: float(values[number].sum()) for name, values in totals.items()}
             rows = np.flatnonzero(self.directions == number)
             scores[direction] = self._scores_of(sums, direction.target, rows)
+            signatures[direction] = self._signatures()
             facts = {"source": direction.source, "target": direction.target, "sentences": len(rows)}
             trained = {} if not self.averaged or direction in self.averaged else {"trained": False}
             self.by_direction.append(facts | trained | scores[direction])
-        averaged = [scores[direction] for direction in self.averaged if direction in scores] or list(scores.values())
+        directions = [direction for direction in self.averaged if direction in scores] or list(scores)
+        self.signatures = _of_directions({direction: signatures[direction] for direction in directions})
+        averaged = [scores[direction] for direction in directions]
         means = {name: sum(of[name] for of in averaged) / len(averaged) for name in averaged[0]}
         return means | {"ppl": perplexity(means["nll"])}
+
+    def _signatures(self) -> dict[str, str]:
+        """Returns the signatures of the last scores of the metrics, by name."""
+        return {name: metric.signature for name, metric in self.metrics.items() if metric.signature}
 
     def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:
         """Returns the `Outputs` of `rows` (None: all rows): texts and number of target tokens. `sums` is empty."""
@@ -343,3 +350,17 @@ class Validator:
         ]
         rows.sort(key=lambda row: row[3])
         return rows[: -RATED - 1 : -1], rows[:RATED]
+
+
+def _of_directions(signatures: Mapping[Direction, Mapping[str, str]]) -> dict[str, str]:
+    """Returns the signature of each metric. Different signatures follow each other, each after its directions."""
+    directions: dict[str, dict[str, list[str]]] = {}  # metric -> signature -> directions
+    for direction, of_metrics in signatures.items():
+        for name, signature in of_metrics.items():
+            directions.setdefault(name, {}).setdefault(signature, []).append(str(direction))
+    return {
+        name: "; ".join(
+            signature if len(of_metric) == 1 else f"{', '.join(of)}: {signature}" for signature, of in of_metric.items()
+        )
+        for name, of_metric in directions.items()
+    }

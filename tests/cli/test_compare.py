@@ -145,6 +145,15 @@ def test_runs_that_differ_in_the_seed_alone_become_means(tmp_path: Path) -> None
     assert "24.00 ± 4.58" in text
 
 
+def test_a_second_run_with_the_same_seed_is_not_part_of_the_mean(tmp_path: Path) -> None:
+    for name, seed, bleu in (("a", 1, 20.0), ("b", 2, 23.0), ("c", 1, 20.0)):
+        write_run(tmp_path / name, END, seed=seed, bleus=(bleu, bleu - 1, bleu - 2))
+    (row,) = rows_of(tmp_path, "--mean-over-seeds")
+    assert row["runs"] == 2 and row["best"]["bleu"]["value"] == pytest.approx(21.5)
+    said = " ".join(compare(tmp_path, "--mean-over-seeds").stderr.split())
+    assert f"{tmp_path / 'c'} is not part of the mean: same settings and seed as {tmp_path / 'a'}" in said
+
+
 def test_the_table_fits_80_columns_and_tsv_has_everything(tmp_path: Path) -> None:
     names = {f"a_long_name_of_a_setting_{index}": index for index in range(4)}
     folders = [write_run(tmp_path / "one", END, **names), write_run(tmp_path / "two", END, **dict.fromkeys(names, 9))]

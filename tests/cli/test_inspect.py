@@ -156,3 +156,11 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "text.txt", tmp_path / "nothing"):
         result = inspect(str(path))
         assert result.exit_code == 2 and "error" in result.output
+
+
+def test_facts_about_the_base_do_not_replace_facts_about_the_model(run_folder: Path, tmp_path: Path) -> None:
+    contents = checkpoint_file.read(run_folder / "last.pt")
+    contents["run"] |= {"base_origin": {"languages": ["xx", "zz"], "repository": "org/base"}}
+    checkpoint_file.save(tmp_path / "tuned.pt", contents)
+    rows = [line.split() for line in inspect(str(tmp_path / "tuned.pt"), "--all").output.splitlines()]
+    assert ["languages", "xx,", "yy"] in rows and ["base", "origin:", "languages", "xx,", "zz"] in rows

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import save_tiny_transformer, tiny_tokenizer
+from builders import save_tiny_transformer, save_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
 from hub_server import TOKEN, Fault, HubServer
 
@@ -94,6 +94,18 @@ def test_a_model_of_the_hub_keeps_its_origin_and_licence(
     assert export("--format", "safetensors", "hf:org/base", "--push", "org/derived").exit_code == 0
     card = files(hub, "org/derived")["README.md"].decode()
     assert 'license: "cc-by-4.0"' in card and 'base_model: "org/base"' in card and f"hf:org/base@{commit}" in card
+
+
+def test_the_command_of_a_pushed_model_has_the_flags_that_the_model_needs(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    path = save_transformer(tmp_path / "many.pt", languages=("de", "en"))
+    checkpoint_file.save(path, checkpoint_file.read(path) | {"plugins": ["/home/me/mine.py"]})
+    result = export("--format", "checkpoint", path, "--push", "org/many")
+    command = "nmtkit generate --path hf:org/many --source-lang en --target-lang de --plugin mine.py < source.txt\n"
+    assert result.exit_code == 0 and f"next: {command}" in result.stderr
+    assert command in files(hub, "org/many")["README.md"].decode()
 
 
 def test_every_refusal_is_one_line_and_uploads_nothing(

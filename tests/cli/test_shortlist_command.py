@@ -109,6 +109,12 @@ def test_mistakes_are_told(
     assert path.read_bytes() == before
 
 
+def test_the_next_command_names_the_plug_ins_of_the_checkpoint(path: Path, mirror_data: Path) -> None:
+    checkpoint_file.save(path, checkpoint_file.read(path) | {"plugins": ["my model.py"]})
+    said = " ".join(run("shortlist", mirror_data, "--path", path).stderr.split())
+    assert "--plugin 'my model.py' --shortlist < source.txt" in said
+
+
 def test_generate_tells_that_a_checkpoint_has_no_shortlist(path: Path) -> None:
     result = run("generate", "--device", "cpu", "--path", path, "--shortlist", input="bado\n")
     assert result.exit_code == 2

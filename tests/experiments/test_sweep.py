@@ -26,6 +26,7 @@ from nmtkit.experiments.sweep_runner import Runner
 from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.training.config import JobConfig
+from nmtkit.training.run_facts import input_fingerprints
 
 BASE = """
 [run]
@@ -355,7 +356,7 @@ def test_a_setting_with_many_digits_stays_the_same(
 ) -> None:
     file = file_of(tmp_path, "[lr_scheduler]\nlr = 0.00070710678\n[sweep]\nseeds = [1]\n", mirror_data)
     assert sweep(file).exit_code == 0
-    assert "finished before" in sweep(file).stderr
+    assert "already finished" in sweep(file).stderr
     file.write_text(file.read_text().replace("0678", "0679"))
     assert re.search(r"lr +0\.00070710678 +0\.00070710679\n", sweep(file).stderr)
 
@@ -369,11 +370,42 @@ def test_a_finished_run_of_another_base_is_not_taken_for_this_one(
     run = BASE[: BASE.index("[architecture]")].format(data=mirror_data)
     file.write_text(f'{run}finetune_from = "base.pt"\n[sweep]\nseeds = [1]\n')
     assert sweep(file).exit_code == 0
-    assert "finished before" in sweep(file).stderr
+    assert "already finished" in sweep(file).stderr
     save_tiny_transformer(tmp_path / "base.pt", tokenizer, seed=2)
     again = sweep(file)
-    assert again.exit_code == 1 and "finished before" not in again.stderr
+    assert again.exit_code == 1 and "already finished" not in again.stderr
     assert "finetune_from" in again.stderr and "save_dir" in again.stderr
+
+
+def test_a_finished_run_of_another_teacher_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    tokenizer = Dataset.open(mirror_data).tokenizer
+    save_tiny_transformer(tmp_path / "teacher.pt", tokenizer, seed=1)
+    criterion = '[criterion]\nname = "kd_cross_entropy"\nteacher = ["teacher.pt"]\n'
+    file = file_of(tmp_path, criterion + "[sweep]\nseeds = [1]\n", mirror_data)
+    assert sweep(file).exit_code == 0
+    assert "already finished" in sweep(file).stderr
+    save_tiny_transformer(tmp_path / "teacher.pt", tokenizer, seed=2)
+    again = sweep(file)
+    assert again.exit_code == 1 and "already finished" not in again.stderr
+    assert re.search(r"teacher +\S*teacher\.pt \(\w{12}\) +\S*teacher\.pt \(\w{12}\)", again.stderr)
+
+
+def test_the_contents_of_all_inputs_of_a_run_are_identified(tmp_path: Path) -> None:
+    folder, vectors = tmp_path / "teacher", tmp_path / "vectors.txt"
+    settings = {"teacher_probabilities": folder, "encoder_embed_path": vectors}
+    job = JobConfig.read(names={"criterion": "kd_cross_entropy"}, settings=settings)
+    assert input_fingerprints(job) == {}  # the run names the missing files
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    vectors.write_text("a 1 2\n")
+    before = input_fingerprints(job)
+    assert set(before) == set(settings) and set(input_fingerprints(job, ("read",))) == {"teacher_probabilities"}
+    (folder / "manifest.json").write_text('{"teachers": [1]}')
+    vectors.write_text("a 1 3\n")
+    now = input_fingerprints(job)
+    assert all(now[name] != before[name] for name in settings)
 
 
 def test_a_run_that_the_system_killed_has_failed(

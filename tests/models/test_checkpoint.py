@@ -34,6 +34,24 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c.pt"]
 
 
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("kind", ["adapters", "8 bits"])
+def test_damage_of_a_model_that_is_not_stored_as_a_whole_is_found(tmp_path: Path, kind: str, mmap: bool) -> None:
+    base = CONTENTS | {"model": {"layer.weight": torch.ones(64, 64)}}
+    checkpoint_file.save(tmp_path / "base.pt", base)
+    facts = {"base": str(tmp_path / "base.pt"), "fingerprint": checkpoint_file.fingerprint(base), "rank": 2}
+    small = {"layer.adapter_a": torch.full((2, 64), 7.0), "layer.adapter_b": torch.full((64, 2), 7.0)}
+    adapters = {"model": small, "adapters": facts | {"alpha": 2.0, "layers": ["*"]}}
+    contents = CONTENTS | adapters if kind == "adapters" else checkpoint.quantized(base)
+    checkpoint_file.save(tmp_path / "c.pt", contents)
+    assert checkpoint.load(tmp_path / "c.pt", mmap)["model"]["layer.weight"].shape == (64, 64)
+    data = bytearray((tmp_path / "c.pt").read_bytes())
+    data[data.index(next(iter(contents["model"].values())).numpy().tobytes()) + 40] ^= 1
+    (tmp_path / "c.pt").write_bytes(data)
+    with pytest.raises(ValueError, match=r"c\.pt is damaged"):
+        checkpoint.load(tmp_path / "c.pt", mmap)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.bool, torch.bfloat16])
 def test_an_empty_part_of_a_tensor_has_a_checksum(dtype: torch.dtype) -> None:
     """A part that begins within a word of 64 bits was a RuntimeError."""

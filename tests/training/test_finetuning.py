@@ -236,6 +236,10 @@ def test_a_run_keeps_the_shortlist_of_its_start_if_the_vocabulary_is_the_same(
     train(domain_data, tmp_path / "few", "--finetune-from", start, "--max-update", 1, "--adapter-rank", 2)
     assert shortlist_of("few") is None  # the base has a shortlist
     assert checkpoint.load(tmp_path / "few/last.pt")["shortlist"]["targets"].tolist() == [3]
+    own = tmp_path / "few/update_00000001.pt"
+    checkpoint_file.save(own, checkpoint_file.read(own) | {"shortlist": lists | {"targets": torch.tensor([4])}})
+    train(domain_data, tmp_path / "few", "--finetune-from", start, "--max-update", 2, "--adapter-rank", 2)
+    assert shortlist_of("few") == expected | {"targets": [4]}  # a resumed run keeps the shortlist of its checkpoint
     smaller = ["-s", "xx", "-t", "yy", "--trainpref", mirror_data.parent / "valid", "--vocab-size", "300"]
     smaller += ["--validpref", mirror_data.parent / "test"]
     main(["preprocess", *map(str, smaller), "--destdir", str(tmp_path / "bin")], standalone_mode=False)

@@ -233,7 +233,10 @@ def test_sampling_needs_many_directions(mirror_data: Path, tmp_path: Path) -> No
 
 
 class Heard(Metric):
-    """Records the texts and the target language of each call. The score is the number of sentences."""
+    """Records the texts and the target language of each call, which the signature names.
+
+    The score is the number of sentences.
+    """
 
     translates = True
 
@@ -242,6 +245,7 @@ class Heard(Metric):
 
     def score(self, outputs: Outputs) -> float:
         self.outputs.append(outputs)
+        self.signature = f"into {outputs.target_lang}"
         return len(outputs.hypotheses)
 
 
@@ -270,6 +274,7 @@ def test_scores_of_a_validation_are_means_over_the_trained_directions(home: Path
         batch = split.batch(split.rows_of(number)[:7])
         loss = criterion(model, batch)
         assert record["loss"] == pytest.approx(float(loss.sum.detach()) / batch.target_tokens, rel=1e-4)
+    assert whole.signatures == {"heard": "en-de: into de; de-en, it-en: into en; en-it: into it"}
     losses = [record["loss"] for record in whole.by_direction[:4]]
     assert scores["loss"] == pytest.approx(sum(losses) / 4)
     assert scores["ppl"] == pytest.approx(np.exp(np.mean([record["nll"] for record in whole.by_direction[:4]])))

@@ -1,5 +1,6 @@
 """At the start of a run, each piece keeps its embedding, also in another vocabulary."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,19 @@ from nmtkit.config import derive
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.spm_training import train_model
-from nmtkit.data.tokenizers.spm_model import renumbered
+from nmtkit.data.tokenizers.spm_model import FOREIGN, ModelPiece, new_model, renumbered
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.building import build, to_checkpoint, vocabulary_of
 from nmtkit.training.config import JobConfig
-from nmtkit.training.initial_weights import embedding_of, load_embeddings, same_pieces, spellings, start_from
+from nmtkit.training.initial_weights import (
+    SideName,
+    embedding_of,
+    load_embeddings,
+    same_pieces,
+    spellings,
+    start_from,
+)
 from nmtkit.training.parameters import decay_rule
 from nmtkit.training.setup import build_trainer
 
@@ -28,6 +36,7 @@ CONFIG = derive(
     "test",
 )
 SOURCE = ["der Hund sieht die Katze", "die Katze sieht das Haus", "das Haus ist hier"]
+SIDES: tuple[SideName, SideName] = ("source", "target")
 TARGET = ["the dog sees the cat", "the cat sees the house", "the house is here"]
 
 
@@ -72,6 +81,49 @@ def test_every_piece_keeps_its_row_from_any_vocabulary_to_any(tmp_path: Path, ol
     assert 500 < kept < 600
 
 
+def one_table(text: str) -> Tokenizer:
+    """Returns a tokenizer of two BPE models with one table of ids, as in imported models."""
+    both = tokenizer(False, text)
+    pieces = {*rows(both, "source"), *rows(both, "target")} - {"<unk>", "<s>", "</s>"}
+    table = ["<unk>", "<s>", "</s>", *sorted(pieces)]
+    return Tokenizer(*(renumbered(model, table) for model in (both.source_model, both.target_model)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_pieces_of_two_models_with_one_table_keep_their_rows(tmp_path: Path, reverse: bool) -> None:
+    tokenizers = one_table("Haus here"), tokenizer(True, "and other Worte too")
+    before, after = tokenizers[::-1] if reverse else tokenizers
+    torch.manual_seed(1)
+    old, new = build(NAME, CONFIG, vocabulary_of(before)), build(NAME, CONFIG, vocabulary_of(after))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, CONFIG, before, [], 1))
+    known = start_from(new, NAME, CONFIG, after, tmp_path / "old.pt")
+    ids, old_ids = (
+        {piece.removeprefix(FOREIGN): row for piece, row in rows(each, "source").items()} for each in (after, before)
+    )
+    common = ids.keys() & old_ids.keys()
+    assert known == {"source": len(common), "target": len(common)}
+    table, old_table = (model.state_dict()["source_embedding.tokens.weight"] for model in (new, old))
+    assert all(torch.equal(table[ids[piece]], old_table[old_ids[piece]]) for piece in common)
+
+
+def test_pieces_of_the_other_side_are_new_to_a_matrix_of_one_side(tmp_path: Path) -> None:
+    before, after = tokenizer(False, "Haus here"), tokenizer(True, "and other Worte too")
+    config = replace(CONFIG, share_embeddings=False)
+    torch.manual_seed(1)
+    old, new = build(NAME, config, vocabulary_of(before)), build(NAME, config, vocabulary_of(after))
+    checkpoint_file.save(tmp_path / "old.pt", to_checkpoint(old, NAME, config, before, [], 1))
+    start_from(new, NAME, config, after, tmp_path / "old.pt")
+    for part, side, other in (("source_embedding.tokens", *SIDES), ("output_projection", *SIDES[::-1])):
+        table, old_table = (model.state_dict()[f"{part}.weight"] for model in (new, old))
+        ids, old_ids = rows(after, side), rows(before, side)
+        spelled = spellings(after, before, side, side, None)
+        pieces = (ids.keys() & rows(before, other).keys()) - old_ids.keys()
+        assert pieces
+        for piece in pieces:
+            spelling = list(spelled[ids[piece]])
+            torch.testing.assert_close(table[ids[piece]], old_table[spelling or slice(3, None)].mean(0))
+
+
 def multilingual(text: str, *tokens: str) -> Tokenizer:
     model = train_model([text, *SOURCE, *TARGET], 300)
     table = Tokenizer(model).source_pieces(range(300))
@@ -100,6 +152,13 @@ def test_new_pieces_start_from_the_old_pieces_that_spell_them(tmp_path: Path, re
         for piece in unknown:  # byte pieces, which an old model has never read
             torch.testing.assert_close(table[ids[piece]], old_table[3:].mean(0))
         assert unknown
+
+
+def test_the_name_of_a_byte_is_not_its_spelling() -> None:
+    characters = [ModelPiece(char, -float(rank)) for rank, char in enumerate("▁<0x123456789ABCDEF>")]
+    before, after = Tokenizer(new_model(characters, "bpe", b"")), tokenizer(True, "Haus")
+    spelled = spellings(after, before, "source", "source", None)
+    assert not any(spelled[row] for piece, row in rows(after, "source").items() if piece.startswith("<0x"))
 
 
 def separate_languages(text: str, *tokens: str) -> Tokenizer:

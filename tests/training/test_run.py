@@ -26,7 +26,7 @@ from nmtkit.jobs import distributed, folder_lock
 from nmtkit.models import checkpoint
 from nmtkit.training import checkpoints, health, setup
 from nmtkit.training.config import JobConfig
-from nmtkit.training.due import StopReason
+from nmtkit.training.due import RunProgress, StopReason
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.meter import DivergedError
 from nmtkit.training.run import Run, train_job
@@ -181,6 +181,17 @@ def test_hours_of_training_end_the_run_and_count_from_its_start(mirror_data: Pat
     saved = checkpoint.load(tmp_path / "run" / "last.pt")["training"]["seconds"]
     assert 0.5 <= saved < 60
     assert train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=0.5 / 3600).updates == end.updates
+
+
+def test_the_first_process_decides_whether_a_resumed_run_is_out_of_time(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1)
+    monkeypatch.setattr(RunProgress, "is_out_of_time", lambda *_: True)  # the clock of this process
+    monkeypatch.setattr(distributed, "broadcast", lambda value: False if value is True else value)
+    run = Run(job(tmp_path / "run", max_update=2), mirror_data, Lines())
+    run.checkpoints.unlock()
+    assert run.ended is None
 
 
 def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:

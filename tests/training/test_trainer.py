@@ -298,6 +298,20 @@ def test_a_pair_that_an_epoch_has_several_times_is_transformed_anew_each_time(mi
         assert texts == sources(batch_tokens, ranks=2) == sources(batch_tokens, max_tokens=60)
 
 
+def test_a_batch_that_an_epoch_repeats_is_transformed_anew_each_time(mirror_data: Path) -> None:
+    names = {"architecture": "transformer_tiny", "transforms": "word_dropout"}
+    job = JobConfig.read(names=names, settings=TINY | {"word_dropout": 0.5})
+    split = Dataset.open(mirror_data)["train"]
+    sampler = BatchSampler(split.source.lengths, split.target.lengths, 400, seed=1, repeated=1)
+    loader = BatchLoader(split, sampler, 400, 0, 1, CPU, transforms=build_transforms(job, split))
+    first, second = (
+        loader.update(Position(0, index), pairs, False) for index, pairs in enumerate(islice(sampler.epoch(0), 2))
+    )
+    assert first.pairs.tolist() == second.pairs.tolist()
+    texts = [[batch.source.values.tolist() for _, batch in update.micro_batches] for update in (first, second)]
+    assert texts[0] != texts[1]
+
+
 def test_masks_need_pairs_from_a_language_to_itself_which_the_direction_says(mirror_data: Path) -> None:
     job = JobConfig.read(names={"architecture": "transformer_tiny", "transforms": "bpe_dropout,span_masking"})
     split = Dataset.open(mirror_data)["train"]
@@ -335,6 +349,13 @@ def test_transforms_of_the_source_are_refused_for_language_models(
         else pytest.raises(ValueError, match=f"--transforms {name} has no effect.*language model")
     ):
         build_transforms(lm, split)
+
+
+def test_rewards_of_translations_are_refused_for_language_models(mirror_data: Path) -> None:
+    names = {"architecture": "transformer_lm_tiny", "criterion": "expected_reward"}
+    job = JobConfig.read(names=names, settings={"precision": "fp32", "device": "cpu"})
+    with pytest.raises(ValueError, match=r"--criterion expected_reward rewards translations.*language model"):
+        build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU)
 
 
 @pytest.mark.parametrize(

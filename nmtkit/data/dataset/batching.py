@@ -95,6 +95,11 @@ class BatchSampler:
                     f"{batch_tokens} tokens; give a smaller --overfit-batches or --batch-tokens"
                 )
 
+    @property
+    def repeats_pairs(self) -> bool:
+        """Whether an epoch may have a pair several times."""
+        return self.sampling is not None or self._repeated is not None
+
     @cached_property
     def updates_per_epoch(self) -> int:
         """Estimated number of updates of an epoch.

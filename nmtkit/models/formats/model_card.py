@@ -16,7 +16,7 @@ TRANSFORMER_SIZES = ("encoder_layers", "decoder_layers", "d_model", "heads")
 OWN_USAGE = """\
 ```sh
 pip install 'nmtkit[hub]'
-nmtkit generate --path hf:{repository} < source.txt
+{command}
 ```
 """
 
@@ -72,7 +72,7 @@ def model_card(
 def published_card(
     contents: Checkpoint,
     card: str | None,
-    repository: str,
+    command: str,
     format: str,
     *,
     license: str | None,
@@ -80,7 +80,8 @@ def published_card(
 ) -> str:
     """Returns the README.md of a model in a repository of the Hub: a card with licence, languages, base and scores.
 
-    `card` is the README.md of the export, if the format has one. `scores` are the results of `read_scores`.
+    `card` is the README.md of the export, if the format has one. `command` uses the model in nmtkit. `scores` are the
+    results of `read_scores`.
     """
     run, origin = contents.get("run", {}), contents.get("origin", {})
     base = {**run.get("base_origin", {}), **origin}
@@ -90,12 +91,8 @@ def published_card(
     metadata = {"license": license, "language": list(languages), "base_model": base.get("repository")}
     lines = [f"{name}: {json.dumps(value)}" for name, value in metadata.items() if value]
     own = format in ("checkpoint", "safetensors")
-    usage = (
-        OWN_USAGE.format(repository=repository) if own else f"The files come from `nmtkit export --format {format}`.\n"
-    )
-    text = card or model_card(
-        contents, usage.format(repository=repository, format=format), format, "nmtkit" if own else None, prepared=True
-    )
+    usage = OWN_USAGE.format(command=command) if own else f"The files come from `nmtkit export --format {format}`.\n"
+    text = card or model_card(contents, usage, format, "nmtkit" if own else None, prepared=True)
     text = text.replace("---\n", "\n".join(["---", *lines, ""]), 1)
     if "repository" in base:
         source = f"{HUB_PREFIX}{base['repository']}@{base['commit']}"
