@@ -24,7 +24,7 @@ GROUPS = {
     },
     "Train": {
         "train": "Train a model on a binarized dataset.",
-        "sweep": "Train many runs from one file: grids, random values, seeds.",
+        "sweep": "Train many runs from one file: grids, random search.",
         "average-checkpoints": "Average the weights of several checkpoints.",
         "distill": "Store the probabilities of a teacher for a student.",
     },

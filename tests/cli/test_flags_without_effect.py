@@ -1,4 +1,4 @@
-"""A flag that does nothing is an error that names both flags, in commands without a table of their own."""
+"""A flag that does nothing is an error that names both flags, in commands without a table."""
 
 from pathlib import Path
 
