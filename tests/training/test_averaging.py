@@ -136,7 +136,7 @@ def test_the_best_of_a_folder_have_scores_of_one_valid_set(tmp_path: Path) -> No
         facts = {"scores": {"loss": loss}, "run": {"settings": tables}}
         names.append(write(tmp_path / checkpoints.file_name(update), update, torch.ones(1), **facts))
     assert averaging.best_of(tmp_path, 2, "loss") == [names[3], names[2]]
-    with pytest.raises(ValueError, match="has 2 checkpoints with a validation loss, not 3"):
+    with pytest.raises(ValueError, match="has 2 checkpoints"):
         averaging.best_of(tmp_path, 3, "loss")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         averaging.last_of(tmp_path / "nowhere", 1)

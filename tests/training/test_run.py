@@ -305,7 +305,7 @@ def test_a_resumed_run_keeps_the_resolved_batch_size(
     train(mirror_data, tmp_path / "run", max_update=1, batch_tokens=None, update_freq=3)
     run = Run(job(tmp_path / "run", max_update=2, batch_tokens=None, update_freq=1), mirror_data, Lines())
     assert run.job.run.batch_tokens == 360
-    assert "keeps its updates of 360 tokens; --update-freq 1 would make updates of 120 tokens" in caplog.text
+    assert "updates of 360 tokens; --update-freq 1" in caplog.text
 
 
 def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_data: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_columns_of_a_later_corpus_that_have_no_place_are_reported(
     with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
         writer.write(Pairs(["a"], ["b"], [{}]))
         writer.write(Pairs(["c"], ["d"], [{"url": "x"}]))
-    assert "cannot contain the columns url" in caplog.text
+    assert "the columns url" in caplog.text
 
 
 TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -260,12 +260,12 @@ def test_two_sides_in_one_language_are_both_written_or_refused(tmp_path: Path) -
 
 def test_one_file_or_column_is_not_the_text_of_two_languages(tmp_path: Path) -> None:
     (tmp_path / "c.en").write_text("a\n")
-    with pytest.raises(ValueError, match=r"both en-GB and en-US would be the file .*c\.en"):
+    with pytest.raises(ValueError, match=r"en-GB and en-US .*c\.en"):
         locate(str(tmp_path / "c"), "en-GB", "en-US")
     assert locate(str(tmp_path / "c"), "en", "en").source == tmp_path / "c.en"  # monolingual text
     for name, text in (("c.tsv", "en\tde\na\tb\n"), ("c.jsonl", '{"en": "a", "de": "b"}\n')):
         (tmp_path / name).write_text(text)
-        with pytest.raises(ValueError, match="both en-GB and en-US would be the column 'en'; give --columns"):
+        with pytest.raises(ValueError, match="column 'en'; give --columns"):
             list(pairs(locate(str(tmp_path / name), "en-GB", "en-US")))
         (part,) = pairs(locate(str(tmp_path / name), "en", "en"))  # monolingual text
         assert part.sources == part.targets == ["a"]

@@ -66,7 +66,7 @@ def test_a_line_to_try_needs_a_target_language(tmp_path: Path) -> None:
     """The line of --try was not translated, and no message said so."""
     words = ["import", str(FOLDER / "m2m_100"), str(tmp_path / "a.pt"), "--try", TEXT]
     result = CliRunner().invoke(main, words)
-    assert result.exit_code == 2 and "--try does nothing without --target-lang" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "without --target-lang" in " ".join(result.stderr.split())
     assert not (tmp_path / "a.pt").exists()
 
 
