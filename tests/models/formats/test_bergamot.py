@@ -151,7 +151,7 @@ def test_the_folder_has_the_shortlist_of_the_checkpoint(student: Path, tmp_path:
             {"activation": "swish"},
             "activation swish.*--activation relu",
         ),
-        ({"tie_output": False}, "one vocabulary and one"),
+        ({"tie_output": False}, "one vocabulary, and"),
         ({"d_model": 32}, "d_model 32, d_ff 128 and 400 .*64, .*8"),
     ],
 )
