@@ -360,7 +360,9 @@ class ModelInput(Step):
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         """Returns a hypothesis with its text, pieces, and alignment or links."""
         segment = node.segment
-        hypothesis = without_first(hypotheses[0], len(self.target_language))
+        hypothesis = hypotheses[0]
+        if self.target_language:
+            hypothesis = hypothesis.without_first(len(self.target_language))
         tokens, weights = hypothesis.tokens, hypothesis.attention
         pieces = self.tokenizer.target_pieces(tokens)
         alignment: list[list[int]] | list[list[float]] | None = None
@@ -426,19 +428,6 @@ class ModelInput(Step):
                 copied = " " + copied
             pieces.append(copied_piece(copied, after_space=pieces[-1].endswith(SPACE_SYMBOL) or len(pieces) == 1))
         return pieces[1:]
-
-
-def without_first(hypothesis: Hypothesis, count: int) -> Hypothesis:
-    """Returns a hypothesis without its first `count` tokens, such as language tokens."""
-    if not count:
-        return hypothesis
-    attention, each = hypothesis.attention, hypothesis.token_log_probabilities
-    return replace(
-        hypothesis,
-        tokens=hypothesis.tokens[count:],
-        attention=None if attention is None else attention[count:],
-        token_log_probabilities=None if each is None else each[count:],
-    )
 
 
 @lru_cache(maxsize=8)

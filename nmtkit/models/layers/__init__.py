@@ -1,10 +1,14 @@
 """Layers of architectures. Fast paths for one device type are in separate files."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 log = logging.getLogger("nmtkit")
 
@@ -64,6 +68,12 @@ def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
     return not (
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def sharing_copy(model: M) -> M:
+    """Returns a copy of the modules of a model, with the same tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 class ModuleWatch:

@@ -4,7 +4,6 @@ An engine decodes batches of segments. Required phrases, alignments, quality and
 support are handled here, once for all engines.
 """
 
-import copy
 import logging
 import math
 import threading
@@ -22,7 +21,7 @@ from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models.architectures import Architecture
-from nmtkit.models.layers import ModuleWatch
+from nmtkit.models.layers import ModuleWatch, sharing_copy
 from nmtkit.models.layers.prepack import Precision
 from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import free_search
@@ -117,12 +116,6 @@ class LoadedModels:
         if self.precision == "bf16":
             raise ValueError(f"--engine {engine} supports --precision fp32 and int8; for bf16, give --engine torch")
         return self.precision
-
-
-def sharing_copy(model: Architecture) -> Architecture:
-    """Returns a copy of the modules of a model, with the same tensors."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 class Engine(ABC):

@@ -1,7 +1,7 @@
 """The types of a translation from start to end: `Request`, `Segment`, `Hypothesis`, `Translation`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nmtkit.text.alignment import Link
 from nmtkit.text.glossary import TermResult
@@ -56,6 +56,16 @@ class Hypothesis:
     quality: Quality | None = None  # set by SearchOptions.quality
     no_repeat_ngram: int | None = None  # set if the line was decoded again with this option, because of a loop
     terms: list[TermResult] | None = None  # set with a glossary: the result of each term of the source, in order
+
+    def without_first(self, count: int) -> "Hypothesis":
+        """Returns the hypothesis of a search without its first `count` tokens, such as language tokens."""
+        attention, each = self.attention, self.token_log_probabilities
+        return replace(
+            self,
+            tokens=self.tokens[count:],
+            attention=None if attention is None else attention[count:],
+            token_log_probabilities=None if each is None else each[count:],
+        )
 
 
 @dataclass(frozen=True)
