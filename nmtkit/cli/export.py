@@ -158,7 +158,10 @@ def tell_result(written: Path, format: str) -> None:
 
 
 def usage(path: Path, contents: "Checkpoint") -> str:
-    """Returns the command that uses the model at `path`, which may be its name on the Hub, with the flags it needs."""
+    """Returns a command that uses a model, with the flags that the model needs, such as its languages and plug-ins.
+
+    `path` is the checkpoint, or the name of the model on the Hugging Face Hub. `contents` is the checkpoint.
+    """
     from nmtkit.experiments import inspection
     from nmtkit.models.building import tokenizer_of
 

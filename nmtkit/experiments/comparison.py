@@ -132,7 +132,10 @@ def changed_at_resumes(starts: Iterable[Mapping[str, Any]]) -> tuple[ChangedSett
 
 
 def _lasting(starts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the records of starts and resumes whose updates were not lost by a resume from an older checkpoint."""
+    """Returns the log records of starts and resumes whose updates are part of the final model.
+
+    A resume from an older checkpoint discards the updates after this checkpoint, with the resumes among them.
+    """
     parts: list[Mapping[str, Any]] = []
     for record in starts:
         while parts and parts[-1].get("update", 0) >= record.get("update", 0):

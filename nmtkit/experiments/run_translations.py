@@ -82,7 +82,7 @@ def read(run: RunSummary) -> RunTranslations | None:
         settings = {name: value for name, value in record["settings"].items() if value is not None}
         made_by = ", ".join(f"{name} {setting_text(value)}" for name, value in settings.items())
         subset = record["settings"]["gen_subset"]
-        return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"], True)
+        return _texts(folder / TRANSLATIONS, Path(record["data"]), subset, None, made_by, record["flop"], by_sweep=True)
     validations = [record for record in run.records if record["kind"] == "valid"]
     path = translations_file(folder, validations[-1]["update"]) if validations else folder
     if not path.is_file():
@@ -99,6 +99,7 @@ def _texts(
     sentences: int | None,
     made_by: str = "",
     flop: float | None = None,
+    *,
     by_sweep: bool = False,
 ) -> RunTranslations:
     """Reads translations of the first `sentences` pairs of a subset (None: all pairs) and the references."""

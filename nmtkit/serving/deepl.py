@@ -163,7 +163,7 @@ class DeepL:
         id, key = secrets.token_hex(16), secrets.token_hex(32)
 
         async def translate() -> Refusal | None:
-            """Keeps the translated file under the key of the document, and returns None or the error."""
+            """Translates the file, and stores the result under the key of the document. Returns the error, or None."""
             try:
                 async with asyncio.timeout(self.door.config.timeout):
                     data = await self.translator.translated_file(request.state.key, file, settings)

@@ -146,9 +146,10 @@ class Door:
 
 
 def refusal_of(error: Exception, *, deepl: bool) -> Refusal:
-    """Returns the answer to a request that raised an error, perhaps of DeepL's interface. Logs errors of this program.
+    """Returns the HTTP answer to a request that raised `error`. Logs an error that is a fault of this program.
 
-    Clients of DeepL would send a request again after status 429, so that a quota has status 456 unless it renews soon.
+    With `deepl`, the request used DeepL's interface. A used-up quota then has status 456 unless the quota is one of a
+    minute, because clients of DeepL repeat a request after status 429.
     """
     if isinstance(error, Refusal):
         return error

@@ -36,7 +36,10 @@ def subtags(code: str) -> list[str]:
 
 
 def is_right_to_left(code: str) -> bool:
-    """Returns whether a language, or the script of a code such as snd_Arab, is written from right to left."""
+    """Returns whether the language of a code is written from right to left.
+
+    If the code names a script, as in snd_Arab, the script decides.
+    """
     language, *rest = subtags(code)
     script = next((part for part in rest if len(part) == 4), None)
     return language in _RIGHT_TO_LEFT if script is None else script in _RIGHT_TO_LEFT_SCRIPTS

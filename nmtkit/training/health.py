@@ -46,7 +46,7 @@ class TrainingHealth:
     learning-rate schedule begins.
     """
 
-    def __init__(self, job: JobConfig, train: Split, fresh: bool, done: int = 0, schedule_start: int = 0) -> None:
+    def __init__(self, job: JobConfig, train: Split, fresh: bool, *, done: int = 0, schedule_start: int = 0) -> None:
         self.save_dir = job.run.save_dir
         self.highest = None if job.run.finetune_from else math.log(train.tokenizer.target_size) + DIVERGED_EXCESS
         self.good_until = done  # update of the newest log line with a loss of at most `highest`, or of the start

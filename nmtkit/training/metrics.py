@@ -141,10 +141,11 @@ class Objective:
 
 
 def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the flags on which the score `name` of a run depends, besides the model.
+    """Returns the flags of a run, with their values, on which the validation score `name` depends.
 
-    `settings` are the tables of the run, which may be incomplete in old logs. All losses except nll and ppl, and the
-    counts of a criterion, also depend on the criterion.
+    Two scores can be compared only if these flags are equal. `settings` are the tables of the run's configuration,
+    which may be incomplete in old logs. All losses except nll and ppl, and the counts of a criterion, also depend on
+    the criterion.
     """
     run, criterion = settings.get("run", {}), settings.get("criterion", {})
     score, _, subset = name.partition("@")

@@ -110,8 +110,8 @@ class Run:
         self.log = RunLog(self.job.run.save_dir, self.display)
         self.page = report.RunPage(self.job.run.save_dir, self.progress)
         self.meter = Meter(self.trainer.device, self.job.run.save_dir)
-        fresh, starts = not resumed and distributed.is_rank_zero(), (self.trainer.done, self.trainer.schedule_start)
-        self.health = TrainingHealth(self.job, self.dataset["train"], fresh, *starts)
+        start, train = {"done": self.trainer.done, "schedule_start": self.trainer.schedule_start}, self.dataset["train"]
+        self.health = TrainingHealth(self.job, train, not resumed and distributed.is_rank_zero(), **start)
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
         by_name = {

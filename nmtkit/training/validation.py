@@ -217,7 +217,7 @@ class Validator:
         return means | {"ppl": perplexity(means["nll"])}
 
     def _signatures(self) -> dict[str, str]:
-        """Returns the signatures of the last scores of the metrics, by name."""
+        """Returns the sacreBLEU signature of each metric for its newest score, by the name of the metric."""
         return {name: metric.signature for name, metric in self.metrics.items() if metric.signature}
 
     def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:

@@ -172,7 +172,10 @@ class Pipeline:
         return TextSegment(id, request.source, ids, constraints, reference)
 
     def applied(self, steps: Sequence[Step], nodes: list[SegmentNode]) -> list[SegmentNode]:
-        """Applies all steps in order, and returns the nodes that a further step would read."""
+        """Applies the method `before` of all steps in order to nodes. Returns the nodes with the results.
+
+        A node is its own result if no step changes its segment.
+        """
         for step in steps:
             following = list[SegmentNode]()
             for node in nodes:
@@ -216,9 +219,10 @@ class Pipeline:
         )  # fmt: skip
 
     def hypotheses(self, node: SegmentNode, part_of_ids: bool = False) -> list[Hypothesis]:
-        """Returns the translations of the segment of `node`. With `part_of_ids`, `id_steps` have made this segment.
+        """Returns the translations of the segment of `node`, best first.
 
-        Translation i joins hypothesis i of each part, or the last hypothesis of a part with fewer hypotheses.
+        Translation i joins hypothesis i of each part, or the last hypothesis of a part with fewer hypotheses. With
+        `part_of_ids`, the segment is a part of an encoded segment, and the utilities are computed for the whole.
         """
         step, of_ids = node.step, node.step in self.id_steps
         assert step is not None

@@ -112,9 +112,9 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the source terms of a glossary in a segment, and reports which target terms the translation has.
+    """Finds the source terms of a glossary in a segment, and reports which target terms the translation contains.
 
-    Between `before` and `after`, the search requires the target term of each source term in the translation.
+    `ModelInput` makes the target terms required phrases of the search.
     """
 
     def __init__(self, glossary: Glossary) -> None:

@@ -97,7 +97,7 @@ class BatchSampler:
 
     @property
     def repeats_pairs(self) -> bool:
-        """Whether an epoch may have a pair several times."""
+        """Whether an epoch can contain a pair several times: with sampling, or with --overfit-batches."""
         return self.sampling is not None or self._repeated is not None
 
     @cached_property

@@ -388,7 +388,7 @@ class Xliff(Document):
         return edits
 
     def holders(self) -> Collection[Node]:
-        """Returns the elements that name the target language of the units."""
+        """Returns the elements of the file whose attributes name the languages of the translation units."""
         nodes = [unit.source for unit in self.units]
         for index, node in enumerate(nodes):
             while node.parent is not None and node.name != self.holder:
