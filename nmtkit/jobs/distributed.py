@@ -274,9 +274,9 @@ class RefuseSharded(TorchDispatchMode):
 class Watchdog:
     """A thread on every rank that ends the process if another rank has failed or hangs, or if the launcher has ended.
 
-    Each rank publishes its progress. Rank 0 looks for ranks whose messages have not changed for `timeout` seconds and
-    blames the ranks with the least progress, because all other ranks only wait for them. A rank in a collective has
-    more progress than a rank before that collective.
+    Each rank publishes its progress. Rank 0 blames a rank that has been among the ranks with the least progress for
+    `timeout` seconds and has published the same message in this time. All other ranks only wait for these ranks. A rank
+    in a collective has more progress than a rank before that collective.
     """
 
     INTERVAL = 0.5  # seconds between two checks
@@ -290,7 +290,7 @@ class Watchdog:
         self.beats = 0
         self.busy_until = 0.0  # until this time, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.messages: dict[int, tuple[bytes, float]] = {}  # rank -> last message and its arrival time
+        self.states: dict[int, tuple[bytes, bool, float]] = {}  # rank -> message, has least progress, since when
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
@@ -335,20 +335,21 @@ class Watchdog:
                 os._exit(1)  # The launcher has ended.
 
     def _hanging(self) -> str | None:
-        """Returns an error message if the ranks with the least progress have sent the same message for too long."""
-        now = time.monotonic()
-        progress: dict[int, tuple[int, ...]] = {}  # rank -> updates, steps, waiting
-        stuck = set()
-        for other in range(world_size()):
-            name = f"beat {other}"
-            published = self.store.get(name) if self.store.check([name]) else b"0 0 0 0"
-            if published != self.messages.get(other, (None,))[0]:
-                self.messages[other] = (published, now)
-            if now - self.messages[other][1] > self.timeout:
-                stuck.add(other)
-            progress[other] = tuple(map(int, published.split()[:3]))
-        least = min(progress.values())
-        behind = [str(other) for other in sorted(stuck) if progress[other] == least]
+        """Returns an error message if ranks with the least progress have sent the same message for too long.
+
+        The time of a rank starts when the rank comes to have the least progress, because it may have waited for a long
+        operation of another rank until then.
+        """
+        names = [f"beat {other}" for other in range(world_size())]
+        messages = [self.store.get(name) if self.store.check([name]) else b"0 0 0 0" for name in names]
+        progress = [tuple(map(int, message.split()[:3])) for message in messages]  # updates, steps, waiting
+        now, least, behind = time.monotonic(), min(progress), []
+        for other, message in enumerate(messages):
+            state = (message, progress[other] == least)
+            if state != self.states.get(other, ())[:2]:
+                self.states[other] = (*state, now)
+            if progress[other] == least and now - self.states[other][2] > self.timeout:
+                behind.append(str(other))
         if not behind:
             return None
         who = f"process {behind[0]} hangs" if len(behind) == 1 else f"processes {', '.join(behind)} hang"

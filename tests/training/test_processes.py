@@ -347,7 +347,7 @@ def watchdog_of(messages: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> 
     """Returns a watchdog of rank 0 whose ranks publish updates, steps, whether they wait, and heartbeats."""
     monkeypatch.setattr(distributed, "world_size", lambda: len(messages))
     watch = object.__new__(distributed.Watchdog)
-    watch.store, watch.timeout, watch.messages = FakeStore(messages), 60.0, {}
+    watch.store, watch.timeout, watch.states = FakeStore(messages), 60.0, {}
     return watch
 
 
@@ -381,6 +381,11 @@ def test_a_process_that_waits_for_slow_work_of_another_does_not_hang(monkeypatch
         now[0] += 1
         watch.store["beat 0"] = b"7 0 0 %d" % beat
         assert watch._hanging() is None
+    # rank 0 is in the next collective; rank 1 is there too, but has not yet published a new message
+    watch.store["beat 0"] = b"7 0 1 300"
+    assert watch._hanging() is None
+    now[0] += 61
+    assert str(watch._hanging()).startswith("processes 0, 1 hang")
 
 
 SLOW_METRIC = """
@@ -485,7 +490,7 @@ def test_the_process_that_hangs_is_the_one_furthest_behind(monkeypatch: pytest.M
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     watch = object.__new__(distributed.Watchdog)
     watch.store = store = FakeStore({"beat 0": b"8 0 0 1", "beat 1": b"7 2 0 1", "beat 2": b"8 0 0 1"})
-    watch.timeout, watch.messages = 60.0, {}
+    watch.timeout, watch.states = 60.0, {}
     assert watch._hanging() is None
     now[0] = 59.0
     assert watch._hanging() is None
