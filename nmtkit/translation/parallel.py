@@ -41,24 +41,23 @@ def _decode(translator: Translator, batch: SegmentBatch, options: SearchOptions)
     return translator.decode(batch, options)
 
 
-def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
-    """Returns, on rank 0, a decoder that distributes batches over all ranks.
+@contextmanager
+def distribute(decoder: BatchDecoder) -> Iterator[BatchDecoder | None]:
+    """Yields, on rank 0, a decoder that distributes batches over all ranks until the context ends.
 
-    On any other rank, decodes batches until rank 0 has finished, and returns None.
+    On any other rank, decodes batches until rank 0 has finished, and yields None.
     """
     if distributed.world_size() == 1:
-        return decoder
+        yield decoder
+        return
     store = open_store()
     if not distributed.is_rank_zero():
         decode_for(StoreChannel(store, distributed.rank(), at_rank_zero=False), decoder)
-        return None
-
-    def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        others = distributed.world_size() - 1
-        with Workers(others, None, transport=Ranks(store, others)) as workers:
-            yield from workers.share(batches, decoder)
-
-    return decode
+        yield None
+        return
+    others = distributed.world_size() - 1
+    with Workers(others, None, transport=Ranks(store, others)) as workers:
+        yield lambda batches: workers.share(batches, decoder)
 
 
 def decode_for(channel: Channel, decoder: BatchDecoder) -> None:

@@ -97,7 +97,7 @@ class TranslationServer:
             "temperature": self.config.candidate_temperature if self.config.candidates > 1 else 0,
             **({"n": count} if count > 1 else {}),
         }
-        return self._answer(body, lambda answer: [str(e["message"]["content"] or "") for e in answer["choices"]])
+        return self._answer(body, lambda answer: list(map(complete_text, answer["choices"])))
 
     def _answer(self, body: Mapping[str, Any], texts_of: Callable[[Any], list[str]]) -> list[str]:
         """Sends a request and returns the texts of the answer. Tries again if a failure may be temporary."""
@@ -131,6 +131,12 @@ class TranslationServer:
                     logger.warning("%s: %s; failed requests are repeated (--attempts)", self.url, reason)
                 self.sleep(wait_after(attempt, asked=asked))
         raise OSError(f"{self.url}: {self.config.attempts} attempts failed, the last with {reason}")
+
+
+def complete_text(choice: Mapping[str, Any]) -> str:
+    """Returns the text of a choice in OpenAI's protocol, or "" if a limit or a filter has cut the text off."""
+    text = choice["message"]["content"]
+    return "" if choice.get("finish_reason") in ("length", "content_filter") else str(text or "")
 
 
 # --- the choice of a candidate ----------------------------------------------------------------------------------------

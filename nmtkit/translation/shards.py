@@ -202,8 +202,8 @@ class ShardedTranslation:
             **numbered("model", settings.models), **numbered("input", files), **line_files,
             **({} if glossary is None else {"glossary": glossary}), **settings.processor_files(),
         }  # fmt: skip
-        is_text = len(files) == 1 and not is_compressed(files[0])
-        is_text = is_text and (languages is None or format_of(files[0]) is None)
+        is_corpus = languages is not None and any(map(format_of, files))
+        is_text = len(files) == 1 and not is_compressed(files[0]) and not is_corpus
 
         def texts(new: bool) -> list[Path]:
             paths = list(files) if is_text else [plain_copy(folder / "input.txt", files, languages, columns, new)]
@@ -220,9 +220,9 @@ class ShardedTranslation:
             return divide(texts(True), options.shard_lines)
 
         self.plan = open_plan(
-            folder, settings.fingerprint() | ({} if columns is None else {"--columns": columns}), inputs,
-            ".jsonl" if settings.format == "jsonl" else ".txt", options.shard_lines, command,
-            new_shards,
+            folder,
+            settings.fingerprint() | {"--columns": columns, "input read as": "a corpus" if is_corpus else "lines"},
+            inputs, ".jsonl" if settings.format == "jsonl" else ".txt", options.shard_lines, command, new_shards,
         )  # fmt: skip
         self._texts = texts(False)
         self._fields = settings.fields

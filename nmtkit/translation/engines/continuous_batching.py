@@ -111,7 +111,7 @@ class SlotsEngine(Engine):
         return refusal(self.loaded.models, options)
 
     def refuses(self, segment: Segment) -> bool:
-        return bool(segment.constraints.prefix or segment.constraints.avoided)
+        return segment.constraints.forbid_tokens
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False

@@ -104,7 +104,7 @@ class CTranslate2Engine(Engine):
         return None
 
     def refuses(self, segment: Segment) -> bool:
-        return bool(segment.constraints.prefix or segment.constraints.avoided)
+        return segment.constraints.forbid_tokens
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False

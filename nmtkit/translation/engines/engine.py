@@ -346,6 +346,8 @@ class Decoder:
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
             reason = NO_PREFIX.format(self.name)
+        elif reason is None and engine is not self.engine:
+            reason = f"other calls may use the memory of {self.name}" if self.engine.shares_memory else NOT_COMPILED
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:
             self.told.add(name)
