@@ -19,6 +19,7 @@ from nmtkit.text.encoded import Encoded
 from nmtkit.translation.engines import compiled_search as compiled
 from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_rules import Settings
+from nmtkit.translation.engines.compiled_shortlists import OUTPUT
 from nmtkit.translation.engines.compiled_weights import model_of, output_of, position_tables
 from nmtkit.translation.engines.search_memory import (
     MemorySizes,
@@ -26,7 +27,6 @@ from nmtkit.translation.engines.search_memory import (
     avoided_texts,
     encoding_groups,
     memories,
-    no_outputs,
     ragged,
     results_for,
     rounded,
@@ -175,7 +175,7 @@ class LockstepSearch:
         except IndexError:
             memory = None
         if memory is None or not memory.sizes.suffice(sizes):
-            outputs = self.outputs if sizes.shortlists else no_outputs(len(self.models))
+            outputs = self.outputs if sizes.shortlists else np.zeros(len(self.models), OUTPUT)
             memory = SearchMemory(sizes, self.models, self.linears, outputs)
         return memory
 

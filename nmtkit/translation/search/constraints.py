@@ -283,8 +283,7 @@ class Constraints:
         if self.required:
             if self.avoided:
                 raise ValueError("required phrases and avoided phrases cannot be combined")
-            rules = [CONSTRAINTS_RULE]
-            check_flags(rules, changed_flags(options), {"--constraints"})
+            check_flags((CONSTRAINTS_RULE,), changed_flags(options), {CONSTRAINTS_RULE.flag})
 
     def in_capitals(self, tokenizer: Tokenizer) -> "Constraints":
         """Returns the constraints for a search whose translation is converted to capitals.

@@ -167,7 +167,8 @@ def continuations(
     if rest:
         maxima = torch.cat([maxima, scores.narrow(2, columns - rest, rest).amax(2, keepdim=True)], 2)
     best = _without_nan(maxima + before[:, :, None], block_maxima).flatten(1).topk(number, sorted=False).indices  # B C
-    first = block_starts(rows, columns, width, scores.device)[best]
+    starts_of = cached_block_starts if scores.device.type == "cpu" else block_starts
+    first = starts_of(rows, columns, width, scores.device)[best]
     index = first
     if sentences > 1:
         index = first + torch.arange(0, scores.numel(), rows * columns, device=scores.device)[:, None]
@@ -203,13 +204,10 @@ def block_width(columns: int) -> int:
 
 def block_starts(rows: int, columns: int, width: int, device: torch.device) -> Tensor:
     """Returns the index of the first column of each block. The last block of a row may overlap the previous block."""
-    if device.type == "cpu":
-        return _block_starts(rows, columns, width)
     within = torch.arange(0, columns, width, device=device).clamp_max(columns - width)
     return (torch.arange(0, rows * columns, columns, device=device)[:, None] + within).flatten()
 
 
-@functools.lru_cache(64)
-def _block_starts(rows: int, columns: int, width: int) -> Tensor:
-    within = torch.arange(0, columns, width).clamp_max(columns - width)
-    return (torch.arange(0, rows * columns, columns)[:, None] + within).flatten()
+cached_block_starts = functools.lru_cache(64)(
+    block_starts
+)  # on CPUs; a CUDA graph cannot keep tensors for other graphs
