@@ -7,7 +7,7 @@ import torch
 
 from nmtkit.jobs import distributed
 from nmtkit.jobs.ranks import POLL, Ranks, StoreChannel, open_store, poll
-from nmtkit.jobs.scheduler import Channel
+from nmtkit.jobs.scheduler import Channel, Task
 from nmtkit.jobs.workers import Shared, Workers
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, SegmentBatch
@@ -27,18 +27,24 @@ def worker_processes(
     workers, and raises ChildProcessError if a worker was killed.
     """
 
+    def tasks(batches: Iterable[SegmentBatch]) -> Iterator[Task | None]:
+        for batch in batches:
+            if batch:
+                translator.decoder.tell(options, engine, searched=not all(map(engine.refuses, batch)))
+            yield (_decode, batch, options) if batch else None
+
     def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        tasks = ((_decode, batch, options) if batch else None for batch in batches)
-        return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks))
+        return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks(batches)))
 
     translator.batch_decoder(options)  # chooses and prepares the engine, whose memory forked processes share
+    engine = translator.decoder.engine_for(options, alone=False)  # as in the processes
     with Workers(count, Shared(translator, load), timeout=HANG_SECONDS) as workers:
         yield decode
 
 
 def _decode(translator: Translator, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
     torch.set_num_threads(1)
-    return translator.decode(batch, options)
+    return translator.decode(batch, options, tell=False)
 
 
 @contextmanager

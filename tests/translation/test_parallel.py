@@ -1,14 +1,20 @@
-"""A decoder over the ranks of torchrun serves several texts, such as the directions of a dataset, one after another."""
+"""Decoders over the ranks of torchrun and over worker processes."""
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import save_transformer
 
+from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.jobs.ranks import StoreChannel
 from nmtkit.translation import parallel
+from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
+from nmtkit.translation.translator import Translator
 
 
 class Store:
@@ -49,3 +55,23 @@ def test_the_other_ranks_decode_until_the_last_of_several_texts(monkeypatch: pyt
             assert len(decoded) > before
     other.join(20)
     assert not other.is_alive()
+
+
+def test_the_log_names_the_engine_of_several_workers_once(tmp_path: Path) -> None:
+    translator = Translator.load(save_transformer(tmp_path / "model.pt"), engine="slots")
+    handler, logger = (
+        logging.FileHandler(tmp_path / "log"),
+        logging.getLogger("nmtkit"),
+    )  # workers write to the file, too
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with parallel.worker_processes(translator, SearchOptions(max_len_b=2), 2, pytest.fail) as decoder:
+            found = dict(decoder([Segment([5, EOS])] for _ in range(6)))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert [len(hypotheses) for hypotheses in found.values()] == [1] * 6
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith("engine: torch,")  # the slots are shared by all calls of a process

@@ -65,7 +65,7 @@ class LockstepSearch:
 
         The number of threads does not change the hypotheses.
         """
-        threads = min(self.threads, len(batch))
+        threads = min(torch.get_num_threads(), len(batch))
         # A batch begins with its longest segments, and a thread takes successive segments for all its slots. So the
         # segments are dealt out to the threads, and the first thread does not get all long segments.
         order = [index for first in range(threads) for index in range(first, len(batch), threads)]
@@ -201,17 +201,13 @@ class LockstepSearch:
         return np.stack(records)
 
     @property
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-    @property
     def pool(self) -> ThreadPoolExecutor:
         """Threads that search at the same time. Compiled functions release the GIL.
 
         A forked process makes new threads, because it has none of the threads of its parent.
         """
         if self.process != os.getpid():
-            self.process, self.executor = os.getpid(), ThreadPoolExecutor(self.threads, "numba")
+            self.process, self.executor = os.getpid(), ThreadPoolExecutor(torch.get_num_threads(), "numba")
         return self.executor
 
 

@@ -149,7 +149,7 @@ class Search:
         limiting = [*models, *(model for processor in processors for model in processor.models)]
         lengths = max_lengths(options, source.layout.lengths.tolist(), constraints, limiting)
         self.constraint_processor = ConstraintProcessor(options, lengths, constraints)
-        self.scorer = Scorer(models, source, rows, processors, self.constraint_processor.max_length)
+        self.scorer = Scorer(models, source, rows, self.constraint_processor.max_length, processors)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
         self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: first row of each sentence among N
         # B: penalty of the longest allowed output of a sentence

@@ -17,7 +17,7 @@ from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures.contract import described
 from nmtkit.models.architectures.interface import DecoderState
-from nmtkit.translation.search.logits_processors import LogitsProcessor, LogitsProcessorState
+from nmtkit.translation.search.logits_processors import LogitsProcessor
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary, C candidates of a sentence
 
@@ -55,16 +55,12 @@ class Scorer:
         models: Sequence[SearchModel],
         source: Packed,
         beams: int,
+        max_length: Tensor,
         processors: Sequence[LogitsProcessor] = (),
-        max_length: Tensor | None = None,
     ) -> None:
-        self.models = models
+        self.models, self.processors, self.steps = models, processors, 0
         self.states = [model.start(model.encode(source), beams) for model in models]
-        self.processors = processors
-        self.steps = 0
-        self.processor_states: list[LogitsProcessorState] = []
-        if max_length is not None:
-            self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
+        self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` [N]. Returns the log probabilities of the next tokens, N V.
