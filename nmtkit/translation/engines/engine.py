@@ -341,8 +341,7 @@ class Decoder:
         `searched` is whether `engine` has searched a segment of the batch. Called with each batch, not before, so that
         an error of the input is reported without the name of an engine.
         """
-        known = self.told_last is not None and self.told_last[0] is options and self.told_last[1] is engine
-        if options.score_reference or (searched and known):
+        if options.score_reference or (searched and self.told_last == (options, engine)):
             return  # `chosen` takes as long as the search of a word
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
@@ -423,9 +422,8 @@ class Decoder:
         results = [searched[index] for index in range(len(batch))]
         if any(segment.constraints.required for segment in batch) and not options.score_reference:
             results = self.torch.with_required_phrases(batch, results, options)
-        if batch:
-            results = self.without_loops(batch, results, options)
-        if batch and (options.alignment is not None or options.replace_unknown or options.quality):
+        results = self.without_loops(batch, results, options)
+        if batch and (decoding.needs_attention(options) or options.quality):
             results = self.torch.annotated(batch, results, options)
         return results
 

@@ -61,10 +61,7 @@ def open_hypotheses(options: SearchOptions) -> int:
 
 
 def max_lengths(
-    options: SearchOptions,
-    sources: Iterable[int],
-    constraints: Iterable[Constraints],
-    models: Iterable[SearchModel],
+    options: SearchOptions, sources: Iterable[int], constraints: Iterable[Constraints], models: Iterable[SearchModel]
 ) -> list[int]:
     """Returns the maximum number of tokens of each output, without eos. `sources` are the source tokens with eos.
 
