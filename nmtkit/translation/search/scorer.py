@@ -204,6 +204,5 @@ def block_starts(rows: int, columns: int, width: int, device: torch.device) -> T
     return (torch.arange(0, rows * columns, columns, device=device)[:, None] + within).flatten()
 
 
-cached_block_starts = functools.lru_cache(64)(
-    block_starts
-)  # on CPUs; a CUDA graph cannot keep tensors for other graphs
+# only for CPUs, because tensors that are made while a CUDA graph is recorded belong to this graph
+cached_block_starts = functools.lru_cache(64)(block_starts)
