@@ -126,7 +126,8 @@ def limited_search(
     pieces = np.flatnonzero(allowed.any(0))
     lists = [np.flatnonzero(row) for row in allowed]
     number = max(map(len, lists))
-    limited = [LimitedModel(model, _columns(pieces, lists, number, source.values.device)) for model in models]
+    columns = _columns(pieces, lists, number, source.values.device)
+    limited = [LimitedModel(model, columns) for model in models]
     own = [_in_columns(sentence, ids, number) for sentence, ids in zip(constraints, lists, strict=True)]
     return [
         [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def length_penalty(tokens: Length, lenpen: float, *, language_tokens: int) -> Le
 
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
-    length = tokens - language_tokens
+    length: Any = tokens - language_tokens
     penalty: Length = ((5.0 + (length.double() if isinstance(length, Tensor) else length)) / 6.0) ** lenpen
     return penalty
 

@@ -163,8 +163,8 @@ def continuations(
     if rest:
         maxima = torch.cat([maxima, scores.narrow(2, columns - rest, rest).amax(2, keepdim=True)], 2)
     best = _without_nan(maxima + before[:, :, None], block_maxima).flatten(1).topk(number, sorted=False).indices  # B C
-    starts_of = cached_block_starts if scores.device.type == "cpu" else block_starts
-    first = starts_of(rows, columns, width, scores.device)[best]
+    shape = rows, columns, width, scores.device
+    first = (cached_block_starts(*shape) if scores.device.type == "cpu" else block_starts(*shape))[best]
     index = first
     if sentences > 1:
         index = first + torch.arange(0, scores.numel(), rows * columns, device=scores.device)[:, None]
