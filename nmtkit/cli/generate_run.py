@@ -390,8 +390,9 @@ class Generation:
         """Starts the decoder of the workers or of all ranks. On ranks other than 0, decodes and returns False."""
         from nmtkit.translation.parallel import distribute
 
-        decoder = self.workers(self.translator, pipeline)
-        self.decoder = decoder or distribute(self.translator.batch_decoder(pipeline.search))
+        self.decoder = self.workers(self.translator, pipeline) or self.stack.enter_context(
+            distribute(self.translator.batch_decoder(pipeline.search))
+        )
         return self.decoder is not None
 
     def workers(self, translator: "Translator", pipeline: "Pipeline") -> "BatchDecoder | None":

@@ -56,11 +56,7 @@ def is_language_model(translator: Translator) -> bool:
 
 
 def likelihoods(
-    translator: Translator,
-    sources: Iterable[str] | None,
-    targets: Iterable[str],
-    *,
-    languages: Codes,
+    translator: Translator, sources: Iterable[str] | None, targets: Iterable[str], *, languages: Codes
 ) -> Iterator[Likelihood]:
     """Yields the likelihood of each target given its source. Without `sources`, all sources are empty.
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from nmtkit.config.files import atomic_write
 from nmtkit.data.corpora.corpus import ColumnNames, format_of
@@ -214,24 +213,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Table:
+class Table(ExitStack):
     """A tab-separated file with a row of column names. The file appears when the `with` block has succeeded."""
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
-        self.path, self.names = path, names
-        self.stack = ExitStack()
-        self.file: BinaryIO | None = None
-
-    def __enter__(self) -> Self:
-        if self.path is not None:
-            self.file = self.stack.enter_context(atomic_write(self.path))
-            self.write(self.names)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stack.__exit__(kind, error, trace)
+        super().__init__()
+        self.file: BinaryIO | None = None if path is None else self.enter_context(atomic_write(path))
+        self.write(names)
 
     def write(self, row: Sequence[object]) -> None:
         if self.file is not None:
@@ -268,10 +256,9 @@ class GlossaryReport(Table):
 class QualityReport(Table):
     """A table of quality estimates. Each line has a row about the best translation of the line."""
 
-    NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
-
     def __init__(self, path: Path) -> None:
-        super().__init__(path, self.NAMES)
+        names = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
+        super().__init__(path, names)
 
     def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
         for translation in translations:

@@ -7,7 +7,7 @@ import torch
 
 from nmtkit.jobs import distributed
 from nmtkit.jobs.ranks import POLL, Ranks, StoreChannel, open_store, poll
-from nmtkit.jobs.scheduler import Channel
+from nmtkit.jobs.scheduler import Channel, Task
 from nmtkit.jobs.workers import Shared, Workers
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import BatchDecoder, BatchHypotheses, SegmentBatch
@@ -27,38 +27,43 @@ def worker_processes(
     workers, and raises ChildProcessError if a worker was killed.
     """
 
+    def tasks(batches: Iterable[SegmentBatch]) -> Iterator[Task | None]:
+        for batch in batches:
+            if batch:
+                translator.decoder.tell(options, engine, searched=not all(map(engine.refuses, batch)))
+            yield (_decode, batch, options) if batch else None
+
     def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        tasks = ((_decode, batch, options) if batch else None for batch in batches)
-        return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks))
+        return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks(batches)))
 
     translator.batch_decoder(options)  # chooses and prepares the engine, whose memory forked processes share
+    engine = translator.decoder.engine_for(options, alone=False)  # as in the processes
     with Workers(count, Shared(translator, load), timeout=HANG_SECONDS) as workers:
         yield decode
 
 
 def _decode(translator: Translator, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
     torch.set_num_threads(1)
-    return translator.decode(batch, options)
+    return translator.decode(batch, options, tell=False)
 
 
-def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
-    """Returns, on rank 0, a decoder that distributes batches over all ranks.
+@contextmanager
+def distribute(decoder: BatchDecoder) -> Iterator[BatchDecoder | None]:
+    """Yields, on rank 0, a decoder that distributes batches over all ranks until the context ends.
 
-    On any other rank, decodes batches until rank 0 has finished, and returns None.
+    On any other rank, decodes batches until rank 0 has finished, and yields None.
     """
     if distributed.world_size() == 1:
-        return decoder
+        yield decoder
+        return
     store = open_store()
     if not distributed.is_rank_zero():
         decode_for(StoreChannel(store, distributed.rank(), at_rank_zero=False), decoder)
-        return None
-
-    def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        others = distributed.world_size() - 1
-        with Workers(others, None, transport=Ranks(store, others)) as workers:
-            yield from workers.share(batches, decoder)
-
-    return decode
+        yield None
+        return
+    others = distributed.world_size() - 1
+    with Workers(others, None, transport=Ranks(store, others)) as workers:
+        yield lambda batches: workers.share(batches, decoder)
 
 
 def decode_for(channel: Channel, decoder: BatchDecoder) -> None:

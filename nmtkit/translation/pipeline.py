@@ -21,13 +21,7 @@ from nmtkit.text.normalization import check_characters
 from nmtkit.translation.languages import in_language
 from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
 from nmtkit.translation.rewriting import Casing, GlossaryTerms, Markup, Protection, QualityEstimation, WhiteSpace
-from nmtkit.translation.search.constraints import (
-    NO_CONSTRAINTS,
-    AvoidedText,
-    Constraints,
-    RequiredText,
-    piece_texts,
-)
+from nmtkit.translation.search.constraints import NO_CONSTRAINTS, AvoidedText, Constraints, RequiredText, piece_texts
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Hypothesis, Request, Segment, Translation
 from nmtkit.translation.steps import (

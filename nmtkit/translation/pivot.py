@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from nmtkit.config import suggestion
+from nmtkit.config import changed_flags, check_flags, suggestion
 from nmtkit.models.building import languages_of
 from nmtkit.text.languages import NAMES, subtags
 from nmtkit.translation.languages import codes_for
@@ -112,10 +112,7 @@ def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
             raise ValueError(
                 f"--pivot {pivot} equals {flag}: the pivot is a third language; leave out --pivot to translate directly"
             )
-    used = {"--score-reference": search.score_reference, "--alignment": search.alignment, "--glossary": text.glossary}
-    for flag, value in used.items():
-        if value:
-            raise ValueError(f"--pivot and {flag} cannot be combined: {PIVOT_RULE.reason}")
+    check_flags((PIVOT_RULE,), changed_flags(search) | changed_flags(text), {PIVOT_RULE.flag})
 
 
 def check_directions(pivot: str, *, first: Translator, second: Translator) -> None:

@@ -32,6 +32,7 @@ from nmtkit.translation.translator import Translator
 
 BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis
 FIELDS = {"backward": BACKWARD, "lm": LM}  # the name of a model -> the field with its log probability
+LOG_PROBABILITIES = ("log_probability", BACKWARD, LM)
 LARGEST = 2.0  # weights and length penalties are drawn from 0 to this number
 
 log = logging.getLogger("nmtkit")
@@ -84,7 +85,7 @@ class NBest:
                 value = hypothesis.get(name)
                 if name in hypothesis and value is None:
                     continue
-                if isinstance(value, bool) or not isinstance(value, int | float):
+                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     fields = ", ".join(key for key, value in hypothesis.items() if isinstance(value, int | float))
                     fault = f"has {value!r} as" if name in hypothesis else "lacks"
                     raise ValueError(
@@ -114,6 +115,9 @@ def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
             record = json.loads(line)
             for each in record["hypotheses"]:
                 _ = each["text"] + "", each["log_probability"], len(each["pieces"])
+                numbers = [each[name] for name in LOG_PROBABILITIES if each.get(name) is not None]
+                if not all(number < math.inf for number in numbers):  # false for NaN
+                    raise ValueError(numbers)
             _ = record["source"] + "", record["hypotheses"][0]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(

@@ -26,7 +26,7 @@ from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, divide, open_plan
 from nmtkit.scoring.sentence_metrics import segment_metric
 from nmtkit.text.languages import name_of
 from nmtkit.translation.server_config import ServerConfig
-from nmtkit.translation.shards import line_windows
+from nmtkit.translation.shards import windows_of_shard
 
 logger = logging.getLogger("nmtkit")
 
@@ -97,7 +97,7 @@ class TranslationServer:
             "temperature": self.config.candidate_temperature if self.config.candidates > 1 else 0,
             **({"n": count} if count > 1 else {}),
         }
-        return self._answer(body, lambda answer: [str(e["message"]["content"] or "") for e in answer["choices"]])
+        return self._answer(body, lambda answer: list(map(complete_text, answer["choices"])))
 
     def _answer(self, body: Mapping[str, Any], texts_of: Callable[[Any], list[str]]) -> list[str]:
         """Sends a request and returns the texts of the answer. Tries again if a failure may be temporary."""
@@ -131,6 +131,12 @@ class TranslationServer:
                     logger.warning("%s: %s; failed requests are repeated (--attempts)", self.url, reason)
                 self.sleep(wait_after(attempt, asked=asked))
         raise OSError(f"{self.url}: {self.config.attempts} attempts failed, the last with {reason}")
+
+
+def complete_text(choice: Mapping[str, Any]) -> str:
+    """Returns the text of a choice in OpenAI's protocol, or "" if a limit or a filter has cut the text off."""
+    text = choice["message"]["content"]
+    return "" if choice.get("finish_reason") in ("length", "content_filter") else str(text or "")
 
 
 # --- the choice of a candidate ----------------------------------------------------------------------------------------
@@ -168,14 +174,10 @@ class ServerWorker:
         """Yields the pairs of a shard. Empty lines, and lines whose translations are all empty, give no pair."""
         config, (source, target) = self.server.config, self.server.languages
         device = rank_device("auto", 1)  # device for the metric of --choose-by
-        decoders = [LineDecoder(path, shard.first + 1) for path in self.texts]
-        windows = [
-            line_windows(path, start, shard.lines, decoder)
-            for path, start, decoder in zip(self.texts, shard.starts, decoders, strict=True)
-        ]
+        windows = windows_of_shard(shard, [LineDecoder(path, shard.first + 1) for path in self.texts])
         with ThreadPoolExecutor(config.parallel_requests) as pool:
             try:
-                for columns in zip(*windows, strict=True):
+                for columns in windows:
                     rows = [row for row in zip(*columns, strict=True) if row[0].strip()]
                     counts["empty lines"] += len(columns[0]) - len(rows)
                     answers = pool.map(self.server.candidates, [line for line, *_ in rows])

@@ -31,7 +31,8 @@ from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.types import Request
 from nmtkit.translation.translator import WINDOW, Translator
 
-SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
+# settings that do not change the output, and settings whose files or values have their own entries in the fingerprint
+ELSEWHERE = ("--max-tokens", "--glossary", "--processor-configs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +72,11 @@ class TranslationSettings:
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the settings that can change the translations, by flag or name."""
-        settings = {
-            flag_of(field): getattr(part, field.name)
-            for part in (self.search, self.text, self.translator)
-            for field in dataclasses.fields(part)
-            if field.name not in (*SPEED_ONLY, "glossary", "processor_configs")
-        }
+        parts = self.search, self.text, self.translator
+        settings = {flag: value for part in parts for flag, value in by_flag(part).items() if flag not in ELSEWHERE}
         files = self.processor_files()
         processors = {
-            name: {field.name: value for field, value in fields_of(config) if flag_of(field) not in files}
+            name: {flag: value for flag, value in by_flag(config).items() if flag not in files}
             for name, config in self.search.processors.items()
         }
         return settings | {
@@ -91,8 +88,8 @@ class TranslationSettings:
 
     def processor_files(self) -> dict[str, Path]:
         """Returns the files that the logits processors read, such as a language model, by their flags."""
-        fields = [pair for config in self.search.processors.values() for pair in fields_of(config)]
-        return {flag_of(field): path for field, path in fields if isinstance(path, Path) and not path.is_dir()}
+        values = [pair for config in self.search.processors.values() for pair in by_flag(config).items()]
+        return {flag: path for flag, path in values if isinstance(path, Path) and not path.is_dir()}
 
 
 def engine_of(devices: DeviceOptions) -> str:
@@ -138,33 +135,30 @@ class ShardTranslator:
     def _requests(self, shard: Shard, counts: Counter[str]) -> Iterator[list[Request]]:
         names = ("source", *self.settings.fields)
         decoders = [LineDecoder(path, shard.first + 1) for path in self.settings.texts]
-        columns = zip(
-            *(
-                line_windows(path, start, shard.lines, decoder)
-                for path, start, decoder in zip(self.settings.texts, shard.starts, decoders, strict=True)
-            ),
-            strict=True,
-        )
-        for column in columns:
-            counts["several sentences"] += sum(map(has_several, column[0]))
+        for columns in windows_of_shard(shard, decoders):
+            counts["several sentences"] += sum(map(has_several, columns[0]))
             yield [
                 Request(**{name: field_value(name, value) for name, value in zip(names, row, strict=True)})
-                for row in zip(*column, strict=True)
+                for row in zip(*columns, strict=True)
             ]
         for name, decoder in zip(names, decoders, strict=True):
             counts[f"carriage returns of {name}"] += decoder.carriage_returns
             counts[f"byte-order marks of {name}"] += decoder.has_byte_order_mark
 
 
-def line_windows(path: Path, start: int, lines: int, decoder: LineDecoder) -> Iterator[list[str]]:
-    """Yields `lines` lines of a file in windows of WINDOW lines. The first line begins at byte `start` of the file."""
-    with path.open("rb") as file:
-        file.seek(start)
-        for done in range(0, lines, WINDOW):
-            raw = list(islice(file, min(WINDOW, lines - done)))
-            if len(raw) < min(WINDOW, lines - done):
-                raise ValueError(f"{path} became shorter while it was read")
-            yield decoder.lines(b"".join(raw))
+def windows_of_shard(shard: Shard, decoders: Sequence[LineDecoder]) -> Iterator[tuple[list[str], ...]]:
+    """Yields the lines of a shard in windows of WINDOW lines: the lines of the file of each decoder."""
+
+    def lines_of(decoder: LineDecoder, start: int) -> Iterator[list[str]]:
+        with decoder.path.open("rb") as file:
+            file.seek(start)
+            for done in range(0, shard.lines, WINDOW):
+                raw = list(islice(file, min(WINDOW, shard.lines - done)))
+                if len(raw) < min(WINDOW, shard.lines - done):
+                    raise ValueError(f"{decoder.path} became shorter while it was read")
+                yield decoder.lines(b"".join(raw))
+
+    return zip(*map(lines_of, decoders, shard.starts), strict=True)
 
 
 class ShardedTranslation:
@@ -202,8 +196,8 @@ class ShardedTranslation:
             **numbered("model", settings.models), **numbered("input", files), **line_files,
             **({} if glossary is None else {"glossary": glossary}), **settings.processor_files(),
         }  # fmt: skip
-        is_text = len(files) == 1 and not is_compressed(files[0])
-        is_text = is_text and (languages is None or format_of(files[0]) is None)
+        is_corpus = languages is not None and any(map(format_of, files))
+        is_text = len(files) == 1 and not is_compressed(files[0]) and not is_corpus
 
         def texts(new: bool) -> list[Path]:
             paths = list(files) if is_text else [plain_copy(folder / "input.txt", files, languages, columns, new)]
@@ -220,9 +214,9 @@ class ShardedTranslation:
             return divide(texts(True), options.shard_lines)
 
         self.plan = open_plan(
-            folder, settings.fingerprint() | ({} if columns is None else {"--columns": columns}), inputs,
-            ".jsonl" if settings.format == "jsonl" else ".txt", options.shard_lines, command,
-            new_shards,
+            folder,
+            settings.fingerprint() | {"--columns": columns, "input read as": "a corpus" if is_corpus else "lines"},
+            inputs, ".jsonl" if settings.format == "jsonl" else ".txt", options.shard_lines, command, new_shards,
         )  # fmt: skip
         self._texts = texts(False)
         self._fields = settings.fields
@@ -253,9 +247,9 @@ def numbered(name: str, paths: Sequence[Path]) -> dict[str, Path]:
     return {name if len(paths) == 1 else f"{name} {number}": path for number, path in enumerate(paths, 1)}
 
 
-def fields_of(config: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
-    """Returns the fields of a config, each with its value."""
-    return [(field, getattr(config, field.name)) for field in dataclasses.fields(config)]
+def by_flag(config: Any) -> dict[str, Any]:
+    """Returns the values of a config by flag."""
+    return {flag_of(field): getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 def plain_copy(

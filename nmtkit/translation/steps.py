@@ -308,8 +308,9 @@ class LengthLimit(Step):
         return next((index for index, id in enumerate(ids) if id not in self.tokenizer.source_tags), 0)
 
     def after(self, node: SegmentNode, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
-        if len(hypotheses) == 1:
-            return hypotheses[0]
+        if len(hypotheses) == 1:  # the line was cut off
+            start, _ = node.memory[0]
+            return replace(hypotheses[0], links=[link.moved(start, 0) for link in hypotheses[0].links])
         hypothesis = joined(hypotheses, [None] * len(hypotheses), [start for start, _ in node.memory])
         if self.alignment not in ("hard", "soft"):
             return hypothesis

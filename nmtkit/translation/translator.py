@@ -182,9 +182,12 @@ class Translator:
         """
         return self.decoder.decoder(options, polled=polled)
 
-    def decode(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
-        """Returns the hypotheses of each segment of a batch, best first, while other calls may be under way."""
-        ((_, hypotheses),) = self.decoder.decoder(options, alone=False)([batch])
+    def decode(self, batch: SegmentBatch, options: SearchOptions, tell: bool = True) -> BatchHypotheses:
+        """Returns the hypotheses of each segment of a batch, best first, while other calls may be under way.
+
+        With `tell`, the log names the engine.
+        """
+        ((_, hypotheses),) = self.decoder.decoder(options, alone=False, tell=tell)([batch])
         return hypotheses
 
     def run(

@@ -126,6 +126,18 @@ def test_another_search_or_model_is_refused_and_speed_may_change(folder: Path, t
     assert other.exit_code == 2 and "  model  " in other.stderr
 
 
+@pytest.mark.parametrize("corpus_first", [True, False])
+def test_a_job_on_the_sentences_of_a_corpus_is_not_continued_on_its_lines(
+    folder: Path, tmp_path: Path, corpus_first: bool
+) -> None:
+    (tmp_path / "a.tsv").write_text("a dog\tein Hund\ntwo men\tzwei Männer\n")
+    flags = ("--input", tmp_path / "a.tsv", *SHORT, "--output-dir", tmp_path / "shards", "--shard-lines", 1)
+    first, second = [(), ("--input-format", "text")][:: 1 if corpus_first else -1]
+    assert generate(folder, *flags, *first, "--shard", "1/2").exit_code == 0
+    assert generate(folder, *flags, *second).exit_code == 2
+    assert generate(folder, *flags, *first).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

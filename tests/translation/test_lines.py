@@ -273,6 +273,15 @@ def test_words_are_linked_in_every_part_of_a_line_that_is_too_long(path):
     assert [c for *_, c, _ in output.alignment] == sorted(c for *_, c, _ in output.alignment)
 
 
+def test_links_of_a_line_that_is_cut_off_do_not_depend_on_spaces_before_it(path):
+    model, line = nmtkit.load(path, max_source_len=4, long_lines="cut"), "the dog runs in the park ."
+    plain, moved = (
+        model.translate(spaces + line, nbest=1, alignment="words", **SHORT).hypotheses[0] for spaces in ("", "   ")
+    )
+    assert moved.text == plain.text
+    assert moved.alignment == [[a + 3, b + 3, c, d] for a, b, c, d in plain.alignment] != []
+
+
 def test_a_prefix_of_a_line_whose_sentences_are_translated_is_refused(path):
     request = nmtkit.Request("the dog runs. two men", prefix="two")
     with pytest.raises(ValueError, match=r"line 1: split_sentences .*prefix"):

@@ -181,6 +181,18 @@ def test_a_log_probability_of_null_is_the_worst() -> None:
     assert record["hypotheses"][1]["score"] is None and not math.isnan(record["hypotheses"][0]["score"])
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, "-1.5"])
+def test_numbers_that_cannot_be_compared_are_refused(number: float | str) -> None:
+    for name in ("log_probability", "backward_log_probability"):
+        hypothesis = {"text": "a", "log_probability": -1.0, "pieces": ["a"], name: number}
+        with pytest.raises(ValueError, match="list:1 "):
+            read_nbest([json.dumps({"source": "x", "hypotheses": [hypothesis]})], "list")
+    nbest = listed(("a", -1, -1, -1))
+    nbest.hypotheses[0]["estimate"] = number
+    with pytest.raises(ValueError, match="--feature estimate"):
+        nbest.check_features(["estimate"], "list:1")
+
+
 def test_a_feature_of_the_hypotheses_is_added_after_the_length_penalty(folder: Path) -> None:
     records = [json.loads(line) for line in (folder / "nbest.jsonl").read_text().splitlines()]
     for record in records:

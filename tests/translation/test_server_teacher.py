@@ -140,9 +140,15 @@ def test_a_server_is_asked_again_at_the_time_that_it_names(faulty: Faulty) -> No
     assert 200 < waits[0] <= 300 and waits[1] == LONGEST_WAIT
 
 
-def test_an_answer_without_text_is_not_a_translation(faulty: Faulty) -> None:
-    faulty.faults = [ok({"choices": [{"message": {"content": None}}]})]
-    assert server(faulty).candidates("a") == [""]
+@pytest.mark.parametrize(
+    ("content", "reason", "found"),
+    [(None, "stop", ""), ("Ein Hund", "length", ""), ("Ein", "content_filter", ""), ("Ein Hund", None, "Ein Hund")],
+)
+def test_an_answer_without_text_or_with_a_part_of_the_text_is_not_a_translation(
+    faulty: Faulty, content: str | None, reason: str | None, found: str
+) -> None:
+    faulty.faults = [ok({"choices": [{"message": {"content": content}, "finish_reason": reason}]})]
+    assert server(faulty).candidates("a") == [found]
 
 
 def test_the_last_failure_is_told(faulty: Faulty) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.config.files import atomic_write, write_atomically
-from nmtkit.data.tokenizers.spm_model import pieces_of
+from nmtkit.data.tokenizers.spm_model import FOREIGN, pieces_of
 from nmtkit.data.tokenizers.tokenizer import EOS, Tokenizer
 from nmtkit.models.formats.reading import read_bytes
 from nmtkit.models.formats.vocabulary import read_model
@@ -118,11 +118,7 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
     targets = np.frombuffer(data[start:], "<u4").astype(np.int64)
     if not len(offsets) or offsets[0] or offsets[-1] != len(targets) or (np.diff(offsets) < 0).any():
         raise ValueError(f"{path} is a damaged binary shortlist: its offsets are not in order")
-    pieces = (
-        tokenizer.source_pieces(range(tokenizer.source_size)),
-        tokenizer.target_pieces(range(tokenizer.target_size)),
-    )
-    names = pieces
+    names = pieces = _pieces(tokenizer)
     if vocabularies:
         models = [[piece.text for piece in pieces_of(read_model(vocabulary))] for vocabulary in vocabularies]
         names = models[0], models[-1]
@@ -142,11 +138,10 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
 
 
 def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """Returns the pieces of the source and of the target vocabulary."""
-    return (
-        tokenizer.source_pieces(range(tokenizer.source_size)),
-        tokenizer.target_pieces(range(tokenizer.target_size)),
-    )
+    """Returns the pieces of the source and of the target vocabulary, without the mark of pieces of the other side."""
+    source = tokenizer.source_pieces(range(tokenizer.source_size))
+    target = tokenizer.target_pieces(range(tokenizer.target_size))
+    return [piece.removeprefix(FOREIGN) for piece in source], [piece.removeprefix(FOREIGN) for piece in target]
 
 
 def _ids(model_pieces: list[str], file_pieces: list[str]) -> NumpyArray:

@@ -137,13 +137,6 @@ class Kernels:
         passes.getModulePassManager().run(parsed, passes)
         return parsed
 
-    def assembly(self, triple: str, processor: str, features: str) -> str:
-        """Returns the kernels in the assembly language of any processor. Tests read it; it is not executed."""
-        llvm.initialize_all_targets()
-        llvm.initialize_all_asmprinters()
-        machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=features, opt=3)
-        return str(machine.emit_assembly(self.optimized(self.text(machine, triple), machine)))
-
     def build(self) -> None:
         """Compiles the kernels, or reads their machine code from a file. Call it before any compiled function."""
         name, features = machine_code.processor()

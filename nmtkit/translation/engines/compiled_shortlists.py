@@ -7,13 +7,7 @@ from llvmlite import ir
 from nmtkit.translation.engines.compiled_code import NUMBER, inner
 from nmtkit.translation.engines.compiled_kernels import OUTPUTS, kernel
 from nmtkit.translation.engines.compiled_model import Array, record
-from nmtkit.translation.engines.compiled_products import (
-    BIASES,
-    CORRECTIONS,
-    PADDED_OUTPUTS,
-    SCALES,
-    WEIGHT,
-)
+from nmtkit.translation.engines.compiled_products import BIASES, CORRECTIONS, PADDED_OUTPUTS, SCALES, WEIGHT
 from nmtkit.translation.engines.compiled_vectors import INT, LANES, WIDE, Vectors
 
 # Output projection with a row for each piece. `weight`, `scales`, `corrections` and `biases` are addresses of arrays.
@@ -26,10 +20,7 @@ def packed_columns(code: Vectors, columns: Any, count: Any, source: Any, groups:
     """Packs the groups of weights of the outputs `columns`. A group of an output has `size` bytes: 2 or 4."""
     builder = code.builder
     for kind, number in ((INT, 4), (WIDE, 2)):
-        with (
-            builder.if_then(builder.icmp_signed("==", size, code.size(number))),
-            code.loop(count, 1) as index,
-        ):
+        with builder.if_then(builder.icmp_signed("==", size, code.size(number))), code.loop(count, 1) as index:
             piece = code.load_number(columns, index, ir.IntType(64))
             row = code.offset(source, builder.mul(piece, groups), number)
             block, lane = builder.sdiv(index, code.size(LANES)), builder.srem(index, code.size(LANES))

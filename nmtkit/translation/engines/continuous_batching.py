@@ -111,7 +111,7 @@ class SlotsEngine(Engine):
         return refusal(self.loaded.models, options)
 
     def refuses(self, segment: Segment) -> bool:
-        return bool(segment.constraints.prefix or segment.constraints.avoided)
+        return segment.constraints.forbid_tokens
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False
@@ -158,8 +158,6 @@ class ContinuousBatching:
         self.models, self.options, self.device = models, options, device
         self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
-        limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
-        self.position_limit = min(limits, default=None)
         self.in_use = False  # whether a call has these slots
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
@@ -251,7 +249,8 @@ class ContinuousBatching:
             capacity, source, slots = self.search.capacity, self.search.source_capacity, self.search.slots
         capacity = max([capacity, *(rounded(request.lengths.target) for request in self.waiting)])
         source = max([source, *(rounded(request.lengths.source) for request in self.waiting)])
-        capacity = capacity if self.position_limit is None else min(capacity, self.position_limit)
+        limits = [model.max_target_positions for model in self.models if model.max_target_positions is not None]
+        capacity = min([capacity, *limits])
         self.search = self.step = None  # frees the memory of the last search
         shape = capacity, source, self.device
         slot_bytes = GraphBeamSearch(self.models, self.options, 1, *shape).nbytes

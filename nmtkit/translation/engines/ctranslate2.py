@@ -54,7 +54,7 @@ def exported(path: Path, precision: Precision) -> Path:
     for old in folder.parent.glob(f"{glob.escape(stem)}*"):
         shutil.rmtree(old, ignore_errors=True)
     try:
-        ctranslate2_format.save(path, folder, "int8" if precision == "int8" else "float32")
+        ctranslate2_format.save(path, folder, COMPUTE_TYPES[precision])
     except OSError:
         if not folder.is_dir():  # if the folder exists, another process has exported the model at the same time
             raise
@@ -104,7 +104,7 @@ class CTranslate2Engine(Engine):
         return None
 
     def refuses(self, segment: Segment) -> bool:
-        return bool(segment.constraints.prefix or segment.constraints.avoided)
+        return segment.constraints.forbid_tokens
 
     def decode(
         self, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool = False

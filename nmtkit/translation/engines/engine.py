@@ -341,11 +341,13 @@ class Decoder:
         `searched` is whether `engine` has searched a segment of the batch. Called with each batch, not before, so that
         an error of the input is reported without the name of an engine.
         """
-        if searched and self.told_last is not None and self.told_last[0] is options and self.told_last[1] is engine:
+        if options.score_reference or (searched and self.told_last == (options, engine)):
             return  # `chosen` takes as long as the search of a word
         _, reason = self.chosen(options, alone=False)
         if reason is None and not searched:
             reason = NO_PREFIX.format(self.name)
+        elif reason is None and engine is not self.engine:
+            reason = f"other calls may use the memory of {self.name}" if self.engine.shares_memory else NOT_COMPILED
         name = self.name if reason is None else f"torch, because {reason}"
         if name != "torch" and name not in self.told:
             self.told.add(name)
@@ -381,10 +383,12 @@ class Decoder:
             return self.torch, NOT_COMPILED
         return self.engine, None
 
-    def decoder(self, options: SearchOptions, alone: bool = True, polled: bool = False) -> BatchDecoder:
+    def decoder(
+        self, options: SearchOptions, alone: bool = True, polled: bool = False, tell: bool = True
+    ) -> BatchDecoder:
         """Returns a decoder of batches with these options. Raises the same errors as `engine_for`."""
         engine = self.engine_for(options, alone)
-        return lambda batches: self.decode(engine, batches, options, polled)
+        return lambda batches: self.decode(engine, batches, options, polled, tell)
 
     def decode(
         self, engine: Engine, batches: Iterable[SegmentBatch], options: SearchOptions, polled: bool, tell: bool = True
@@ -400,7 +404,7 @@ class Decoder:
 
         for number, searched in engine.decode(supported(), options, polled):
             batch, indices = under_way.pop(number)
-            if tell and batch and not options.score_reference:
+            if tell and batch:
                 self.tell(options, engine, searched=bool(indices))
             yield number, self.completed(batch, dict(zip(indices, searched, strict=True)), options)
             if self.automatic and engine is self.torch is self.decided:
@@ -418,9 +422,8 @@ class Decoder:
         results = [searched[index] for index in range(len(batch))]
         if any(segment.constraints.required for segment in batch) and not options.score_reference:
             results = self.torch.with_required_phrases(batch, results, options)
-        if batch:
-            results = self.without_loops(batch, results, options)
-        if batch and (options.alignment is not None or options.replace_unknown or options.quality):
+        results = self.without_loops(batch, results, options)
+        if batch and (decoding.needs_attention(options) or options.quality):
             results = self.torch.annotated(batch, results, options)
         return results
 

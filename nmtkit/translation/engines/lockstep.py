@@ -19,6 +19,7 @@ from nmtkit.text.encoded import Encoded
 from nmtkit.translation.engines import compiled_search as compiled
 from nmtkit.translation.engines.compiled_model import Array
 from nmtkit.translation.engines.compiled_rules import Settings
+from nmtkit.translation.engines.compiled_shortlists import OUTPUT
 from nmtkit.translation.engines.compiled_weights import model_of, output_of, position_tables
 from nmtkit.translation.engines.search_memory import (
     MemorySizes,
@@ -26,7 +27,6 @@ from nmtkit.translation.engines.search_memory import (
     avoided_texts,
     encoding_groups,
     memories,
-    no_outputs,
     ragged,
     results_for,
     rounded,
@@ -65,7 +65,7 @@ class LockstepSearch:
 
         The number of threads does not change the hypotheses.
         """
-        threads = min(self.threads, len(batch))
+        threads = min(torch.get_num_threads(), len(batch))
         # A batch begins with its longest segments, and a thread takes successive segments for all its slots. So the
         # segments are dealt out to the threads, and the first thread does not get all long segments.
         order = [index for first in range(threads) for index in range(first, len(batch), threads)]
@@ -175,7 +175,7 @@ class LockstepSearch:
         except IndexError:
             memory = None
         if memory is None or not memory.sizes.suffice(sizes):
-            outputs = self.outputs if sizes.shortlists else no_outputs(len(self.models))
+            outputs = self.outputs if sizes.shortlists else np.zeros(len(self.models), OUTPUT)
             memory = SearchMemory(sizes, self.models, self.linears, outputs)
         return memory
 
@@ -201,17 +201,13 @@ class LockstepSearch:
         return np.stack(records)
 
     @property
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-    @property
     def pool(self) -> ThreadPoolExecutor:
         """Threads that search at the same time. Compiled functions release the GIL.
 
         A forked process makes new threads, because it has none of the threads of its parent.
         """
         if self.process != os.getpid():
-            self.process, self.executor = os.getpid(), ThreadPoolExecutor(self.threads, "numba")
+            self.process, self.executor = os.getpid(), ThreadPoolExecutor(torch.get_num_threads(), "numba")
         return self.executor
 
 

@@ -30,7 +30,6 @@ from nmtkit.translation.engines.compiled_products import (
     packed_size,
 )
 from nmtkit.translation.engines.compiled_rules import AvoidedTexts, Ragged
-from nmtkit.translation.engines.compiled_shortlists import OUTPUT
 from nmtkit.translation.engines.compiled_vectors import LANES
 from nmtkit.translation.search.constraints import AvoidedText, PieceTexts
 from nmtkit.translation.search.decoding import needs_attention
@@ -137,9 +136,9 @@ class SearchMemory:
         spaces, caches = np.zeros(number, model.SPACE), np.zeros(number, model.CACHE)
         self.slots = np.zeros(slots, compiled.SLOT)
         self.slots["sentence"] = compiled.NO_SENTENCE
-        everything = np.arange(sizes.positions)
+        self.everything = np.arange(sizes.positions)
         for index, table in enumerate(linears):
-            self.make_space(spaces[index], models[index], table, everything)
+            self.make_space(spaces[index], models[index], table)
         tables = np.zeros((number, slots if sizes.shortlists else 0, COLUMNS), np.int64)
         for table, whole, output in zip(tables, linears, outputs, strict=True):
             for row in table:
@@ -175,7 +174,7 @@ class SearchMemory:
         self.arrays.append(array)
         return array.ctypes.data
 
-    def make_space(self, space: Array, record: Array, linears: Array, everything: Array) -> None:
+    def make_space(self, space: Array, record: Array, linears: Array) -> None:
         width, rows = int(record["width"]), self.sizes.rows
         layers = linears[:-1]
         space["width"] = packed_size(width)
@@ -189,8 +188,7 @@ class SearchMemory:
         space["rounded"] = self.kept((rows, int(space["rounded_width"])), np.uint8)
         space["scales"] = self.kept((rows,), np.float32)
         space["weights"] = self.kept((int(record["heads"]), self.sizes.positions + LANES), np.float32)
-        space["everything"] = everything.ctypes.data
-        self.arrays.append(everything)
+        space["everything"] = self.everything.ctypes.data
 
     def make_shortlist(self, row: Array, whole: Array, output: Array) -> None:
         """Allocates the output projection of a shortlist for a slot. `whole` describes the projection to all pieces."""
@@ -253,10 +251,6 @@ def memories(models: Array, tokens: int) -> list[Array]:
     """Returns memory for the keys and values of the source tokens of all sentences, for each model."""
     shapes = [(int(each["decoder_layers"]), tokens, packed_size(2 * int(each["width"]))) for each in models]
     return [np.empty(shape, np.float32) for shape in shapes]
-
-
-def no_outputs(models: int) -> Array:
-    return np.zeros(models, OUTPUT)
 
 
 def results_for(sentences: compiled.SourceSentences, options: SearchOptions) -> compiled.Results:

@@ -9,9 +9,8 @@ score than the finished hypotheses. The search with CUDA graphs is `translation/
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import overload
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import (
     ConstraintProcessor,
+    Length,
     is_over,
     length_penalty,
     max_lengths,
@@ -56,10 +56,26 @@ def free_search(
 ) -> BatchHypotheses:
     """Does the same as `decoding.beam_search`, but ignores required texts. Maximum lengths ignore them, too."""
     constraints = [replace(each, required=()) if each.required else each for each in constraints]
+    selector = Sampler(options, seeds or range(len(constraints))) if options.sampling else BeamSelector(options)
+    return run_search(models, source, options, constraints, lambda _: selector, processors, shortlist)
+
+
+def run_search(
+    models: Sequence[Architecture],
+    source: Packed,
+    options: SearchOptions,
+    constraints: Sequence[Constraints],
+    selector_of: "Callable[[Sequence[Constraints]], Selector]",
+    processors: Sequence[LogitsProcessor],
+    shortlist: Shortlist | None,
+) -> BatchHypotheses:
+    """Searches all target pieces, or with `options.shortlist` the pieces of the shortlist.
+
+    `selector_of` makes the selector from the constraints of the search, which refer to columns of the shortlist.
+    """
 
     def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
-        selector = Sampler(options, seeds or range(len(constraints))) if options.sampling else BeamSelector(options)
-        return Search(models, source, options, constraints, selector, processors).run()
+        return Search(models, source, options, constraints, selector_of(constraints), processors).run()
 
     if shortlist is None or not options.shortlist:
         return search(models, source, constraints)
@@ -133,7 +149,7 @@ class Search:
         limiting = [*models, *(model for processor in processors for model in processor.models)]
         lengths = max_lengths(options, source.layout.lengths.tolist(), constraints, limiting)
         self.constraint_processor = ConstraintProcessor(options, lengths, constraints)
-        self.scorer = Scorer(models, source, rows, processors, self.constraint_processor.max_length)
+        self.scorer = Scorer(models, source, rows, self.constraint_processor.max_length, processors)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
         self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: first row of each sentence among N
         # B: penalty of the longest allowed output of a sentence
@@ -143,11 +159,7 @@ class Search:
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
         self.log_probability[:, :: self.selector.group] = 0.0
 
-    @overload
-    def penalty(self, tokens: int) -> float: ...
-    @overload
-    def penalty(self, tokens: Tensor) -> Tensor: ...
-    def penalty(self, tokens: Tensor | int) -> Tensor | float:
+    def penalty(self, tokens: Length) -> Length:
         """Returns the length penalty of outputs with this number of tokens, language tokens and eos included."""
         language_tokens = self.constraint_processor.language_tokens
         return length_penalty(tokens, self.options.lenpen, language_tokens=language_tokens)

@@ -265,6 +265,11 @@ class Constraints:
         phrases = sum(max(len(each.tokens) for each in text.alternatives) for text in self.required)
         return len(self.prefix) + bool(self.after_prefix) + phrases
 
+    @property
+    def forbid_tokens(self) -> bool:
+        """Whether some tokens are forbidden in some steps: by a prefix or by avoided texts."""
+        return bool(self.prefix or self.after_prefix or self.avoided)
+
     def check(self, options: SearchOptions) -> None:
         """Raises ValueError if a phrase is empty or unspellable, or if constraints conflict, also with `options`."""
         texts = [spelling.text for required in self.required for spelling in required.alternatives]
@@ -278,8 +283,7 @@ class Constraints:
         if self.required:
             if self.avoided:
                 raise ValueError("required phrases and avoided phrases cannot be combined")
-            rules = [CONSTRAINTS_RULE]
-            check_flags(rules, changed_flags(options), {"--constraints"})
+            check_flags((CONSTRAINTS_RULE,), changed_flags(options), {CONSTRAINTS_RULE.flag})
 
     def in_capitals(self, tokenizer: Tokenizer) -> "Constraints":
         """Returns the constraints for a search whose translation is converted to capitals.

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,14 +12,13 @@ from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS
 from nmtkit.models.architectures import Architecture
 from nmtkit.models.architectures.interface import layer_index
-from nmtkit.translation.search.beam_search import Search, free_search
+from nmtkit.translation.search.beam_search import free_search, run_search
 from nmtkit.translation.search.constrained_search import RequiredTextSelector, lacking_sentences
 from nmtkit.translation.search.constraints import NO_CONSTRAINTS, Constraints
-from nmtkit.translation.search.limited_search import limited_search
 from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import length_penalty
-from nmtkit.translation.search.scorer import SearchModel, mean_log_probabilities
+from nmtkit.translation.search.scorer import mean_log_probabilities
 from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, SegmentBatch
 
@@ -68,16 +68,9 @@ def with_required_phrases(
     if not lacking:
         return results
 
-    def search(models: Sequence[SearchModel], source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
-        selector = RequiredTextSelector(options, constraints)
-        return Search(models, source, options, constraints, selector, processors).run()
-
     rest = source.select(torch.tensor(lacking, device=source.values.device))
-    constrained = [constraints[index] for index in lacking]
-    if shortlist is None or not options.shortlist:
-        found = search(models, rest, constrained)
-    else:
-        found = limited_search(models, rest, constrained, shortlist, search)
+    constrained, selector_of = [constraints[index] for index in lacking], partial(RequiredTextSelector, options)
+    found = run_search(models, rest, options, constrained, selector_of, processors, shortlist)
     replaced = dict(zip(lacking, found, strict=True))
     return [replaced.get(index, hypotheses) for index, hypotheses in enumerate(results)]
 

@@ -44,18 +44,15 @@ class Columns:
     """
 
     pieces: Tensor  # U, sorted
-    lists: Tensor | None  # B K, indices into `pieces`; None: column i of every sentence is piece i
-    absent: Tensor | None  # bool, B 1 K (or U without `lists`): columns outside the list of a sentence; None: none
+    lists: Tensor  # B K, indices into `pieces`
+    absent: Tensor  # bool, B 1 K: columns outside the list of a sentence
 
     def select(self, sentences: Tensor) -> "Columns":
-        lists, absent = (None if part is None else part[sentences] for part in (self.lists, self.absent))
-        return Columns(self.pieces, lists, absent)
+        return Columns(self.pieces, self.lists[sentences], self.absent[sentences])
 
     def ids(self, tokens: Tensor) -> Tensor:
         """Returns the ids in the target vocabulary, [N], that the columns `tokens` [N] stand for."""
-        if self.lists is not None:
-            tokens = self.lists.gather(1, tokens.view(len(self.lists), -1)).flatten()
-        return self.pieces[tokens]
+        return self.pieces[self.lists.gather(1, tokens.view(len(self.lists), -1)).flatten()]
 
     def logits(self, logits: Tensor) -> Tensor:
         """Returns the logits of the list of each sentence, N K. `logits` is N U (the columns of `pieces`) or N V.
@@ -64,12 +61,9 @@ class Columns:
         """
         if logits.shape[1] != len(self.pieces):
             logits = logits[:, self.pieces]
-        if self.lists is not None:
-            rows = logits.unflatten(0, (len(self.lists), -1))
-            logits = rows.gather(2, self.lists[:, None].expand(-1, rows.shape[1], -1)).flatten(0, 1)
-        if self.absent is not None:
-            logits.unflatten(0, (len(self.absent), -1)).masked_fill_(self.absent, -torch.inf)
-        return logits
+        rows = logits.unflatten(0, (len(self.lists), -1))
+        own = rows.gather(2, self.lists[:, None].expand(-1, rows.shape[1], -1))
+        return own.masked_fill_(self.absent, -torch.inf).flatten(0, 1)
 
 
 class LimitedState(DecoderState):
@@ -131,9 +125,9 @@ def limited_search(
     allowed = shortlist.allowed(sentences, [needed_pieces(sentence) for sentence in constraints])
     pieces = np.flatnonzero(allowed.any(0))
     lists = [np.flatnonzero(row) for row in allowed]
-    columns = _columns(allowed, pieces, lists if len(lists) > 1 else None, source.values.device)
-    limited = [LimitedModel(model, columns) for model in models]
     number = max(map(len, lists))
+    columns = _columns(pieces, lists, number, source.values.device)
+    limited = [LimitedModel(model, columns) for model in models]
     own = [_in_columns(sentence, ids, number) for sentence, ids in zip(constraints, lists, strict=True)]
     return [
         [dataclasses.replace(hypothesis, tokens=ids[hypothesis.tokens].tolist()) for hypothesis in hypotheses]
@@ -141,26 +135,16 @@ def limited_search(
     ]
 
 
-def _columns(
-    allowed: npt.NDArray[np.bool_], pieces: Pieces, lists: Sequence[Pieces] | None, device: torch.device
-) -> Columns:
-    """Returns the columns of all sentences. Column i of sentence b is piece lists[b][i], or pieces[i] without lists.
+def _columns(pieces: Pieces, lists: Sequence[Pieces], number: int, device: torch.device) -> Columns:
+    """Returns the columns of all sentences. Column i of sentence b is piece lists[b][i].
 
-    `allowed` [B, V] is true for the pieces in the list of each sentence. `pieces` [U] is the union of the lists.
+    `pieces` [U] is the union of the lists, and the longest list has `number` pieces.
     """
-    if lists is None:
-        index, absent = None, ~allowed[:, None, pieces]
-    else:
-        index = np.zeros((len(lists), max(map(len, lists))), np.int64)
-        absent = np.ones((len(lists), 1, index.shape[1]), np.bool_)
-        for row, ids in enumerate(lists):
-            index[row, : len(ids)] = np.searchsorted(pieces, ids)
-            absent[row, 0, : len(ids)] = False
-    return Columns(
-        torch.from_numpy(pieces).to(device),
-        None if index is None else torch.from_numpy(index).to(device),
-        torch.from_numpy(absent).to(device) if absent.any() else None,
-    )
+    index, absent = np.zeros((len(lists), number), np.int64), np.ones((len(lists), 1, number), np.bool_)
+    for row, ids in enumerate(lists):
+        index[row, : len(ids)] = np.searchsorted(pieces, ids)
+        absent[row, 0, : len(ids)] = False
+    return Columns(*(torch.from_numpy(part).to(device) for part in (pieces, index, absent)))
 
 
 def needed_pieces(sentence: Constraints) -> list[int]:

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol, overload
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,38 +17,29 @@ from torch import Tensor
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.scorer import SearchModel
 from nmtkit.translation.search.types import Segment
 
 # B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
 
+Length = TypeVar("Length", float, Tensor)  # a number of tokens, or a number for each sentence
+
 NONE = -1  # in tensors of phrases, NONE matches no token
-
-
-class LimitedPositions(Protocol):
-    """A model whose outputs may have a maximum length."""
-
-    max_target_positions: int | None
 
 
 # --- scores and lengths -----------------------------------------------------------------------------------------------
 
 
-@overload
-def length_penalty(tokens: int, lenpen: float, *, language_tokens: int) -> float: ...
-@overload
-def length_penalty(tokens: Tensor, lenpen: float, *, language_tokens: int) -> Tensor: ...
-def length_penalty(tokens: Tensor | int, lenpen: float, *, language_tokens: int) -> Tensor | float:
+def length_penalty(tokens: Length, lenpen: float, *, language_tokens: int) -> Length:
     """Returns the divisor of the log probability of an output of `tokens` tokens, eos included.
 
     The length of the output is its pieces with eos. Its first `language_tokens` tokens are not pieces.
 
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
-    length = tokens - language_tokens
-    if isinstance(length, int):
-        penalty: float = ((5.0 + length) / 6.0) ** lenpen
-        return penalty
-    return ((5.0 + length.double()) / 6.0) ** lenpen
+    length: Any = tokens - language_tokens
+    penalty: Length = ((5.0 + (length.double() if isinstance(length, Tensor) else length)) / 6.0) ** lenpen
+    return penalty
 
 
 def is_over(log_probability: Tensor, largest_penalty: Tensor, threshold: Tensor, greedy: bool) -> Tensor:
@@ -70,10 +61,7 @@ def open_hypotheses(options: SearchOptions) -> int:
 
 
 def max_lengths(
-    options: SearchOptions,
-    sources: Iterable[int],
-    constraints: Iterable[Constraints],
-    models: Iterable[LimitedPositions],
+    options: SearchOptions, sources: Iterable[int], constraints: Iterable[Constraints], models: Iterable[SearchModel]
 ) -> list[int]:
     """Returns the maximum number of tokens of each output, without eos. `sources` are the source tokens with eos.
 

@@ -17,7 +17,7 @@ from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.jobs import distributed
 from nmtkit.models.architectures.contract import described
 from nmtkit.models.architectures.interface import DecoderState
-from nmtkit.translation.search.logits_processors import LogitsProcessor, LogitsProcessorState
+from nmtkit.translation.search.logits_processors import LogitsProcessor
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary, C candidates of a sentence
 
@@ -55,16 +55,12 @@ class Scorer:
         models: Sequence[SearchModel],
         source: Packed,
         beams: int,
+        max_length: Tensor,
         processors: Sequence[LogitsProcessor] = (),
-        max_length: Tensor | None = None,
     ) -> None:
-        self.models = models
+        self.models, self.processors, self.steps = models, processors, 0
         self.states = [model.start(model.encode(source), beams) for model in models]
-        self.processors = processors
-        self.steps = 0
-        self.processor_states: list[LogitsProcessorState] = []
-        if max_length is not None:
-            self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
+        self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` [N]. Returns the log probabilities of the next tokens, N V.
@@ -167,7 +163,8 @@ def continuations(
     if rest:
         maxima = torch.cat([maxima, scores.narrow(2, columns - rest, rest).amax(2, keepdim=True)], 2)
     best = _without_nan(maxima + before[:, :, None], block_maxima).flatten(1).topk(number, sorted=False).indices  # B C
-    first = block_starts(rows, columns, width, scores.device)[best]
+    shape = rows, columns, width, scores.device
+    first = (cached_block_starts(*shape) if scores.device.type == "cpu" else block_starts(*shape))[best]
     index = first
     if sentences > 1:
         index = first + torch.arange(0, scores.numel(), rows * columns, device=scores.device)[:, None]
@@ -203,13 +200,9 @@ def block_width(columns: int) -> int:
 
 def block_starts(rows: int, columns: int, width: int, device: torch.device) -> Tensor:
     """Returns the index of the first column of each block. The last block of a row may overlap the previous block."""
-    if device.type == "cpu":
-        return _block_starts(rows, columns, width)
     within = torch.arange(0, columns, width, device=device).clamp_max(columns - width)
     return (torch.arange(0, rows * columns, columns, device=device)[:, None] + within).flatten()
 
 
-@functools.lru_cache(64)
-def _block_starts(rows: int, columns: int, width: int) -> Tensor:
-    within = torch.arange(0, columns, width).clamp_max(columns - width)
-    return (torch.arange(0, rows * columns, columns)[:, None] + within).flatten()
+# only for CPUs, because tensors that are made while a CUDA graph is recorded belong to this graph
+cached_block_starts = functools.lru_cache(64)(block_starts)

@@ -46,12 +46,6 @@ class Shortlist:
         offsets = np.concatenate(([0], np.cumsum(counts)))
         return Shortlist(offsets, keys % target_size, np.unique(np.asarray(frequent, np.int64)), target_size)
 
-    @staticmethod
-    def whole(source_size: int, target_size: int) -> "Shortlist":
-        """Returns the shortlist that allows all target pieces."""
-        none = np.empty(0, np.int64)
-        return Shortlist.from_entries(none, none, np.arange(target_size), source_size, target_size)
-
     def union(self, other: "Shortlist") -> "Shortlist":
         sources = [np.repeat(np.arange(each.source_size), np.diff(each.offsets)) for each in (self, other)]
         return Shortlist.from_entries(

@@ -7,6 +7,7 @@ import pytest
 from builders import tiny_tokenizer
 
 from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models.formats.lexical_shortlist import LexicalEntries, read, write_binary, write_text
 
@@ -98,6 +99,19 @@ def test_pieces_that_are_spaces_are_read_again(tmp_path: Path) -> None:
     space = tokenizer.source_pieces(range(tokenizer.source_size)).index("\u00a0")
     write_text(tmp_path / "lex.s2t", LexicalEntries(*(np.array([x]) for x in (space, space, 0.5)), None), tokenizer)
     assert read(tmp_path / "lex.s2t", tokenizer).targets.tolist() == [space]
+
+
+def test_pieces_of_two_models_with_one_table_have_the_names_of_the_table(tmp_path: Path) -> None:
+    models = [train_model([text] * 20, 280, "bpe") for text in ("the cat runs", "die Katze läuft")]
+    pieces = {piece.text for model in models for piece in pieces_of(model)} - {"<unk>", "<s>", "</s>"}
+    table = ["<unk>", "<s>", "</s>", *sorted(pieces)]
+    tokenizer = Tokenizer(*(renumbered(model, table) for model in models))
+    assert tokenizer.source_pieces(range(len(table))) != table != tokenizer.target_pieces(range(len(table)))
+    ids = np.arange(3, len(table))
+    write_text(tmp_path / "lex.s2t", LexicalEntries(ids, ids, np.full(len(ids), 0.5), None), tokenizer)
+    names = [line.split(" ")[:2] for line in (tmp_path / "lex.s2t").read_text(encoding="utf-8").splitlines()]
+    assert names == [[piece, piece] for piece in table[3:]]
+    assert read(tmp_path / "lex.s2t", tokenizer).sources.tolist() == ids.tolist()
 
 
 def test_the_best_entries_of_each_source_piece_are_kept() -> None:

@@ -71,10 +71,17 @@ def test_translations_in_8_bits_are_equal_bit_for_bit_on_older_processors(name: 
 
 def test_products_on_arm_use_its_instruction() -> None:
     """Reads the assembly language only: there is no such processor here."""
-    script = (
-        "from nmtkit.translation.engines import compiled_attention, compiled_shortlists, compiled_products as p; "
-        "print(p.kernels.assembly('aarch64-unknown-linux-gnu', 'neoverse-n1', '+neon,+dotprod').count('sdot'))"
-    )
+    script = """
+import llvmlite.binding as llvm
+from nmtkit.translation.engines import compiled_attention, compiled_shortlists
+from nmtkit.translation.engines.compiled_products import kernels
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+triple = "aarch64-unknown-linux-gnu"
+target = llvm.Target.from_triple(triple)
+machine = target.create_target_machine(cpu="neoverse-n1", features="+neon,+dotprod", opt=3)
+print(machine.emit_assembly(kernels.optimized(kernels.text(machine, triple), machine)).count("sdot"))
+"""
     environment = os.environ | {"NUMBA_CPU_NAME": "neoverse-n1", "NUMBA_CPU_FEATURES": "+neon,+dotprod"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) > 20

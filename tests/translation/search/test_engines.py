@@ -7,8 +7,10 @@ import pytest
 from builders import fragments, save_ending_transformer, save_transformer
 
 from nmtkit.contracts import check_engine
+from nmtkit.data.tokenizers.tokenizer import EOS
 from nmtkit.translation.engines import ENGINES
 from nmtkit.translation.search.options import SearchOptions
+from nmtkit.translation.search.types import Segment
 from nmtkit.translation.translator import Translator
 
 
@@ -40,6 +42,13 @@ def test_the_engine_of_a_target_language_is_the_engine_that_searches(tmp_path, c
     assert [record.getMessage()[:14] for record in caplog.records] == ["engine: torch,"]
     assert translator.decoder.choice(options).startswith("torch (slots ")
     assert translator.decoder.choice(SearchOptions()) == "slots"
+
+
+def test_pytorch_is_named_if_it_searches_because_other_calls_may_use_the_slots(tmp_path, caplog) -> None:
+    translator = Translator.load(save_transformer(tmp_path / "model.pt"), engine="slots")
+    with caplog.at_level(logging.INFO, "nmtkit"):
+        translator.decode([Segment([EOS])], SearchOptions(max_len_b=2))
+    assert [record.getMessage()[:14] for record in caplog.records] == ["engine: torch,"]
 
 
 def test_an_unknown_engine_is_named(tmp_path) -> None:

@@ -39,7 +39,7 @@ def test_an_ensemble_averages_the_probabilities_of_its_models(prepacked):
         for model in models:
             if prepacked:
                 prepack(model, "fp32")
-        scorer = Scorer(models, Packed.from_lists([[1]]), 3)
+        scorer = Scorer(models, Packed.from_lists([[1]]), 3, torch.tensor([9]))
         torch.testing.assert_close(scorer.step(tokens).double().exp(), expected, rtol=0, atol=1e-6)
 
 
@@ -48,7 +48,7 @@ def test_logits_that_overflow_have_no_continuation(logit):
     weight = torch.zeros(50, 8)
     weight[:, 3] = logit
     with torch.no_grad():
-        scores = Scorer([Fixed(weight)], Packed.from_lists([[1]]), 2).step(torch.tensor([3, 1]))
+        scores = Scorer([Fixed(weight)], Packed.from_lists([[1]]), 2, torch.tensor([9])).step(torch.tensor([3, 1]))
     # times the zeros of the other row's input, they are NaN as well
     expected = -math.log(50) if math.isfinite(logit) else -math.inf
     torch.testing.assert_close(scores, torch.full((2, 50), expected))

@@ -44,6 +44,12 @@ SHORTLIST = Shortlist.from_entries(
 )
 
 
+def whole_shortlist(size: int) -> Shortlist:
+    """Returns a shortlist that allows all target pieces."""
+    none = np.empty(0, np.int64)
+    return Shortlist.from_entries(none, none, np.arange(size), size, size)
+
+
 def allowed(source: Sequence[int], constraints: Constraints) -> set[int]:
     pieces = {0, 1, 2} | FREQUENT | {target for piece in source for target in LISTS.get(piece, set())}
     return pieces.union(constraints.prefix, *(text.tokens for text in constraints.required))
@@ -200,7 +206,7 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing(
         prepack(model, precision)
     if precision == "int8":
         assert isinstance(model.output_projection, Int8Linear)
-    source, whole = Packed.from_lists(SOURCES, CPU), Shortlist.whole(size, size)
+    source, whole = Packed.from_lists(SOURCES, CPU), whole_shortlist(size)
     expected = beam_search([model], source, SearchOptions(max_len_b=4, **options))
     limited = SearchOptions(max_len_b=4, shortlist=True, **options)
     assert_same(beam_search([model], source, limited, shortlist=whole), expected)
@@ -255,7 +261,7 @@ def test_lists_coverage_and_state() -> None:
     again = Shortlist.from_state(SHORTLIST.state(), SIZE, SIZE)
     assert {part.dtype for part in SHORTLIST.state().values()} == {torch.uint8}  # 60 pieces
     assert (again.allowed(sentences) == SHORTLIST.allowed(sentences)).all()
-    assert (SHORTLIST.union(Shortlist.whole(SIZE, SIZE)).allowed(sentences)).all()
+    assert (SHORTLIST.union(whole_shortlist(SIZE)).allowed(sentences)).all()
 
 
 @pytest.mark.parametrize(
