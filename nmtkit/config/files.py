@@ -236,7 +236,10 @@ def new_folder(destination: Path) -> Iterator[Path]:
     try:
         fresh.chmod(0o755)
         yield fresh
+        for path in (*fresh.rglob("*"), fresh):
+            sync_folder(path)
         fresh.replace(destination)
+        sync_folder(destination.parent)
     except Exception as error:
         if reason := disk_full(error):
             raise OSError(f"cannot write {destination}: {reason}") from error
@@ -252,9 +255,9 @@ def disk_full(error: BaseException) -> str | None:
     return None if number is None else os.strerror(number)
 
 
-def sync_folder(folder: Path) -> None:
-    """Syncs a folder to disk, so that the names of its files survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_folder(path: Path) -> None:
+    """Syncs a folder to disk, so that the names of its files survive a power cut. Also syncs a single file."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

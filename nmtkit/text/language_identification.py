@@ -9,6 +9,7 @@ languages. `tests/cleaning/test_language.py` compares the probabilities with py3
 import contextlib
 import copy
 import importlib.metadata
+import shutil
 import unicodedata
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -173,15 +174,16 @@ class FastTextIdentifier:
 
 @cache
 def _model() -> dict[str, npt.NDArray[Any]]:
-    """Returns the arrays of py3langid's model. Reads an unpacked copy in nmtkit's cache, or writes the copy.
+    """Returns the arrays of py3langid's model. Reads an unpacked copy in nmtkit's cache, or writes a new copy.
 
     py3langid takes 0.5 s to unpack its model. The files of the copy are mapped into memory, so processes share them.
     Raises ImportError if the package is missing.
     """
     folder = user_cache() / f"py3langid-{importlib.metadata.version('py3langid')}"
-    with contextlib.suppress(OSError, ValueError):  # no copy yet, or a damaged copy
+    with contextlib.suppress(OSError, ValueError, EOFError):  # no copy yet, or a damaged copy
         return {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS}
     arrays = _unpacked()
+    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError, ValueError), new_folder(folder) as fresh:  # the cache may be read-only
         for name, array in arrays.items():
             np.save(fresh / f"{name}.npy", array)
