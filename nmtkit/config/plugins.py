@@ -97,6 +97,8 @@ def _import(name: str, title: str) -> None:
         if spec.origin and not spec.submodule_search_locations:
             _roots.append(spec.origin)
     try:
+        if name.startswith("."):  # a path such as ./mine
+            raise ModuleNotFoundError(name=name)
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name + ".").startswith(error.name + "."):

@@ -98,9 +98,10 @@ def test_a_module_that_a_plugin_imports_is_shown_too(tmp_path: Path, monkeypatch
     path = written(tmp_path, "above", "import beside_the_plugin\nbeside_the_plugin.f()\n")
     result = CliRunner().invoke(main, ["train", "data", "--plugin", str(path)])
     assert 'above.py", line 2' in result.stderr and 'beside_the_plugin.py", line 2, in f' in result.stderr
-    missing = CliRunner().invoke(main, ["train", "data", "--plugin", "no_such.module"])
-    assert missing.exit_code == 2
-    assert "plug-in no_such.module: " in missing.stderr
+    for name in ("no_such.module", "./above", "../above"):  # paths without .py
+        missing = CliRunner().invoke(main, ["train", "data", "--plugin", name])
+        assert missing.exit_code == 2
+        assert f"plug-in {name}: " in missing.stderr
 
 
 ARCHITECTURE = """
