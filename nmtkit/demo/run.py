@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -148,11 +149,8 @@ def lines_of(path: Path) -> list[str]:
 def call(step: DemoStep) -> None:
     """Runs a command. Its stdout goes to `step.output`, if set. Raises ValueError if the command fails."""
     arguments, environment = [sys.executable, "-m", "nmtkit", *step.arguments], {**os.environ, SHOWS_COMMANDS: "1"}
-    if step.output:
-        with step.output.open("wb") as file:
-            status = subprocess.run(arguments, stdout=file, env=environment).returncode
-    else:
-        status = subprocess.run(arguments, env=environment).returncode
+    with step.output.open("wb") if step.output else nullcontext() as file:
+        status = subprocess.run(arguments, stdout=file, env=environment).returncode
     if status:
         raise ValueError(f"the demo stops because `nmtkit {step.arguments[0]}` failed; see its message above")
 

@@ -307,9 +307,7 @@ class Watchdog:
     def failed(self, message: str) -> None:
         self.closed.set()
         self.store.set("failed", message)
-        if (
-            is_rank_zero()
-        ):  # Rank 0 holds the store. Without this wait, torch prints a C++ stack in the other processes.
+        if is_rank_zero():  # it holds the store; without this wait, torch prints a C++ stack in the other processes
             time.sleep(TOLD_SECONDS)
 
     def close(self) -> None:
