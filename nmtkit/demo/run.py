@@ -244,14 +244,14 @@ def show_scores(folder: Path, out: Console) -> None:
     out.print(f"{equal} of {len(references)} translations equal their reference exactly.", highlight=False)
 
 
-def show_translations(folder: Path, out: Console, count: int = SHOWN) -> None:
+def show_translations(folder: Path, out: Console) -> None:
     """Shows the first translations that fit the screen. At most a third of them differ from their reference."""
     sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
     translations = lines_of(folder / "test.de")
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
-    wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][: count // 3]
-    right = [i for i in fitting if translations[i] == references[i]][: count - len(wrong)]
+    wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][: SHOWN // 3]
+    right = [i for i in fitting if translations[i] == references[i]][: SHOWN - len(wrong)]
     out.print(heading("Translations and their references"))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
