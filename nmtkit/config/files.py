@@ -231,6 +231,7 @@ def new_folder(destination: Path) -> Iterator[Path]:
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists already; remove it or choose another name")
+    destination = destination.resolve()  # a symbolic link to a folder cannot be replaced by a folder
     destination.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:

@@ -41,6 +41,18 @@ def test_a_folder_gets_its_name_only_when_its_files_are_on_the_disk(
     assert synced[-1] == (tmp_path.stat().st_ino, True)  # the name itself
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_new_folder_may_be_written_through_a_link(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    if exists:
+        (tmp_path / "disk" / "model").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "disk" / "model")
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "weights").touch()
+    assert (tmp_path / "model").is_symlink() and os.listdir(tmp_path / "disk" / "model") == ["weights"]
+    assert sorted(os.listdir(tmp_path)) == ["disk", "model"]
+
+
 def test_a_path_loses_dots_only_if_it_stays_the_same_file(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
