@@ -107,7 +107,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
             out.print("\nThis is the result of an earlier run. To run the demo again:", highlight=False)
             out.print(Text(f"$ {again} --overwrite", style="green"), soft_wrap=True)
             return
-        out.print(f"Replacing {'an earlier' if overwrite else 'an unfinished'} demo in {folder}.")
+        out.print(f"Replacing {'an earlier' if overwrite else 'an unfinished'} demo in {folder}.", markup=False)
         for path in (folder / name for name in WRITTEN):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -174,6 +174,7 @@ def introduce(corpus: DemoCorpus, folder: Path, out: Console) -> None:
         f"{train:,} English sentences with their German translations for training, and {test} for the test. A small "
         f"grammar generated them. They are in {folder}/data. For example:\n",
         highlight=False,
+        markup=False,
     )
     for index in example([german for _, german in corpus["train"]], 3):
         english, german = corpus["train"][index]
