@@ -231,16 +231,16 @@ def new_folder(destination: Path) -> Iterator[Path]:
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists already; remove it or choose another name")
-    destination = destination.resolve()  # a symbolic link to a folder cannot be replaced by a folder
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    target = destination.resolve()  # a folder cannot replace a symbolic link to a folder
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         fresh.chmod(0o755)
         yield fresh
         for path in (*fresh.rglob("*"), fresh):
             sync_folder(path)
-        fresh.replace(destination)
-        sync_folder(destination.parent)
+        fresh.replace(target)
+        sync_folder(target.parent)
     except Exception as error:
         if reason := disk_full(error):
             raise OSError(f"cannot write {destination}: {reason}") from error
