@@ -231,12 +231,16 @@ def new_folder(destination: Path) -> Iterator[Path]:
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists already; remove it or choose another name")
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    target = destination.resolve()  # a folder cannot replace a symbolic link to a folder
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         fresh.chmod(0o755)
         yield fresh
-        fresh.replace(destination)
+        for path in (*fresh.rglob("*"), fresh):
+            sync_folder(path)
+        fresh.replace(target)
+        sync_folder(target.parent)
     except Exception as error:
         if reason := disk_full(error):
             raise OSError(f"cannot write {destination}: {reason}") from error
@@ -252,9 +256,9 @@ def disk_full(error: BaseException) -> str | None:
     return None if number is None else os.strerror(number)
 
 
-def sync_folder(folder: Path) -> None:
-    """Syncs a folder to disk, so that the names of its files survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_folder(path: Path) -> None:
+    """Syncs a folder to disk, so that the names of its files survive a power cut. Also syncs a single file."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -17,7 +17,7 @@ from nmtkit.config.registry import RegistryEntry
 
 log = logging.getLogger("nmtkit")
 
-PACKAGE = str(Path(__file__).parent) + "/"
+PACKAGE = str(Path(__file__).parents[1]) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
 _roots: list[str] = []  # files of plug-ins, or for packages, their folders with a final slash
@@ -97,6 +97,8 @@ def _import(name: str, title: str) -> None:
         if spec.origin and not spec.submodule_search_locations:
             _roots.append(spec.origin)
     try:
+        if name.startswith("."):  # a path such as ./mine
+            raise ModuleNotFoundError(name=name)
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name + ".").startswith(error.name + "."):
@@ -180,28 +182,19 @@ def plugin_message(error: BaseException) -> str | None:
     has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
     if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
         return None  # a mistake of the user; the message of the error already explains the mistake
-    inner = [
-        frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
-    ]  # frames of the user's other modules, which the plug-in called
+    # the user's other modules, which the plug-in called
+    inner = [frame for frame in below if not has_own_frames and not frame.filename.startswith(("<", *INSTALLED))]
     return _described(error, [frames[plugin_frames[-1]], *inner])
 
 
 def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
     """Returns a text with the error (`AttributeError: …`), the frames, and the flag that shows the whole traceback."""
-    *lines_before, message = (
-        traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
-    )
-    lines = "".join([*traceback.format_list(frames), *lines_before])
-    return f"in a plug-in: {message.rstrip()}\n{lines}For the whole traceback, add --debug"
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error))
+    lines = traceback.format_exception_only(error)
+    # the lines of a syntax error end with its message; any other error may have several lines of message
+    before, message = (lines[:-1], lines[-1]) if isinstance(error, SyntaxError) else ([], "".join(lines))
+    shown = "".join([*traceback.format_list(frames), *before])
+    return f"in a plug-in: {message.rstrip()}\n{shown}For the whole traceback, add --debug"
 
 
 def _is_plugins(file: str) -> bool:
     return any(file == root or (root.endswith("/") and file.startswith(root)) for root in _roots)
-
-
-def _is_installed(file: str) -> bool:
-    return file.startswith(("<", *INSTALLED))

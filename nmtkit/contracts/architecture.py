@@ -46,8 +46,8 @@ def sources(subject: Subject[Architecture], *lengths: int, seed: int = 5) -> Pac
     return contract.words(lengths, SIZE, seed, model_of(subject).max_source_positions)
 
 
-def targets(subject: Subject[Architecture], *lengths: int, seed: int = 6) -> Packed:
-    return contract.words(lengths, SIZE, seed, model_of(subject).max_target_positions)
+def targets(subject: Subject[Architecture], *lengths: int) -> Packed:
+    return contract.words(lengths, SIZE, 6, model_of(subject).max_target_positions)
 
 
 # --- the forward pass -------------------------------------------------------------------------------------------------

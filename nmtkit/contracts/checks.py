@@ -93,9 +93,8 @@ class Contract(Generic[T]):
         failed = [result for result in self.results(subject) if result.error is not None]
         if failed:
             reasons = "\n".join(f"  {result.name}: {result.reason}" for result in failed)
-            raise ContractError(f"{subject}: {len(failed)} of {len(self.checks)} checks failed\n{reasons}") from failed[
-                0
-            ].error
+            message = f"{subject}: {len(failed)} of {len(self.checks)} checks failed\n{reasons}"
+            raise ContractError(message) from failed[0].error
 
     def subject(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> Subject[T]:
         return Subject(self.registry, self.base, name, settings, tokenizer)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -106,7 +107,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
             out.print("\nThis is the result of an earlier run. To run the demo again:", highlight=False)
             out.print(Text(f"$ {again} --overwrite", style="green"), soft_wrap=True)
             return
-        out.print(f"Replacing {'an earlier' if overwrite else 'an unfinished'} demo in {folder}.")
+        out.print(f"Replacing {'an earlier' if overwrite else 'an unfinished'} demo in {folder}.", markup=False)
         for path in (folder / name for name in WRITTEN):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -148,11 +149,8 @@ def lines_of(path: Path) -> list[str]:
 def call(step: DemoStep) -> None:
     """Runs a command. Its stdout goes to `step.output`, if set. Raises ValueError if the command fails."""
     arguments, environment = [sys.executable, "-m", "nmtkit", *step.arguments], {**os.environ, SHOWS_COMMANDS: "1"}
-    if step.output:
-        with step.output.open("wb") as file:
-            status = subprocess.run(arguments, stdout=file, env=environment).returncode
-    else:
-        status = subprocess.run(arguments, env=environment).returncode
+    with step.output.open("wb") if step.output else nullcontext() as file:
+        status = subprocess.run(arguments, stdout=file, env=environment).returncode
     if status:
         raise ValueError(f"the demo stops because `nmtkit {step.arguments[0]}` failed; see its message above")
 
@@ -176,6 +174,7 @@ def introduce(corpus: DemoCorpus, folder: Path, out: Console) -> None:
         f"{train:,} English sentences with their German translations for training, and {test} for the test. A small "
         f"grammar generated them. They are in {folder}/data. For example:\n",
         highlight=False,
+        markup=False,
     )
     for index in example([german for _, german in corpus["train"]], 3):
         english, german = corpus["train"][index]
@@ -246,14 +245,14 @@ def show_scores(folder: Path, out: Console) -> None:
     out.print(f"{equal} of {len(references)} translations equal their reference exactly.", highlight=False)
 
 
-def show_translations(folder: Path, out: Console, count: int = SHOWN) -> None:
+def show_translations(folder: Path, out: Console) -> None:
     """Shows the first translations that fit the screen. At most a third of them differ from their reference."""
     sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
     translations = lines_of(folder / "test.de")
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
-    wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][: count // 3]
-    right = [i for i in fitting if translations[i] == references[i]][: count - len(wrong)]
+    wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][: SHOWN // 3]
+    right = [i for i in fitting if translations[i] == references[i]][: SHOWN - len(wrong)]
     out.print(heading("Translations and their references"))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)

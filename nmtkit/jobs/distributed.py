@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nmtkit.jobs.processes import STOP_SIGNALS
 
 GRACE_SECONDS = 5.0  # time for other processes to print their errors and end, after one process has failed
+POLL_SECONDS = 0.1  # time between two checks whether a process has ended
 GROUP_TIMEOUT_MINUTES = 30  # a rank of `generate` without a heartbeat for this long counts as hanging
 LONG_OPERATION_SECONDS = 3600.0  # time limit of a long operation, which sends no heartbeats
 TOLD_SECONDS = 2.0  # time until all watchdogs have noticed the failure of a process
@@ -149,12 +150,12 @@ def advance() -> None:
 
 
 @contextlib.contextmanager
-def long_operation(seconds: float = LONG_OPERATION_SECONDS) -> Iterator[None]:
-    """The context of work without heartbeats, such as compiling. The work may take up to `seconds`."""
+def long_operation() -> Iterator[None]:
+    """The context of work without heartbeats, such as compiling, for at most `LONG_OPERATION_SECONDS`."""
     if _watchdog is None:
         yield
         return
-    before, _watchdog.busy_until = _watchdog.busy_until, time.monotonic() + seconds
+    before, _watchdog.busy_until = _watchdog.busy_until, time.monotonic() + LONG_OPERATION_SECONDS
     try:
         yield
     finally:
@@ -307,9 +308,7 @@ class Watchdog:
     def failed(self, message: str) -> None:
         self.closed.set()
         self.store.set("failed", message)
-        if (
-            is_rank_zero()
-        ):  # Rank 0 holds the store. Without this wait, torch prints a C++ stack in the other processes.
+        if is_rank_zero():  # it holds the store; without this wait, torch prints a C++ stack in the other processes
             time.sleep(TOLD_SECONDS)
 
     def close(self) -> None:
@@ -400,7 +399,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             signal.signal(number, handler)
 
 
-def _wait(children: list[subprocess.Popen[bytes]], poll_seconds: float = 0.1) -> int:
+def _wait(children: list[subprocess.Popen[bytes]]) -> int:
     """Returns the exit code of the first child that fails, else 0. The others then get `GRACE_SECONDS` to end."""
     while True:
         codes = [child.poll() for child in children]
@@ -408,8 +407,8 @@ def _wait(children: list[subprocess.Popen[bytes]], poll_seconds: float = 0.1) ->
         if failed:
             end = time.monotonic() + GRACE_SECONDS
             while time.monotonic() < end and any(child.poll() is None for child in children):
-                time.sleep(poll_seconds)
+                time.sleep(POLL_SECONDS)
             return failed[0] if failed[0] > 0 else 128 - failed[0]
         if all(code == 0 for code in codes):
             return 0
-        time.sleep(poll_seconds)
+        time.sleep(POLL_SECONDS)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nmtkit
-from nmtkit.config.files import atomic_write, cache_folder, user_cache
+from nmtkit.config.files import cache_folder, user_cache, write_atomically
 from nmtkit.jobs.folder_lock import lock
 
 COMPLETE = "complete.json"  # digest of each file of a complete folder
@@ -135,9 +135,9 @@ def ensure(compile_all: Callable[[], None]) -> None:
             if COMPILED_MODULES not in sys.modules:  # otherwise, this process has written a part already
                 shutil.rmtree(folder(), ignore_errors=True)  # parts of an interrupted compilation
             compile_all()
-            digests = json.dumps(digests_of(folder())).encode()
-            with contextlib.suppress(OSError), atomic_write(folder() / COMPLETE) as file:
-                file.write(digests)
+            digests = json.dumps(digests_of(folder()))
+            with contextlib.suppress(OSError):
+                write_atomically(folder() / COMPLETE, digests)
     finally:
         notice.cancel()
 

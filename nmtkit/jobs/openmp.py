@@ -98,6 +98,9 @@ class IdleThreads:
 
 
 def libgomp_copies(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Returns the paths of all copies of libgomp in this process. torch and sentencepiece each include a copy."""
-    lines = maps.read_text().split("\n")
-    return sorted({line.split(maxsplit=5)[5] for line in lines if "libgomp" in line})  # a path may contain spaces
+    """Returns the paths of all copies of libgomp in this process. torch and sentencepiece each include a copy.
+
+    Files that were deleted since the process loaded them, as in an upgrade of torch, are left out.
+    """
+    lines = [line for line in maps.read_text().split("\n") if "libgomp" in line and not line.endswith(" (deleted)")]
+    return sorted({line.split(maxsplit=5)[5] for line in lines})  # a path may contain spaces

@@ -22,9 +22,8 @@ class StoreChannel:
 
     def __init__(self, store: Any, rank: int, at_rank_zero: bool) -> None:
         self.store = store
-        self.outgoing, self.incoming = (
-            (f"to {rank}", f"from {rank}") if at_rank_zero else (f"from {rank}", f"to {rank}")
-        )
+        names = f"to {rank}", f"from {rank}"
+        self.outgoing, self.incoming = names if at_rank_zero else names[::-1]
         self.sent = self.received = 0
 
     def send(self, message: Any) -> None:

@@ -118,7 +118,7 @@ class Plan:
         except OSError:
             # Another process may have finished the shard and removed the temporary file of this process.
             finished = self.record(shard)
-            if finished is None:
+            if finished is None or not self.output(shard).exists():
                 raise
             return finished
         return record

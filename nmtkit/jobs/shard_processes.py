@@ -37,13 +37,6 @@ class ShardWorker(Protocol):
 Factory = Callable[[int | None], ShardWorker]  # argument: number of CPU threads of the worker; None: the default
 
 
-class ShardProcesses(Protocol):
-    """Processes that work on shards at the same time."""
-
-    def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
-        """Makes a worker in each process, and writes `shards`. Yields each finished shard with its record."""
-
-
 class ShardWriter:
     """Writes the shards that a worker computes."""
 
@@ -76,6 +69,7 @@ class LocalProcesses:
         self.count = count
 
     def run(self, factory: Factory, plan: Plan, shards: Sequence[Shard]) -> ShardResults:
+        """Makes a worker in each process, and writes `shards`. Yields each finished shard with its record."""
         with Workers(self.count, partial(ShardWriter.of, factory, plan), tasks_ahead=1) as pool:
             for _, result in pool.imap_unordered((ShardWriter.write, shard) for shard in shards):
                 yield result
@@ -208,7 +202,7 @@ def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: floa
         )
 
 
-def shard_processes(options: ShardOptions, workers: int) -> ShardProcesses:
+def shard_processes(options: ShardOptions, workers: int) -> LocalProcesses | RayCluster:
     """Returns `workers` processes of the executor that `options` name.
 
     Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.

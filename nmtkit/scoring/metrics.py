@@ -165,7 +165,7 @@ def build_metrics(
     Logs a warning for metrics that compare words if the `references` are written without spaces.
     """
     check_names(names)
-    metrics = [_build(name, settings, sentence_level) for name in names]
+    metrics = [build_metric(name, settings, sentence_level) for name in names]
     labels = [metric.label for metric in metrics if hasattr(metric, "label")]
     if len(set(labels)) < len(labels):
         raise ValueError(f"two metrics have the same name in the output: {', '.join(labels)}; rename a model folder")
@@ -175,7 +175,8 @@ def build_metrics(
     return metrics
 
 
-def _build(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
+def build_metric(name: str, settings: MetricSettings, sentence_level: bool) -> Any:
+    """Returns the metric object for a name in `KNOWN_METRICS`."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER

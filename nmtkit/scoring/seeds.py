@@ -72,13 +72,14 @@ def compare_seeds(
     for name, metric in zip(metrics, build_metrics(metrics, settings or MetricSettings(), references), strict=True):
         progress.begin(f"Comparing the systems by {name}")
         scores = resampled(metric, texts, references, samples)
+        label = metric.corpus_score(texts[0], references or None).name
         baseline, begin = scores[: len(next(iter(systems.values())))], 0
         for number, (system, seeds) in enumerate(systems.items()):
             own = scores[begin : begin + len(seeds)]
             begin += len(seeds)
             result[system].append(
                 SeedScores(
-                    name=metric.corpus_score(seeds[0], references or None).name,
+                    name=label,
                     signature=str(metric.get_signature()),
                     values=own[:, 0].tolist(),
                     difference=difference(own, baseline) if number else None,

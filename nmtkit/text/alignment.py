@@ -153,7 +153,6 @@ class PositionMap:
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
         self.source, self.target = source, target
-        self.source_length, self.target_length = len(source), len(target)
         source_units = [
             span for span in units(source, ((link.source_start, link.source_end) for link in links))
             if has_letter(source[slice(*span)])
@@ -191,7 +190,7 @@ class PositionMap:
         if position <= self.first_letter:
             return self.start
         if position > self.last_letter:
-            return self.target_length if position >= self.content_end and not self.ends_in_letter else self.end
+            return len(self.target) if position >= self.content_end and not self.ends_in_letter else self.end
         before = bisect_right(self.source_ends, position)
         if before in self.linked and self.source_starts[before] < position:  # inside a unit
             (first, last), (start, end) = (self.source_starts[before], self.source_ends[before]), self.linked[before]
@@ -204,7 +203,7 @@ class PositionMap:
             return self.linked[left][1]
         if right is not None:
             return self.linked[right][0]
-        proportional = position / max(1, self.source_length) * self.target_length
+        proportional = position / max(1, len(self.source)) * len(self.target)
         index = bisect_left(self.target_ends, proportional)
         near = self.target_ends[max(0, index - 1) : index + 1]
         return min(near, key=lambda end: abs(end - proportional))

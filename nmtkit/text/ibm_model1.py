@@ -113,20 +113,16 @@ class LexicalTable:
             probabilities = counts / np.bincount(word, counts)[word]
         return LexicalTable(sources, targets, keys, probabilities)
 
-    def best(
-        self, k: int, probability: float = 0.0
-    ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]], npt.NDArray[np.float64]]:
+    def best(self, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
         """Returns the `k` most probable target words of each source word: source ids, target ids and probabilities.
 
-        The NULL word has the source id `sources`. Entries below `probability` are left out. Entries are sorted by
-        source id, then by descending probability, then by target id.
+        The NULL word has the source id `sources`. Entries are sorted by source id, then by descending probability, then
+        by target id.
         """
-        rows = np.flatnonzero(self.probabilities >= probability)
-        word = self.keys[rows] // max(self.targets, 1)
-        rows = rows[np.lexsort((rows, -self.probabilities[rows], word))]
-        first = np.searchsorted(word, word)  # `word` is ascending, before and after the sort
-        rows = rows[np.arange(len(rows)) - first < k]
-        return self.keys[rows] // max(self.targets, 1), self.keys[rows] % max(self.targets, 1), self.probabilities[rows]
+        words, others = np.divmod(self.keys, max(self.targets, 1))
+        first = np.searchsorted(words, words)  # `words` is ascending, before and after the sort
+        rows = np.lexsort((-self.probabilities, words))[np.arange(len(words)) - first < k]
+        return words[rows], others[rows], self.probabilities[rows]
 
     def of_keys(self, keys: LinkKeys) -> npt.NDArray[np.float64]:
         """Returns the probability of each key, or `FLOOR` for a key without an entry."""

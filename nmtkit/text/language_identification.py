@@ -9,6 +9,7 @@ languages. `tests/cleaning/test_language.py` compares the probabilities with py3
 import contextlib
 import copy
 import importlib.metadata
+import shutil
 import unicodedata
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.config.extras import imported
 from nmtkit.config.files import new_folder, user_cache
 from nmtkit.text.languages import subtags
 
@@ -136,10 +138,7 @@ class FastTextIdentifier:
     """A model file of fastText, such as lid.176.ftz, read by the package fasttext-predict."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import fasttext  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise ImportError("--lid-model needs pip install fasttext-predict") from error
+        fasttext = imported("fasttext", need="--lid-model needs pip install fasttext-predict")
         if not path.is_file():
             raise FileNotFoundError(f"--lid-model {path}: no such file")
         self._path = path.absolute()
@@ -147,13 +146,9 @@ class FastTextIdentifier:
         self.languages: list[str] = []
         self._columns: dict[str, int] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Returns the state without the model, which cannot be pickled."""
-        return {name: value for name, value in self.__dict__.items() if name != "_model"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_path"])  # type: ignore[misc]
-        self.__dict__.update(state)
+        return FastTextIdentifier, (self._path,), {"languages": self.languages, "_columns": self._columns}
 
     def probabilities(self, lines: Sequence[str]) -> Probabilities:
         predictions = []  # index of the line, column of the language, probability
@@ -173,15 +168,16 @@ class FastTextIdentifier:
 
 @cache
 def _model() -> dict[str, npt.NDArray[Any]]:
-    """Returns the arrays of py3langid's model. Reads an unpacked copy in nmtkit's cache, or writes the copy.
+    """Returns the arrays of py3langid's model. Reads an unpacked copy in nmtkit's cache, or writes a new copy.
 
     py3langid takes 0.5 s to unpack its model. The files of the copy are mapped into memory, so processes share them.
     Raises ImportError if the package is missing.
     """
     folder = user_cache() / f"py3langid-{importlib.metadata.version('py3langid')}"
-    with contextlib.suppress(OSError, ValueError):  # no copy yet, or a damaged copy
+    with contextlib.suppress(OSError, ValueError, EOFError):  # no copy yet, or a damaged copy
         return {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS}
     arrays = _unpacked()
+    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError, ValueError), new_folder(folder) as fresh:  # the cache may be read-only
         for name, array in arrays.items():
             np.save(fresh / f"{name}.npy", array)
@@ -208,25 +204,29 @@ def identifier(path: Path | None) -> Identifier:
     return BatchIdentifier() if path is None else FastTextIdentifier(path)
 
 
-def _judged(lines: Sequence[str]) -> list[str]:
-    """Returns the lines that have enough letters to tell their language."""
-    return [line for line in lines if sum(map(str.isalpha, line)) >= MIN_LETTERS]
+def _judged(*texts: Sequence[str]) -> tuple[BatchIdentifier, list[list[str]]] | None:
+    """Returns the model of py3langid, and the lines of each text that have at least MIN_LETTERS letters.
+
+    The result is None without py3langid, and if a text has fewer than MIN_LINES such lines.
+    """
+    judged = [[line for line in text if sum(map(str.isalpha, line)) >= MIN_LETTERS] for text in texts]
+    if min(map(len, judged)) < MIN_LINES:  # checked first, because reading the model takes half a second
+        return None
+    with contextlib.suppress(ImportError):
+        return BatchIdentifier(), judged
+    return None
 
 
 def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str]) -> float | None:
     """Returns the share of lines in the language of the other text, if two texts are exchanged. Otherwise returns None.
 
     `codes` are the languages that `first` and `second` should have. Only these two languages are compared. The result
-    is the smaller share of the two texts. The result is also None without py3langid, for a language that it does not
-    know, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
+    is the smaller share of the two texts. The result is also None for a language that py3langid does not know, and if
+    `_judged` returns None.
     """
-    texts = _judged(first), _judged(second)
-    if min(map(len, texts)) < MIN_LINES:
+    if (judged := _judged(first, second)) is None:
         return None
-    try:
-        model = BatchIdentifier()
-    except ImportError:
-        return None
+    model, texts = judged
     a, b = (columns_of(model.languages, code) for code in codes)
     if not a or not b or a == b:
         return None
@@ -240,19 +240,12 @@ def exchanged(first: Sequence[str], second: Sequence[str], codes: tuple[str, str
 def different_languages(lines: Sequence[str], references: Sequence[str]) -> tuple[str, str] | None:
     """Returns the language codes of two texts, if both languages are clear and different. Otherwise returns None.
 
-    The result is also None without py3langid, and for fewer than MIN_LINES lines of at least MIN_LETTERS letters.
+    The result is also None if `_judged` returns None.
     """
-    texts = _judged(lines), _judged(references)
-    if min(map(len, texts)) < MIN_LINES:  # checked first, because reading the model takes half a second
+    if (judged := _judged(lines, references)) is None:
         return None
-    try:
-        model = BatchIdentifier()
-    except ImportError:
-        return None
-    means = []
-    for text in texts:
-        probabilities = model.probabilities(text)
-        means.append(probabilities.mean(0))
+    model, texts = judged
+    means = [model.probabilities(text).mean(0) for text in texts]
     best = [int(mean.argmax()) for mean in means]
     is_clear = all(
         mean[own] > CLEAR and mean[other] < 1 - CLEAR for mean, own, other in zip(means, best, best[::-1], strict=True)

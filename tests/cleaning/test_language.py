@@ -31,12 +31,14 @@ def test_the_model_in_the_cache_is_the_model_of_the_package(tmp_path: Path, monk
     monkeypatch.setenv("NMTKIT_CACHE", str(tmp_path))
     read = language_identification._model.__wrapped__
     expected, (folder,) = read(), tmp_path.iterdir()  # the first use writes the copy
-    monkeypatch.setattr(language_identification, "_unpacked", lambda: pytest.fail("the copy was not read"))
-    cached = read()
-    assert cached.keys() == expected.keys() and all((cached[name] == expected[name]).all() for name in expected)
-    monkeypatch.setattr(language_identification, "_unpacked", lambda: expected)
-    (folder / "weights.npy").write_bytes((folder / "weights.npy").read_bytes()[:1000])
-    assert read() is expected
+    for size in (None, 1000, 0):  # bytes of the damaged file; the first copy is not damaged
+        if size is not None:
+            (folder / "weights.npy").write_bytes((folder / "weights.npy").read_bytes()[:size])
+            monkeypatch.setattr(language_identification, "_unpacked", lambda: expected)
+            assert read() is expected  # writes the copy again
+        monkeypatch.setattr(language_identification, "_unpacked", lambda: pytest.fail("the copy was not read"))
+        cached = read()
+        assert cached.keys() == expected.keys() and all((cached[name] == expected[name]).all() for name in expected)
 
 
 def test_a_restricted_identifier_equals_py3langid_with_these_languages() -> None:

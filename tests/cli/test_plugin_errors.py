@@ -60,9 +60,13 @@ def test_a_mistake_in_a_run_is_shown_with_its_line(mirror_data: Path, tmp_path: 
 def test_our_own_messages_keep_their_one_line(mirror_data: Path, tmp_path: Path) -> None:
     _, said = train(mirror_data, tmp_path, "return 3")
     assert said.splitlines()[-1].startswith("nmtkit: error: criterion Mine returned 3")
-    body = "from nmtkit.config import convert; return convert('a', int)"  # a ValueError that our code raises
-    _, said = train(mirror_data, tmp_path, body)
-    assert said.splitlines()[-1] == "nmtkit: error: 'a' is not a whole number"
+    # ValueErrors that our code raises
+    for body, message in (
+        ("from nmtkit.config import convert; return convert('a', int)", "'a' is not a whole number"),
+        ("from nmtkit.jobs.shard_options import part_of; return part_of('9/8')", "--shard '9/8' "),
+    ):
+        _, said = train(mirror_data, tmp_path, body)
+        assert said.splitlines()[-1].startswith(f"nmtkit: error: {message}")
 
 
 @pytest.mark.parametrize(
@@ -94,9 +98,10 @@ def test_a_module_that_a_plugin_imports_is_shown_too(tmp_path: Path, monkeypatch
     path = written(tmp_path, "above", "import beside_the_plugin\nbeside_the_plugin.f()\n")
     result = CliRunner().invoke(main, ["train", "data", "--plugin", str(path)])
     assert 'above.py", line 2' in result.stderr and 'beside_the_plugin.py", line 2, in f' in result.stderr
-    missing = CliRunner().invoke(main, ["train", "data", "--plugin", "no_such.module"])
-    assert missing.exit_code == 2
-    assert "plug-in no_such.module: " in missing.stderr
+    for name in ("no_such.module", "./above", "../above"):  # paths without .py
+        missing = CliRunner().invoke(main, ["train", "data", "--plugin", name])
+        assert missing.exit_code == 2
+        assert f"plug-in {name}: " in missing.stderr
 
 
 ARCHITECTURE = """

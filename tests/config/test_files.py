@@ -8,7 +8,7 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.config.files import atomic_write, tidy
+from nmtkit.config.files import atomic_write, new_folder, tidy
 
 
 def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -23,6 +23,34 @@ def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
         raise KeyError
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_folder_gets_its_name_only_when_its_files_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, bool]] = []  # file or folder, and whether the new folder has its name
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append((os.fstat(descriptor).st_ino, (tmp_path / "model").exists()))
+    )
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "weights").write_bytes(b"1")
+        (folder / "config").write_bytes(b"2")
+    whole = [tmp_path / "model", *(tmp_path / "model").rglob("*")]
+    assert {(path.stat().st_ino, False) for path in whole} <= {*synced} and len(whole) == 4
+    assert synced[-1] == (tmp_path.stat().st_ino, True)  # the name itself
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_new_folder_may_be_written_through_a_link(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    if exists:
+        (tmp_path / "disk" / "model").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "disk" / "model")
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "weights").touch()
+    assert (tmp_path / "model").is_symlink() and os.listdir(tmp_path / "disk" / "model") == ["weights"]
+    assert sorted(os.listdir(tmp_path)) == ["disk", "model"]
 
 
 def test_a_path_loses_dots_only_if_it_stays_the_same_file(tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_pat
     assert any(line == f"$ nmtkit serve --path {tmp_path / 'averaged.pt'}" for line in lines) or width < 120
 
 
+def test_brackets_in_the_name_of_the_folder_are_shown(tmp_path: Path, calls: list[str]) -> None:
+    screens = [screen_of(tmp_path / "a[b]", overwrite, width=500) for overwrite in (False, True)]
+    assert f"{tmp_path}/a[b]/data" in screens[0] and f"demo in {tmp_path}/a[b]." in screens[1]
+
+
 def test_the_caveat_stands_beside_each_score(tmp_path: Path, calls: list[str]) -> None:
     lines = screen_of(tmp_path, width=120).splitlines()
     scores = [i for i, line in enumerate(lines) if line.startswith(("5. Score", "the English source"))]

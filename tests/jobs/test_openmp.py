@@ -95,7 +95,8 @@ def test_nothing_is_started_where_the_user_sets_how_threads_wait(
     assert started == (["openmp load"] if name is None and sys.platform == "linux" else [])
 
 
-def test_the_path_of_a_library_may_contain_spaces(tmp_path: Path) -> None:
+def test_the_path_of_a_library_may_contain_spaces_and_the_library_may_be_deleted(tmp_path: Path) -> None:
     lines = [f"7f0{part}-7f1 r-xp 0 08:01 42    /home/a b/torch/lib/libgomp.so.1" for part in range(2)]
+    lines.append("7f02-7f1 r-xp 0 08:01 43    /home/old/libgomp.so.1 (deleted)")
     (tmp_path / "maps").write_text("\n".join(["7f3-7f4 rw-p 0 00:00 0", *lines, ""]))
     assert openmp.libgomp_copies(tmp_path / "maps") == ["/home/a b/torch/lib/libgomp.so.1"]

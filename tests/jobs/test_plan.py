@@ -171,6 +171,21 @@ def test_two_processes_may_make_the_same_shard(tmp_path: Path) -> None:
     assert record == plan.record(shard) and plan.output(shard).read_bytes() == WHOLE[: record["bytes"]]
 
 
+def test_the_record_of_a_shard_without_its_output_does_not_hide_an_error(tmp_path: Path) -> None:
+    plan = job(tmp_path / "shards")
+    shard = plan.shards[0]
+    run(plan, [shard])
+    plan.output(shard).unlink()
+
+    def unreadable() -> Iterator[bytes]:
+        yield b"LINE 0\n"
+        raise OSError("the input is gone")
+
+    with pytest.raises(OSError, match="the input is gone"):
+        plan.write(shard, unreadable(), Counter())
+    assert shard in plan.unfinished()
+
+
 def test_temporary_files_of_shards_that_others_make_are_kept(tmp_path: Path) -> None:
     plan = job(tmp_path / "shards")
     other = plan.folder / ".shard-000002.txt.0123abcd.tmp"

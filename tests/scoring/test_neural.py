@@ -122,6 +122,7 @@ def test_a_text_in_many_pairs_runs_through_the_encoder_once(folder: Path, monkey
     metric = sentence_metrics.segment_metric.__wrapped__(named("comet=comet", folder), "cpu")
     encoded: list[tuple[str, ...]] = []
     encode = Comet.encode
+    monkeypatch.setattr("nmtkit.scoring.neural.network.MEMORY", 6)  # has room for all four texts
     monkeypatch.setattr(Comet, "encode", lambda self, texts: encoded.extend(texts) or encode(self, texts))
     candidates = ["der Hund", "die Katze", "der Hund", "ein Hund läuft"]
     utilities = metric.utilities(candidates, "the dog")
@@ -130,6 +131,7 @@ def test_a_text_in_many_pairs_runs_through_the_encoder_once(folder: Path, monkey
         others = candidates[:index] + candidates[index + 1 :]
         scores = [metric.scores([text], sources=["the dog"], references=[other])[0] for other in others]
         assert utilities[index] == pytest.approx(np.mean(scores), abs=1e-4)
+    assert len(encoded) == 4
 
 
 def test_seeds_are_compared_without_references(folder: Path) -> None:

@@ -78,9 +78,9 @@ def test_best_lists_the_most_probable_targets_of_each_source() -> None:
     expected = []
     reference = reference_table(pairs, 7, 3)
     for e in range(8):  # 7 is NULL
-        row = sorted(((-p, f) for (source, f), p in reference.items() if source == e and p >= 0.05))
+        row = sorted(((-p, f) for (source, f), p in reference.items() if source == e))
         expected += [(e, f, -p) for p, f in row[:3]]
-    rows = list(zip(*(column.tolist() for column in table.best(3, 0.05)), strict=True))
+    rows = list(zip(*(column.tolist() for column in table.best(3)), strict=True))
     assert [row[:1] for row in rows] == [row[:1] for row in expected]
     assert [row[2] for row in rows] == pytest.approx([row[2] for row in expected])
 

@@ -75,7 +75,7 @@ class NeuralMetric(SegmentMetric):
             progress.advance(len(batch))
         result = torch.stack([known[texts] for texts in inputs])
         self._memory |= {texts: known[texts] for texts in new[:MEMORY]}
-        for texts in [*self._memory][: len(self._memory) - MEMORY]:
+        for texts in [*self._memory][: max(0, len(self._memory) - MEMORY)]:
             del self._memory[texts]
         return result
 

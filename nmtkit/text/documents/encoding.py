@@ -13,6 +13,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+XML_ENCODING = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")  # encoding in an XML declaration
 # Allowed encodings. Some other codecs of Python compress or escape data instead.
 _KNOWN = re.compile(
     r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|720|8[56]\d|874|932|949|950)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
 
-from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.encoding import XML_ENCODING, Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, TagRules, spliced, without_white_space
 from nmtkit.text.documents.lines import continues
@@ -62,7 +62,6 @@ _TAG_START = re.compile("</?[A-Za-z]")
 _ATTRIBUTE = re.compile(r"([^\s>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s>]++)))?")
 _PRESERVED = re.compile(r"\bwhite-space(?:-collapse)?\s*+:\s*+(?:pre|break-spaces)", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
-_DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 
 
 @dataclass(frozen=True)
@@ -358,7 +357,7 @@ class WebPage(Document):
     @classmethod
     def declared_encoding(cls, data: bytes) -> str | None:
         head = data[:1024]
-        declared = _DECLARED.match(head) or _CHARSET.search(head)
+        declared = XML_ENCODING.match(head) or _CHARSET.search(head)
         return declared[1].decode() if declared else None
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:

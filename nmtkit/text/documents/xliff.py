@@ -24,7 +24,7 @@ from typing import Any, Literal
 from xml.parsers import expat
 
 from nmtkit.text.alignment import is_joined
-from nmtkit.text.documents.encoding import Encoding
+from nmtkit.text.documents.encoding import XML_ENCODING, Encoding
 from nmtkit.text.documents.inline import Inline, Piece, has_words, is_markup, split_markup, translatable
 from nmtkit.text.documents.interface import Document, FileEdit, ReadOptions, newline_of, spliced, without_white_space
 from nmtkit.text.documents.lines import sentence_ranges, words_of, wrapped
@@ -42,7 +42,6 @@ NESTED = ("g", "pc", "mrk")  # inline elements that hold text; any other inline 
 STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that links an opening code to its closing code
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
-_DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 # one character of the text: an entity, \r\n, or the character itself
 _CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -251,7 +250,7 @@ class Xliff(Document):
 
     @classmethod
     def declared_encoding(cls, data: bytes) -> str | None:
-        declared = _DECLARED.match(data[:1024])
+        declared = XML_ENCODING.match(data[:1024])
         return declared[1].decode() if declared else None
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
