@@ -34,7 +34,7 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
             names.index(column) if column in names else int(column) - 1 for column in corpus.columns
         )  # fmt: skip
         return first, second
-    codes = [name if is_code(name) else "" for name in names]
+    codes = [name if is_code(name) or name in corpus.languages else "" for name in names]
     indexes: list[int | None] = []
     for language, words in zip(corpus.languages, SIDE_NAMES, strict=True):
         index = None if language is None else best_match(language, codes)

@@ -258,6 +258,13 @@ def test_two_sides_in_one_language_are_both_written_or_refused(tmp_path: Path) -
         assert (part.sources, part.targets) == (["he go"], ["he goes"])
 
 
+@pytest.mark.parametrize("name", ["c", "c.tsv", "c.jsonl", "c.parquet", "c.zip", "c.tmx"])
+def test_sides_may_have_names_that_are_no_codes(name: str, tmp_path: Path) -> None:
+    with CorpusWriter(str(tmp_path / name), ("noisy", "clean")) as writer:
+        writer.write(Pairs(["he go"], ["he goes"], [{}]))
+    assert read(tmp_path / name, "noisy", "clean") == [("he go", "he goes")]
+
+
 def test_one_file_or_column_is_not_the_text_of_two_languages(tmp_path: Path) -> None:
     (tmp_path / "c.en").write_text("a\n")
     with pytest.raises(ValueError, match=r"en-GB and en-US .*c\.en"):
