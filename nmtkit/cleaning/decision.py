@@ -177,7 +177,7 @@ class Decision:
             first = self._first[rows]
             writer.write(block.select((first < 0).tolist()))
             if dropped is not None:
-                dropped.write(self._with_reasons(block, first))
+                dropped.write(self._with_reasons(block, first, dropped.has_columns))
             if scores is not None:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
@@ -199,8 +199,12 @@ class Decision:
     def _reason(self, code: int) -> str | None:
         return None if code < 0 else self.reasons[code]
 
-    def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16]) -> Pairs:
+    def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16], has_columns: bool) -> Pairs:
         bad = block.select((first >= 0).tolist())
+        if has_columns and any("reason" in others for others in bad.extras):
+            raise ValueError(
+                f"--dropped {self._config.dropped} has a column 'reason' of its own; rename this column of the input"
+            )
         reasons = [self.reasons[code] for code in first[first >= 0].tolist()]
         extras = [{**others, "reason": reason} for others, reason in zip(bad.extras, reasons, strict=True)]
         return Pairs(bad.sources, bad.targets, extras, bad.first)

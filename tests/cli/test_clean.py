@@ -355,6 +355,16 @@ def test_a_corpus_is_not_replaced_whatever_its_files_are_called(tmp_path: Path) 
         assert files == {path: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+def test_a_column_of_the_input_is_not_replaced_by_the_reason(tmp_path: Path) -> None:
+    pairs = [("", "ein Hund"), ("a dog", "ein Hund"), ("a cat", "eine Katze")]
+    write(tmp_path / "c.tsv", pairs, [{"reason": f"of the input {row}"} for row in range(3)])
+    flags = (tmp_path / "c.tsv", "--filters", "empty", "--output", tmp_path / "out.tsv", "--dropped")
+    result = clean(*flags, tmp_path / "dropped.tsv")
+    assert result.exit_code == 2 and "'reason'" in result.stderr and not (tmp_path / "out.tsv").exists()
+    succeeds(*flags, tmp_path / "dropped")  # two files of text have no columns
+    assert [others["reason"] for _, _, others in read(tmp_path / "out.tsv")] == ["of the input 1", "of the input 2"]
+
+
 def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", [(target, source) for source, target in GOOD[:1200]])
     result = clean(tmp_path / "c.tsv", "--output", tmp_path / "o.tsv", "--filters", "swapped,language")

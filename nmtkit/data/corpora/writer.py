@@ -60,6 +60,11 @@ class CorpusWriter:
         self._parquet: Any = None
         self._second: Any = None  # for a .zip: a temporary file with the target side, and the archive
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether the format has columns in addition to the source and the target texts."""
+        return self.format not in (None, "zip")
+
     def __enter__(self) -> "CorpusWriter":
         with ExitStack() as stack:
             for path in self.paths:
@@ -110,7 +115,7 @@ class CorpusWriter:
         if self.changed:
             replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
             log.warning("%s: %s become spaces in %s texts", self.paths[0], replaced, f"{self.changed:,}")
-        if self._names and self.format in (None, "zip"):
+        if self._names and not self.has_columns:
             log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
                         ", ".join(self._names))  # fmt: skip
 
@@ -122,7 +127,7 @@ class CorpusWriter:
         """
         if not len(pairs):  # an empty block does not show the names of the columns
             return
-        for others in pairs.extras if self.format not in (None, "zip") else ():
+        for others in pairs.extras if self.has_columns else ():
             if name := next((language for language in self.languages if language in others), None):
                 raise ValueError(
                     f"{self.paths[0]}: the column {name!r} of the input has the name of a language, and would replace "
@@ -132,7 +137,7 @@ class CorpusWriter:
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))
-        elif self.format in (None, "zip"):  # a later corpus may have columns that the first corpus lacks
+        elif not self.has_columns:  # a later corpus may have columns that the first corpus lacks
             names = (name for others in pairs.extras for name in others)
             self._names = list(dict.fromkeys((*self._names, *names)))
         getattr(self, f"_write_{self.format or 'lines'}")(pairs)

@@ -39,7 +39,9 @@ PREPROCESS_RULES = (
         ),
         reason="the file of --corpora has the corpora, languages and weights",
     ),
-    FlagRule("--drop-overlap", needs=("--validpref", "--testpref", "--corpora")),
+    *(FlagRule(flag, needs=("--trainpref", "--corpora"))
+      for flag in ("--min-len", "--max-len", "--max-ratio", "--drop-duplicates", "--drop-overlap", "--drop-equal",
+                   "--drop-control", "--strict")),
     FlagRule("--language-tokens", needs=("--corpora",), excludes=("--tokenizer-from",)),
     FlagRule("--spm-temperature", needs=("--corpora",), excludes=("--tokenizer-from",)),
 )  # fmt: skip

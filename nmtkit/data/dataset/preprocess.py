@@ -67,6 +67,8 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
         files = [path for corpus in corpora.all() for path in corpus.inputs]
         files += [path for path in (*config.tokenizer_from, config.corpora) if path is not None]
         check_outputs({"--report": config.report}, files)
+        if config.drop_overlap and not corpora.held_out:
+            raise ValueError("--drop-overlap does nothing without --validpref, --testpref or such sets in --corpora")
         for flag in config.untagged():
             log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
         exchanged = [each for corpus in corpora.all() for each in corpus.exchanged_languages(config.max_line_bytes + 1)]
@@ -117,6 +119,8 @@ class DatasetWriter:
         self._encoder = BlockEncoder(tokenizer, self.storage.dtypes)
         if any(config.alignments) and not all(self._encoder.of(side).can_align for side in (0, 1)):
             raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")
+        # read now, because the dataset of --tokenizer-from may be replaced
+        self._expected_pieces = expected_pieces_per_word(config.tokenizer_from) if config.corpora is None else None
         self._held_out_profile = profile_of((b"", b""))
         self._held_out_keys: list[dropping.Hashes] = []
         self._checksums: dict[str, dict[str, Any]] = {}
@@ -309,7 +313,7 @@ class DatasetWriter:
             for warning in find_warnings(
                 group,
                 self.tokenizer.source.facts.model_type,
-                expected_pieces_per_word(self.config.tokenizer_from) if one_direction else None,
+                self._expected_pieces,
                 trained_here=not self.config.tokenizer_from,
                 held_out=self._held_out_profile if one_direction else None,
                 languages=languages,
