@@ -23,7 +23,7 @@ import numpy as np
 import nmtkit
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock
 from nmtkit.cleaning.clean import (
-    Sample,
+    PairSample,
     check_files,
     corpora_of,
     fit,
@@ -66,7 +66,7 @@ def prepare(folder: Path, job: StoredJob, shard_lines: int) -> list[Shard]:
 
     A shard has whole blocks: as many blocks as `shard_lines` pairs allow, and at least one block.
     """
-    sample = Sample(job.config.sample, job.config.seed)
+    sample = PairSample(job.config.sample, job.config.seed)
     shards: list[Shard] = []
     with atomic_write(folder / INPUT) as file:
         for index, block in read_blocks(job.corpora, sample):
@@ -76,7 +76,7 @@ def prepare(folder: Path, job: StoredJob, shard_lines: int) -> list[Shard]:
             else:
                 shards.append(Shard(last.index + 1, last.first + last.lines, len(block), (file.tell(),)))
             pickle.dump((index, block), file, pickle.HIGHEST_PROTOCOL)
-    fit(job.filters, sample.pairs(), job.config.mend)
+    fit(job.filters, sample, job.config.mend)
     with atomic_write(folder / JOB) as file:
         try:
             pickle.dump(job, file, pickle.HIGHEST_PROTOCOL)
