@@ -35,7 +35,7 @@ from typing import Literal
 
 from harness import command, nmtkit
 
-from nmtkit.cleaning.blocks import BlockScorer
+from nmtkit.cleaning.blocks import BlockScorer, StoredBlock
 from nmtkit.cleaning.clean import PairSample, fit
 from nmtkit.cleaning.config import DEFAULT_FILTERS, CleanConfig, filter_configs
 from nmtkit.cleaning.filters import FILTERS, FilterContext
@@ -207,7 +207,7 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
             path = Path(folder) / str(index)
             path.write_bytes(pickle.dumps(part))
             start = time.process_time()
-            worker.score(path)
+            worker.score(StoredBlock(0, path))
             if index == 1:
                 seconds, count = 0.0, 0  # the first block builds tables
             seconds += time.process_time() - start

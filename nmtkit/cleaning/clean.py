@@ -36,6 +36,7 @@ from nmtkit.data.corpora.provenance import provenance_of_all, provenance_path, w
 from nmtkit.data.corpora.sampling import Sample
 from nmtkit.data.corpora.writer import CorpusWriter, output_paths
 from nmtkit.jobs import progress
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.jobs.workers import Workers
 
 BLOCK = 4096  # pairs
@@ -201,8 +202,8 @@ def score_corpora(
         fit(filters, sample, config.mend)
     table, mended = ScratchTable(scratch), Counter[str]()
     progress.begin("Scoring", "pairs", sample.count)
-    with Workers(config.worker_count(), partial(BlockScorer, active, config.mend)) as workers:
-        for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block.path) for block in blocks):
+    with Workers(config.workers or usable_cores(), partial(BlockScorer, active, config.mend)) as workers:
+        for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block) for block in blocks):
             table.append(scores if earlier is None else earlier.next(sums), keys)
             progress.advance(len(keys))
         for counts in workers.broadcast((BlockScorer.mended,)):

@@ -181,8 +181,8 @@ class Decision:
             if scores is not None:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
-                codes = first.tolist()
-                scores.write(stored.corpus, block.first, sums, values, [self._reason(code) for code in codes])
+                reasons = [None if code < 0 else self.reasons[code] for code in first.tolist()]
+                scores.write(stored.corpus, block.first, sums, values, reasons)
             self._examples(block, rows)
             row += len(block)
             progress.advance(len(block))
@@ -195,9 +195,6 @@ class Decision:
         names = [corpus.name for corpus in self._corpora]
         read_of = {name: (read, left) for name, (read, left) in zip(names, counts.tolist(), strict=True)}
         return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)
-
-    def _reason(self, code: int) -> str | None:
-        return None if code < 0 else self.reasons[code]
 
     def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16], has_columns: bool) -> Pairs:
         bad = block.select((first >= 0).tolist())

@@ -44,6 +44,7 @@ from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, merge, open_plan
 from nmtkit.jobs.shard_processes import ShardResults, shard_processes
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.jobs.workers import Shared
 
 INPUT, JOB = "input.pairs", "job.pickle"
@@ -169,7 +170,7 @@ class ShardedCleaning:
         command: str,
     ) -> None:
         assert options.output_dir is not None
-        folder, workers = options.output_dir, config.worker_count()
+        folder, workers = options.output_dir, config.workers or usable_cores()
         self._processes = shard_processes(options, workers)
         corpora = corpora_of(config, names)
         files = files_of("corpus", corpora) | files_of("--exclude", corpora_of(config, config.exclude, columns=False))

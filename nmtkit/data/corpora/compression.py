@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 from nmtkit.config.extras import imported
 
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSIONS = (*_OPENERS, ".zst")
 CHUNK = 1 << 20
 # A frame begins with one of these numbers (RFC 8878). The last 4 bits of the second number may have any value.
 ZSTD_MAGIC, ZSTD_SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
@@ -31,9 +32,8 @@ def open_bytes(path: Path) -> io.BufferedReader:
     file: Any
     if path.suffix == ".zst":
         file = _zstandard(path, "to read it").open(path, "rb")
-    elif path.suffix in COMPRESSIONS:
-        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-        file = openers[path.suffix](path)
+    elif path.suffix in _OPENERS:
+        file = _OPENERS[path.suffix](path)
     else:
         return path.open("rb")
     return io.BufferedReader(_Decompressed(file, path), CHUNK)
@@ -122,9 +122,8 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
         stream = _zstandard(path, "to write it").open(file, "wb", closefd=False)
     elif path.suffix == ".gz":
         stream = gzip.GzipFile("", "wb", 6, file, 0)  # the time is 0, so that equal text gives equal bytes
-    elif path.suffix in COMPRESSIONS:
-        openers: dict[str, Any] = {".bz2": bz2.open, ".xz": lzma.open}
-        stream = openers[path.suffix](file, "wb")
+    elif path.suffix in _OPENERS:
+        stream = _OPENERS[path.suffix](file, "wb")
     else:
         yield file
         return

@@ -1,9 +1,9 @@
 """Reads corpora whose texts are columns: TSV, JSON Lines, Parquet, and folders of the package datasets."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from nmtkit.config.extras import imported
@@ -162,21 +162,23 @@ def _arrow() -> Any:
     return imported("pyarrow", "parquet", need=need)
 
 
+def _rows_of(batches: Iterable[Any], corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of the record batches of a file. Each row is read like a JSON object of `read_jsonl`."""
+    number = 0
+    for batch in batches:
+        for record in batch.to_pylist():
+            number += 1
+            yield _row_of(record, corpus, f"{corpus.source}, row {number}")
+
+
 def read_parquet(corpus: Corpus) -> Iterator[Row]:
-    """Yields the pairs of a Parquet file. Each row is read like a JSON object of `read_jsonl`."""
-    yield from _parquet_rows(corpus, corpus.source, 0)
-
-
-def _parquet_rows(corpus: Corpus, path: Path, number: int) -> Iterator[Row]:
+    """Yields the pairs of a Parquet file."""
     arrow = _arrow()
     try:
-        with arrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=WINDOW):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield _row_of(record, corpus, f"{path}, row {number}")
+        with arrow.parquet.ParquetFile(corpus.source) as file:
+            yield from _rows_of(file.iter_batches(batch_size=WINDOW), corpus)
     except arrow.ArrowException as error:
-        raise ValueError(f"{path} is damaged or is not Parquet: {error}") from None
+        raise ValueError(f"{corpus.source} is damaged or is not Parquet: {error}") from None
 
 
 def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
@@ -187,20 +189,17 @@ def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
         raise ValueError(f"{folder} has several splits; give one of them: {', '.join(f'{folder}/{n}' for n in splits)}")
     if files := sorted(folder.glob("*.parquet")):
         for path in files:
-            yield from _parquet_rows(corpus, path, 0)
+            yield from read_parquet(replace(corpus, source=path))
         return
     state = folder / "state.json"
     if not state.is_file():
         raise ValueError(f"{folder} is a folder without *.parquet files, and is not a dataset of the package datasets")
     arrow = _arrow()
     for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]:
-        path, number = folder / entry["filename"], 0
+        path = folder / entry["filename"]
         try:
             with arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as stream:
-                for batch in stream:
-                    for start in range(0, len(batch), WINDOW):
-                        for record in batch.slice(start, WINDOW).to_pylist():
-                            number += 1
-                            yield _row_of(record, corpus, f"{path}, row {number}")
+                parts = (batch.slice(start, WINDOW) for batch in stream for start in range(0, len(batch), WINDOW))
+                yield from _rows_of(parts, replace(corpus, source=path))
         except arrow.ArrowException as error:
             raise ValueError(f"{path} is damaged or is not an Arrow file: {error}") from None

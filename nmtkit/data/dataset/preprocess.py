@@ -42,11 +42,12 @@ from nmtkit.data.dataset.report import (
     profile_of,
 )
 from nmtkit.data.dataset.spm_training import dataset_tokenizer, expected_pieces_per_word
-from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, Sizes, storage_of
+from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, SharedStorage, SideStorage, Sizes, Storage
 from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs import progress
 from nmtkit.jobs.scheduler import Task
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.jobs.workers import Workers
 from nmtkit.text.encoded import Encoded
 
@@ -108,9 +109,11 @@ class DatasetWriter:
     ) -> None:
         self.config, self.tokenizer, self.folder = config, tokenizer, folder
         self._scratch = folder / SCRATCH_FOLDER
-        self.storage = storage_of(config, tokenizer, folder, self._scratch, directions)
         languages = config.source_lang, config.target_lang
-        if config.corpora is not None:
+        if config.corpora is None:
+            self.storage: Storage = SideStorage(config, tokenizer, folder, self._scratch)
+        else:
+            self.storage = SharedStorage(config, tokenizer, folder, self._scratch, directions)
             sides = zip(*((direction.source, direction.target) for direction in directions), strict=True)
             source, target = (",".join(dict.fromkeys(codes)) for codes in sides)
             languages = source, target
@@ -183,7 +186,7 @@ class DatasetWriter:
         for array in (HASHES, *self.storage.arrays):
             self.storage.path(TRAIN, array).touch()
         factory = functools.partial(EncodingWorker, self.tokenizer, self.config, held_out_keys, self.storage)
-        with Workers(self.config.worker_count(), factory) as workers:
+        with Workers(self.config.workers or usable_cores(), factory) as workers:
             bounds = self._encode(workers, corpora)
             # a worker answers after it has written all of its blocks, so the files are complete after this line
             piece_counts = workers.broadcast((EncodingWorker.piece_counts,))

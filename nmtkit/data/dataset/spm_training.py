@@ -164,24 +164,32 @@ def train_model(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_training_error(str(error), vocab_size, model_type, len(control))) from error
+        raise _training_error(str(error), vocab_size, model_type, len(control)) from error
     return with_control_pieces(with_preparation(model.getvalue()), control)
 
 
-def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> str:
-    largest = re.search(r"value <= (\d+)", message)
-    if largest:
-        size = int(largest[1]) + control
-        return f"the text is too small for --vocab-size {vocab_size}; the largest possible size is {size}"
-    smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
-    if smallest:
-        size = int(smallest[1]) + control
-        return f"--vocab-size {vocab_size} is too small for all characters; the smallest possible size is {size}"
+class VocabularySizeError(ValueError):
+    """The text does not allow a vocabulary of this size. `possible` is the nearest size that the text allows."""
+
+    def __init__(self, message: str, possible: int) -> None:
+        super().__init__(f"{message} possible size is {possible}")
+        self.possible = possible
+
+
+def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> ValueError:
+    if largest := re.search(r"value <= (\d+)", message):
+        start = f"the text is too small for --vocab-size {vocab_size}; the largest"
+        return VocabularySizeError(start, int(largest[1]) + control)
+    if smallest := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        start = f"--vocab-size {vocab_size} is too small for all characters; the smallest"
+        return VocabularySizeError(start, int(smallest[1]) + control)
     if "char_model_trainer" in message:
-        return f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
+        return ValueError(
+            f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
+        )
     if "sentences_.empty()" in message:
-        return "there is no text to train a tokenizer on: every line is empty"
-    return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"
+        return ValueError("there is no text to train a tokenizer on: every line is empty")
+    return ValueError(f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}")
 
 
 # --- new languages ----------------------------------------------------------------------------------------------------
@@ -254,11 +262,8 @@ def new_pieces(
     size = len(SPECIALS) + BYTES + SURPLUS * count
     try:
         trained = train_model(lines, size, model_type)
-    except ValueError as error:
-        possible = re.search(r"(?:largest|smallest) possible size is (\d+)", str(error))
-        if possible is None:
-            raise
-        trained = train_model(lines, int(possible[1]), model_type)
+    except VocabularySizeError as error:
+        trained = train_model(lines, error.possible, model_type)
     missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
     missing.sort(
         key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1
