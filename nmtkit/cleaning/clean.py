@@ -28,6 +28,7 @@ from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.mending import mended_pairs
 from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
 from nmtkit.cleaning.scores import ScoreReader, ScoreWriter, columns_of
+from nmtkit.cleaning.similarity import rensa
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.data.corpora.lines import count_lines
@@ -125,6 +126,8 @@ def write_outputs(
     assert config.output is not None
     languages = config.source_lang, config.target_lang
     sources = provenance_of_all(corpus.paths() for corpus in corpora)
+    if config.duplicate_similarity is not None:
+        rensa()  # a missing package is noticed before the pairs are scored
     with ExitStack() as stack:
         writer = stack.enter_context(CorpusWriter(config.output, languages))
         dropped = stack.enter_context(CorpusWriter(config.dropped, languages)) if config.dropped else None

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -59,12 +60,30 @@ def test_hostile_text_comes_back(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "compress"),
     [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress),
-     (".zst", zstandard.ZstdCompressor().compress)],
-    ids=["gz", "bz2", "xz", "zst"],
+     (".zst", zstandard.ZstdCompressor().compress), (".GZ", gzip.compress), (".ZST", zstandard.compress)],
+    ids=["gz", "bz2", "xz", "zst", "GZ", "ZST"],
 )  # fmt: skip
 def test_other_programs_and_nmtkit_compress_alike(suffix: str, compress: object, tmp_path: Path) -> None:
     (tmp_path / f"c.tsv{suffix}").write_bytes(compress("a\tä\nb\tö".encode()))  # type: ignore[operator]
     assert read(tmp_path / f"c.tsv{suffix}") == [("a", "ä"), ("b", "ö")]
+
+
+def test_a_suffix_in_capitals_compresses_too(tmp_path: Path) -> None:
+    for name in ("c.tsv.GZ", "c.GZ"):
+        with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+            writer.write(Pairs(["a"], ["ä"], [{}]))
+        for path in writer.paths:
+            assert path.suffix == ".GZ" and len(gzip.decompress(path.read_bytes())) > 1
+
+
+@pytest.mark.parametrize("name", ["c.parquet", "c.tsv.zst"])
+def test_a_missing_package_is_noticed_before_the_first_pair(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("pyarrow", "zstandard"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError), CorpusWriter(str(tmp_path / name), ("en", "de")):
+        pytest.fail("the writer was opened")
 
 
 @pytest.mark.parametrize(
