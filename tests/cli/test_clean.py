@@ -395,12 +395,15 @@ def test_a_fasttext_model_identifies_languages(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 2 and "missing.ftz: no such file" in " ".join(result.stderr.split())
 
 
-def test_a_missing_package_is_noticed_before_pairs_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flags", [("--duplicate-similarity", "0.8"), ("--quality", "cometkiwi=absent")])
+def test_missing_packages_and_models_are_noticed_before_pairs_are_scored(
+    flags: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "c.tsv", GOOD[:5])
     monkeypatch.setitem(sys.modules, "rensa", None)
     monkeypatch.setattr(cleaning, "score_corpora", lambda *arguments: pytest.fail("the pairs were scored"))
-    result = clean(tmp_path / "c.tsv", "--duplicate-similarity", "0.8", "--output", tmp_path / "o.tsv")
-    assert result.exit_code == 2 and "nmtkit[data]" in result.stderr
+    result = clean(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
+    assert result.exit_code == 2 and flags[0] in result.stderr
 
 
 def test_similar_pairs_are_duplicates_and_the_better_pair_stays(tmp_path: Path) -> None:
