@@ -181,8 +181,8 @@ class Decision:
             if scores is not None:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
-                reasons = [None if code < 0 else self.reasons[code] for code in first.tolist()]
-                scores.write(stored.corpus, block.first, sums, values, reasons)
+                names = [None if code < 0 else self.reasons[code] for code in first.tolist()]
+                scores.write(stored.corpus, block.first, sums, values, names)
             self._examples(block, rows)
             row += len(block)
             progress.advance(len(block))
@@ -192,8 +192,8 @@ class Decision:
         if not kept:
             reasons = ", ".join(f"{report.name}: {report.dropped:,}" for report in self.reports if report.dropped)
             raise ValueError(f"none of {row:,} pairs is left; dropped: {reasons}; are languages or columns exchanged?")
-        names = [corpus.name for corpus in self._corpora]
-        read_of = {name: (read, left) for name, (read, left) in zip(names, counts.tolist(), strict=True)}
+        rows_of = zip(self._corpora, counts.tolist(), strict=True)
+        read_of = {corpus.name: (read, left) for corpus, (read, left) in rows_of}
         return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)
 
     def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16], has_columns: bool) -> Pairs:
