@@ -18,21 +18,25 @@ SIDE_NAMES = (("source", "src"), ("target", "tgt", "trg"))  # names of columns t
 NESTED = "translation"  # column of datasets that holds a text for each language
 
 
+class MissingColumnError(ValueError):
+    """A table lacks a column of --columns."""
+
+
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
     """Returns the indices of the source column and the target column of a table. `names` are the names of its columns.
 
     The order of preference is: the columns of --columns, columns named after the languages, names such as "source".
     Returns None if a column is not found. If both languages are equal, the only column of this language is both sides.
-    Raises ValueError if a column of --columns does not exist, or if one column would be the text of two languages.
+    Raises MissingColumnError for --columns, and ValueError if one column would be the text of two languages.
     """
     if corpus.columns is not None:
         for column in corpus.columns:
             if column not in names and not (column.isdecimal() and 1 <= int(column) <= len(names)):
-                raise ValueError(f"{corpus.source} has no column {column!r}; its columns are {', '.join(names)}")
-        first, second = (
-            names.index(column) if column in names else int(column) - 1 for column in corpus.columns
-        )  # fmt: skip
+                raise MissingColumnError(
+                    f"{corpus.source} has no column {column!r}; its columns are {', '.join(names)}"
+                )
+        first, second = (names.index(column) if column in names else int(column) - 1 for column in corpus.columns)
         return first, second
     codes = [name if is_code(name) or name in corpus.languages else "" for name in names]
     indexes: list[int | None] = []
@@ -101,8 +105,7 @@ def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
             raise ValueError(
                 f"{corpus.source} has {len(cells)} columns; --columns {','.join(corpus.columns)} are not among them"
             )
-        return source, target, find_columns(tuple(cells), Corpus(
-            corpus.source, corpus.target, languages=corpus.languages)) == (source, target)  # fmt: skip
+        return source, target, find_columns(tuple(cells), replace(corpus, columns=None)) == (source, target)
     columns = find_columns(tuple(cells), corpus)
     if columns is not None:
         return *columns, True

@@ -138,7 +138,7 @@ class DatasetWriter:
         pairs of a missing sentence are left out.
 
         Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
-        in the training set. Raises ValueError for a line of more than --max-line-bytes bytes.
+        in the training set. Raises ValueError for a line that is too long to be read.
         """
         progress.begin(f"Encoding {split}")
         blocks, texts = [], []

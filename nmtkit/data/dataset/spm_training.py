@@ -265,9 +265,8 @@ def new_pieces(
     except VocabularySizeError as error:
         trained = train_model(lines, error.possible, model_type)
     missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
-    missing.sort(
-        key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1
-    )  # characters first; the sort is stable
+    # characters first; the sort is stable
+    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)
     return sorted(missing[:count], key=lambda piece: -piece.score)
 
 
