@@ -89,7 +89,9 @@ def format_of(path: Path) -> str | None:
     return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
-def locate(name: str, source_lang: str | None, target_lang: str | None, columns: ColumnNames | None = None) -> Corpus:
+def locate(
+    name: str, source_lang: str | None, target_lang: str | None, columns: ColumnNames | None = None
+) -> Corpus:  # fmt: skip
     """Returns the corpus `name`: a file with a known suffix, a folder, or a prefix.
 
     Raises FileNotFoundError with a hint if no such file exists, and ValueError if several files match, a file is empty,
