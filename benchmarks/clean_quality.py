@@ -35,8 +35,8 @@ from typing import Literal
 
 from harness import command, nmtkit
 
-from nmtkit.cleaning.blocks import BlockScorer
-from nmtkit.cleaning.clean import Sample, fit
+from nmtkit.cleaning.blocks import BlockScorer, StoredBlock
+from nmtkit.cleaning.clean import PairSample, fit
 from nmtkit.cleaning.config import DEFAULT_FILTERS, CleanConfig, filter_configs
 from nmtkit.cleaning.filters import FILTERS, FilterContext
 from nmtkit.data.corpora.corpus import Corpus, Pairs, locate
@@ -196,10 +196,10 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
     context = FilterContext(config.source_lang, config.target_lang)
     presets = filter_configs(names, config.preset)
     filters = {name: FILTERS[name].factory(preset, context) for name, preset in presets.items()}
-    sample = Sample(config.sample, config.seed)
+    sample = PairSample(config.sample, config.seed)
     for part in pairs(corpus):
-        sample.add(part)
-    fit(filters, sample.pairs(), True)
+        sample.add(list(zip(part.sources, part.targets, strict=True)))
+    fit(filters, sample, True)
     with tempfile.TemporaryDirectory() as folder:
         worker = BlockScorer(list(filters.values()), True)
         seconds, count = 0.0, 0
@@ -207,7 +207,7 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
             path = Path(folder) / str(index)
             path.write_bytes(pickle.dumps(part))
             start = time.process_time()
-            worker.score(path)
+            worker.score(StoredBlock(0, path))
             if index == 1:
                 seconds, count = 0.0, 0  # the first block builds tables
             seconds += time.process_time() - start

@@ -76,15 +76,13 @@ class BlockScorer:
         self._filters = filters
         self._mender = Mender() if mends else None
 
-    def score(self, path: Path) -> tuple[ScoreMatrix, Hashes, npt.NDArray[np.uint32]]:
-        """Mends the block in a file.
+    def score(self, stored: StoredBlock) -> tuple[ScoreMatrix, Hashes, npt.NDArray[np.uint32]]:
+        """Mends the only block of a file.
 
         Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the checksums of the pairs.
         """
-        with path.open("rb") as file:
-            block: Pairs = pickle.load(file)
-        block, matrix, keys = self.score_pairs(block)
-        with path.open("wb") as file:
+        block, matrix, keys = self.score_pairs(stored.read())
+        with stored.path.open("wb") as file:
             pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
         return matrix, keys, checksums(block.sources, block.targets)
 

@@ -20,8 +20,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock, checked_scores, score_block
 from nmtkit.cleaning.config import CleanConfig
 from nmtkit.cleaning.decision import CleanReport, Decision
@@ -30,13 +28,16 @@ from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.mending import mended_pairs
 from nmtkit.cleaning.probability import LateScorer, PairScorer, late_limits
 from nmtkit.cleaning.scores import ScoreReader, ScoreWriter, columns_of
+from nmtkit.cleaning.similarity import rensa
 from nmtkit.config.files import check_outputs
 from nmtkit.data.corpora.corpus import Corpus, Pairs, as_columns, locate
 from nmtkit.data.corpora.lines import count_lines
 from nmtkit.data.corpora.pairs import pairs
 from nmtkit.data.corpora.provenance import provenance_of_all, provenance_path, write_provenance
+from nmtkit.data.corpora.sampling import Sample
 from nmtkit.data.corpora.writer import CorpusWriter, output_paths
 from nmtkit.jobs import progress
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.jobs.workers import Workers
 
 BLOCK = 4096  # pairs
@@ -125,6 +126,8 @@ def write_outputs(
     assert config.output is not None
     languages = config.source_lang, config.target_lang
     sources = provenance_of_all(corpus.paths() for corpus in corpora)
+    if config.duplicate_similarity is not None:
+        rensa()  # a missing package is noticed before the pairs are scored
     with ExitStack() as stack:
         writer = stack.enter_context(CorpusWriter(config.output, languages))
         dropped = stack.enter_context(CorpusWriter(config.dropped, languages)) if config.dropped else None
@@ -148,43 +151,14 @@ def write_outputs(
     return report
 
 
-class Sample:
-    """A uniform sample of at most `limit` pairs, in the order of the text. Equal seeds give equal samples."""
-
-    def __init__(self, limit: int, seed: int) -> None:
-        self._limit = limit
-        self._generator = np.random.default_rng(seed)
-        self._numbers = np.empty(0)  # random number of each sampled pair; pairs with the smallest numbers are sampled
-        self._threshold = 1.0
-        self.count = 0  # number of pairs given to `add`
-        self._sources: list[str] = []
-        self._targets: list[str] = []
-
-    def add(self, part: Pairs) -> None:
-        """Adds the next pairs of the text as candidates. The sample does not depend on the sizes of the parts."""
-        self.count += len(part)
-        drawn = self._generator.random(len(part))
-        rows = np.flatnonzero(drawn <= self._threshold).tolist()
-        self._sources += [part.sources[row] for row in rows]
-        self._targets += [part.targets[row] for row in rows]
-        self._numbers = np.append(self._numbers, drawn[rows])
-        if len(self._numbers) > self._limit:
-            keep = np.sort(np.argpartition(self._numbers, self._limit - 1)[: self._limit])
-            self._numbers = self._numbers[keep]
-            self._threshold = float(self._numbers.max())
-            self._sources, self._targets = (
-                [side[row] for row in keep.tolist()] for side in (self._sources, self._targets)
-            )
-
-    def pairs(self) -> Pairs:
-        return Pairs(self._sources, self._targets, [{}] * len(self._sources))
+PairSample = Sample[tuple[str, str]]
 
 
-def read_blocks(corpora: Sequence[Corpus], sample: Sample) -> Iterator[tuple[int, Pairs]]:
+def read_blocks(corpora: Sequence[Corpus], sample: PairSample) -> Iterator[tuple[int, Pairs]]:
     """Yields all blocks of pairs, with the index of their corpus. Adds the pairs to the sample."""
     for index, corpus in enumerate(corpora):
         for part in pairs(corpus, BLOCK):
-            sample.add(part)
+            sample.add(list(zip(part.sources, part.targets, strict=True)))
             progress.advance(len(part))
             yield index, part
 
@@ -194,11 +168,13 @@ def count_pairs(corpora: Sequence[Corpus]) -> int | None:
     return None if any(corpus.format for corpus in corpora) else count_lines([corpus.source for corpus in corpora])
 
 
-def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
+def fit(filters: dict[str, Filter], sample: PairSample, mends: bool) -> None:
     """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
+    sources, targets = map(list, zip(*sample.items(), strict=True))
+    part = Pairs(sources, targets, [{}] * len(sources))
     if mends:
-        sample = mended_pairs(sample)
-    texts = TextBlock(sample.sources, sample.targets)
+        part = mended_pairs(part)
+    texts = TextBlock(part.sources, part.targets)
     for name, each in filters.items():
         progress.begin(f"Fitting filter {name}")
         each.fit(texts)
@@ -216,7 +192,7 @@ def score_corpora(
 ) -> Scored:
     """Mends and scores all pairs. If `config.from_scores` is given, reads the scores `columns` from this file."""
     earlier = None if config.from_scores is None else ScoreReader(config.from_scores, columns)
-    sample = Sample(config.sample, config.seed)
+    sample = PairSample(config.sample, config.seed)
     blocks = []
     progress.begin("Reading", "pairs", lambda: count_pairs(corpora))
     for number, (index, part) in enumerate(read_blocks(corpora, sample)):
@@ -226,11 +202,11 @@ def score_corpora(
     active: list[Filter] = []
     if earlier is None:
         active = list(filters.values())
-        fit(filters, sample.pairs(), config.mend)
+        fit(filters, sample, config.mend)
     table, mended = ScratchTable(scratch), Counter[str]()
     progress.begin("Scoring", "pairs", sample.count)
-    with Workers(config.worker_count(), partial(BlockScorer, active, config.mend)) as workers:
-        for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block.path) for block in blocks):
+    with Workers(config.workers or usable_cores(), partial(BlockScorer, active, config.mend)) as workers:
+        for _, (scores, keys, sums) in workers.imap((BlockScorer.score, block) for block in blocks):
             table.append(scores if earlier is None else earlier.next(sums), keys)
             progress.advance(len(keys))
         for counts in workers.broadcast((BlockScorer.mended,)):

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, check_no_collisions, derive, field_types, option
 from nmtkit.data.corpora.corpus import as_columns
 from nmtkit.jobs.shard_options import ShardOptions
-from nmtkit.jobs.threads import usable_cores
 
 DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
@@ -191,10 +190,6 @@ class CleanConfig(Config):
     def probability_limit(self) -> float | None:
         """Returns the limit below which `clean` drops a pair: a probability of being good, or None without a limit."""
         return MODEL_PROBABILITY if self.min_probability is None and self.uses_models else self.min_probability
-
-    def worker_count(self) -> int:
-        """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""
-        return self.workers or usable_cores()
 
 
 def filter_configs(names: Sequence[str], preset: str) -> dict[str, Any]:

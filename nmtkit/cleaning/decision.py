@@ -177,12 +177,12 @@ class Decision:
             first = self._first[rows]
             writer.write(block.select((first < 0).tolist()))
             if dropped is not None:
-                dropped.write(self._with_reasons(block, first))
+                dropped.write(self._with_reasons(block, first, dropped.has_columns))
             if scores is not None:
                 values = dict(zip(self._filters, self._scored.scores[rows].T, strict=True))
                 sums = checksums(block.sources, block.targets)
-                codes = first.tolist()
-                scores.write(stored.corpus, block.first, sums, values, [self._reason(code) for code in codes])
+                names = [None if code < 0 else self.reasons[code] for code in first.tolist()]
+                scores.write(stored.corpus, block.first, sums, values, names)
             self._examples(block, rows)
             row += len(block)
             progress.advance(len(block))
@@ -192,15 +192,16 @@ class Decision:
         if not kept:
             reasons = ", ".join(f"{report.name}: {report.dropped:,}" for report in self.reports if report.dropped)
             raise ValueError(f"none of {row:,} pairs is left; dropped: {reasons}; are languages or columns exchanged?")
-        names = [corpus.name for corpus in self._corpora]
-        read_of = {name: (read, left) for name, (read, left) in zip(names, counts.tolist(), strict=True)}
+        rows_of = zip(self._corpora, counts.tolist(), strict=True)
+        read_of = {corpus.name: (read, left) for corpus, (read, left) in rows_of}
         return CleanReport(row, kept, self._scored.mended, self.reports, self._overlaps, read_of)
 
-    def _reason(self, code: int) -> str | None:
-        return None if code < 0 else self.reasons[code]
-
-    def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16]) -> Pairs:
+    def _with_reasons(self, block: Pairs, first: npt.NDArray[np.int16], has_columns: bool) -> Pairs:
         bad = block.select((first >= 0).tolist())
+        if has_columns and any("reason" in others for others in bad.extras):
+            raise ValueError(
+                f"--dropped {self._config.dropped} has a column 'reason' of its own; rename this column of the input"
+            )
         reasons = [self.reasons[code] for code in first[first >= 0].tolist()]
         extras = [{**others, "reason": reason} for others, reason in zip(bad.extras, reasons, strict=True)]
         return Pairs(bad.sources, bad.targets, extras, bad.first)

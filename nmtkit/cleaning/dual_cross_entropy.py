@@ -4,8 +4,8 @@ Junczys-Dowmunt 2018, "Dual Conditional Cross-Entropy Filtering of Noisy Paralle
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from nmtkit.cleaning.probability import MODEL_UNIT
 from nmtkit.config.files import write_atomically
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess
+from nmtkit.data.dataset.spm_training import VocabularySizeError
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
 from nmtkit.models import checkpoint
@@ -117,6 +118,9 @@ class SelfTrained(DualCrossEntropy):
     """
 
     def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:
+        """Raises ValueError for equal languages, whose two directions would be one model."""
+        if languages[0] == languages[1]:
+            raise ValueError(f"--self-train trains a model in each direction, but both languages are {languages[0]}")
         self._folder, self._languages, self._updates = folder, languages, updates
         self._codes: tuple[Codes, Codes] = ((None, None), (None, None))
         self._models: list[Translator] = []
@@ -147,18 +151,11 @@ class SelfTrained(DualCrossEntropy):
     def _preprocess(folder: Path, data: Path, source: str, target: str) -> None:
         """Makes a dataset with VOCABULARY entries, or with the nearest number of entries that the text allows."""
 
-        def make(size: int) -> None:
-            prefix = str(folder / "train")
-            preprocess(
-                PreprocessConfig(
-                    source_lang=source, target_lang=target, train=(prefix,), destdir=data, vocab_size=size, workers=1
-                )
-            )
-
+        config = PreprocessConfig(
+            source_lang=source, target_lang=target, train=(str(folder / "train"),), destdir=data, vocab_size=VOCABULARY,
+            workers=1,
+        )  # fmt: skip
         try:
-            make(VOCABULARY)
-        except ValueError as error:
-            possible = re.search(r"possible size is (\d+)", str(error))
-            if possible is None:
-                raise
-            make(int(possible[1]))
+            preprocess(config)
+        except VocabularySizeError as error:
+            preprocess(replace(config, vocab_size=error.possible))

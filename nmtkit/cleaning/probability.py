@@ -51,7 +51,7 @@ def late_limits(
     """
     limits, present = {}, read or ()
     if scorer is not None or MODEL in present or (read is not None and min_model > 0):
-        limits[MODEL] = Limits(min_model, unit=MODEL_UNIT if scorer is None else scorer.unit)
+        limits[MODEL] = Limits(min_model, unit="score of the models" if scorer is None else scorer.unit)
     if scorer is not None or PROBABILITY in present or min_probability is not None:
         limits[PROBABILITY] = Limits(min_probability or 0, unit="probability")
     return limits

@@ -1,13 +1,15 @@
 """Scores pairs by a metric that reads no reference, such as CometKiwi, for `nmtkit clean --quality`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from nmtkit.cleaning.filters.text_block import Scores
+from nmtkit.config.files import HUB_PREFIX, is_hub_name
 from nmtkit.jobs import progress
 from nmtkit.jobs.distributed import rank_device
-from nmtkit.scoring.segments import check_segment_metric
+from nmtkit.scoring.segments import check_installed, check_segment_metric
 from nmtkit.scoring.sentence_metrics import segment_metric
 
 PAIRS = 1024  # number of pairs between two updates of the progress
@@ -20,8 +22,15 @@ class EstimatedQuality:
     passes = 1
 
     def __init__(self, metric: str) -> None:
-        """Raises ValueError for an unknown metric, and for a metric that reads a reference."""
-        check_segment_metric(metric, "--quality", reference=False)
+        """Raises ValueError for an unknown metric and a metric that reads a reference.
+
+        Raises OSError for a missing folder, and ImportError for a missing package. The model is loaded after all pairs
+        are scored by the filters, when these errors would come too late.
+        """
+        model = check_segment_metric(metric, "--quality", reference=False).model
+        check_installed(f"--quality {metric}")
+        if model is not None and not is_hub_name(model) and not Path(model).exists():
+            raise FileNotFoundError(f"--quality {metric}: no such folder; a model of the Hub is {HUB_PREFIX}ORG/NAME")
         self._metric = metric
 
     def fit(self, sources: Sequence[str], targets: Sequence[str]) -> None:

@@ -115,10 +115,7 @@ class ScoreReader:
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self.path, self._names = path, list(names)
-        format = check_name(path, "--from-scores")
-        if not path.exists():
-            raise FileNotFoundError(f"--from-scores {path}: no such file")
-        self._batches = self._text() if format == "tsv" else self._table()
+        self._batches = self._text() if check_name(path, "--from-scores") == "tsv" else self._table()
         self._rest = np.empty((0, 1 + len(names)))  # checksums and scores
         self._read = 0
         self._different: int | None = None  # number of the first row that belongs to a different pair

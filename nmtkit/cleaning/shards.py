@@ -23,7 +23,7 @@ import numpy as np
 import nmtkit
 from nmtkit.cleaning.blocks import BlockScorer, Scored, ScratchTable, StoredBlock
 from nmtkit.cleaning.clean import (
-    Sample,
+    PairSample,
     check_files,
     corpora_of,
     fit,
@@ -44,6 +44,7 @@ from nmtkit.jobs import progress
 from nmtkit.jobs.shard_options import ShardOptions
 from nmtkit.jobs.shard_plan import Plan, Shard, check_regular, merge, open_plan
 from nmtkit.jobs.shard_processes import ShardResults, shard_processes
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.jobs.workers import Shared
 
 INPUT, JOB = "input.pairs", "job.pickle"
@@ -66,7 +67,7 @@ def prepare(folder: Path, job: StoredJob, shard_lines: int) -> list[Shard]:
 
     A shard has whole blocks: as many blocks as `shard_lines` pairs allow, and at least one block.
     """
-    sample = Sample(job.config.sample, job.config.seed)
+    sample = PairSample(job.config.sample, job.config.seed)
     shards: list[Shard] = []
     with atomic_write(folder / INPUT) as file:
         for index, block in read_blocks(job.corpora, sample):
@@ -76,7 +77,7 @@ def prepare(folder: Path, job: StoredJob, shard_lines: int) -> list[Shard]:
             else:
                 shards.append(Shard(last.index + 1, last.first + last.lines, len(block), (file.tell(),)))
             pickle.dump((index, block), file, pickle.HIGHEST_PROTOCOL)
-    fit(job.filters, sample.pairs(), job.config.mend)
+    fit(job.filters, sample, job.config.mend)
     with atomic_write(folder / JOB) as file:
         try:
             pickle.dump(job, file, pickle.HIGHEST_PROTOCOL)
@@ -169,7 +170,7 @@ class ShardedCleaning:
         command: str,
     ) -> None:
         assert options.output_dir is not None
-        folder, workers = options.output_dir, config.worker_count()
+        folder, workers = options.output_dir, config.workers or usable_cores()
         self._processes = shard_processes(options, workers)
         corpora = corpora_of(config, names)
         files = files_of("corpus", corpora) | files_of("--exclude", corpora_of(config, config.exclude, columns=False))

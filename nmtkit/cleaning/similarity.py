@@ -8,6 +8,7 @@ import mmap
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,11 @@ RECALL = 0.85  # minimum probability that the index finds two texts whose simila
 CHUNK = 512  # number of texts that are added to the index at once
 
 
+def rensa() -> Any:
+    """Returns the package rensa. Raises ImportError if it is missing."""
+    return imported("rensa", need="--duplicate-similarity needs pip install 'nmtkit[data]'")
+
+
 class SimilarTexts:
     """Collects texts in the file `path`. `find` searches for similar texts. Raises ImportError if rensa is missing.
 
@@ -27,8 +33,7 @@ class SimilarTexts:
     """
 
     def __init__(self, path: Path, similarity: float) -> None:
-        rensa = imported("rensa", need="--duplicate-similarity needs pip install 'nmtkit[data]'")
-        self._index = rensa.RMinHashDeduplicator(similarity, HASHES, True, bands(similarity), SEED)
+        self._index = rensa().RMinHashDeduplicator(similarity, HASHES, True, bands(similarity), SEED)
         self._path = path
         self._file = path.open("wb")
         self._lengths: array[int] = array("q")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import nmtkit
 from nmtkit.cleaning import dual_cross_entropy
-from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy
+from nmtkit.cleaning.dual_cross_entropy import DualCrossEntropy, SelfTrained
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.data.corpora.corpus import Pairs, locate
@@ -74,6 +74,11 @@ def test_directions_without_training_data_are_noticed(monkeypatch: pytest.Monkey
     for codes in (("it", "de"), (None, "de"), (None, None)):
         dual_cross_entropy.cross_entropies(Multilingual, [], [], codes=codes)  # type: ignore[arg-type]
     assert noticed == [("it", "de")]
+
+
+def test_two_sides_in_one_language_cannot_train_models(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--self-train .* en$"):
+        SelfTrained(tmp_path, ("en", "en"), 1)
 
 
 def run(*arguments: object) -> str:

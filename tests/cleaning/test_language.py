@@ -9,6 +9,8 @@ import pytest
 from nmtkit.cleaning.filters import FilterContext, TextBlock
 from nmtkit.cleaning.filters.alignment import Alignment, AlignmentConfig, line_features
 from nmtkit.cleaning.filters.calibration import logistic_regression
+from nmtkit.cleaning.filters.languages import Swapped
+from nmtkit.config import Config
 from nmtkit.demo.run import read_corpus
 from nmtkit.text import language_identification
 from nmtkit.text.language_identification import BatchIdentifier, columns_of
@@ -64,6 +66,16 @@ def test_many_lines_have_the_probabilities_of_few_lines() -> None:
     lines = ["Guten Tag", "hello", "", "naïve"]
     many = identifier.probabilities(lines * 9000)  # line and feature do not fit into 32 bits
     np.testing.assert_allclose(many, np.tile(identifier.probabilities(lines), (9000, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize(("codes", "dropped"), [(("en", "en"), 0), (("en-GB", "eng_Latn"), 0), (("de", "en"), 100)])
+def test_languages_that_the_identifier_does_not_tell_apart_are_never_swapped(
+    codes: tuple[str, str], dropped: int
+) -> None:
+    pairs = read_corpus()["train"][:100]
+    swapped = Swapped(Config(), FilterContext(*codes))
+    lines = [[pair[0] for pair in pairs], [pair[codes[0] == "de"] for pair in pairs]]
+    assert swapped.drops(swapped.score(TextBlock(*lines))).sum() == pytest.approx(dropped, abs=10 * (dropped > 0))
 
 
 def test_word_tables_find_pairs_that_are_not_translations() -> None:

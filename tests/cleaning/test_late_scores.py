@@ -10,7 +10,7 @@ from nmtkit.cleaning.blocks import StoredBlock
 from nmtkit.cleaning.filters.calibration import noise
 from nmtkit.cleaning.filters.interface import Limits
 from nmtkit.cleaning.filters.text_block import TextBlock
-from nmtkit.cleaning.probability import LateScorer, PairProbability, late_limits
+from nmtkit.cleaning.probability import MODEL_UNIT, LateScorer, PairProbability, late_limits
 from nmtkit.data.corpora.corpus import Pairs
 
 
@@ -146,3 +146,7 @@ def test_the_probability_needs_no_models() -> None:
     assert list(late_limits(None, None, 0, 0.5)) == ["probability"]
     assert list(late_limits(LengthScorer(), None, 0.1, 0.2)) == ["model", "probability"]
     assert list(late_limits(None, (), 0.1, None)) == ["model"]
+    units = [
+        late_limits(scorer, read, 0, 0)["model"].unit for scorer, read in ((LengthScorer(), None), (None, ["model"]))
+    ]
+    assert units[0] == LengthScorer.unit and units[1] not in ("", MODEL_UNIT)  # a file may have scores of --quality

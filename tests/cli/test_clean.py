@@ -355,6 +355,16 @@ def test_a_corpus_is_not_replaced_whatever_its_files_are_called(tmp_path: Path) 
         assert files == {path: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+def test_a_column_of_the_input_is_not_replaced_by_the_reason(tmp_path: Path) -> None:
+    pairs = [("", "ein Hund"), ("a dog", "ein Hund"), ("a cat", "eine Katze")]
+    write(tmp_path / "c.tsv", pairs, [{"reason": f"of the input {row}"} for row in range(3)])
+    flags = (tmp_path / "c.tsv", "--filters", "empty", "--output", tmp_path / "out.tsv", "--dropped")
+    result = clean(*flags, tmp_path / "dropped.tsv")
+    assert result.exit_code == 2 and "'reason'" in result.stderr and not (tmp_path / "out.tsv").exists()
+    succeeds(*flags, tmp_path / "dropped")  # two files of text have no columns
+    assert [others["reason"] for _, _, others in read(tmp_path / "out.tsv")] == ["of the input 1", "of the input 2"]
+
+
 def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", [(target, source) for source, target in GOOD[:1200]])
     result = clean(tmp_path / "c.tsv", "--output", tmp_path / "o.tsv", "--filters", "swapped,language")
@@ -383,6 +393,17 @@ def test_a_fasttext_model_identifies_languages(tmp_path: Path, monkeypatch: pyte
     assert [row[2]["reason"] for row in read(tmp_path / "d.jsonl")] == ["language", "swapped"]
     result = clean(*flags, tmp_path / "missing.ftz")
     assert result.exit_code == 2 and "missing.ftz: no such file" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("flags", [("--duplicate-similarity", "0.8"), ("--quality", "cometkiwi=absent")])
+def test_missing_packages_and_models_are_noticed_before_pairs_are_scored(
+    flags: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "c.tsv", GOOD[:5])
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    monkeypatch.setattr(cleaning, "score_corpora", lambda *arguments: pytest.fail("the pairs were scored"))
+    result = clean(tmp_path / "c.tsv", *flags, "--output", tmp_path / "o.tsv")
+    assert result.exit_code == 2 and flags[0] in result.stderr
 
 
 def test_similar_pairs_are_duplicates_and_the_better_pair_stays(tmp_path: Path) -> None:

@@ -170,7 +170,9 @@ def languages_of(block: TextBlock, context: FilterContext) -> list[LanguageProba
         codes = (context.source_lang, context.target_lang)
         for side, own, other in zip(own_words(block), codes, reversed(codes), strict=True):
             probabilities = model.probabilities(side.lines)
-            own_columns, other_columns = columns_of(model.languages, own), columns_of(model.languages, other)
+            own_columns = columns_of(model.languages, own)
+            # languages that the model does not tell apart, such as pt-BR and pt-PT, are never exchanged
+            other_columns = [column for column in columns_of(model.languages, other) if column not in own_columns]
             own_share, other_share = probabilities[:, own_columns].sum(1), probabilities[:, other_columns].sum(1)
             probabilities[:, own_columns] = 0
             result.append(
@@ -227,7 +229,10 @@ class ExpectedLanguage(Filter):
 
 @FILTERS.register("swapped", Config())
 class Swapped(Filter):
-    """The smaller of two probabilities: target language on the source side, and source language on the target side."""
+    """The smaller of two probabilities: target language on the source side, and source language on the target side.
+
+    The score is 0 for languages that the model does not tell apart, such as pt-BR and pt-PT.
+    """
 
     unit = "probability"
     highest = 0.3

@@ -12,14 +12,15 @@ from typing import Any, BinaryIO
 
 from nmtkit.config.extras import imported
 
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSIONS = (*_OPENERS, ".zst")
 CHUNK = 1 << 20
 # A frame begins with one of these numbers (RFC 8878). The last 4 bits of the second number may have any value.
 ZSTD_MAGIC, ZSTD_SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
 
 
 def is_compressed(path: Path) -> bool:
-    return path.suffix in COMPRESSIONS
+    return path.suffix.lower() in COMPRESSIONS
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
@@ -28,14 +29,10 @@ def open_bytes(path: Path) -> io.BufferedReader:
     Reading raises ValueError with the path if compressed data is damaged or truncated. Raises ImportError if the
     package for .zst is missing.
     """
-    file: Any
-    if path.suffix == ".zst":
-        file = _zstandard(path, "to read it").open(path, "rb")
-    elif path.suffix in COMPRESSIONS:
-        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-        file = openers[path.suffix](path)
-    else:
+    if not is_compressed(path):
         return path.open("rb")
+    suffix = path.suffix.lower()
+    file = _zstandard(path, "to read it").open(path, "rb") if suffix == ".zst" else _OPENERS[suffix](path)
     return io.BufferedReader(_Decompressed(file, path), CHUNK)
 
 
@@ -64,10 +61,10 @@ class _Decompressed(io.RawIOBase):
             # gzip and bz2 report bad data as an OSError without errno
             raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix != ".zst":  # the class of the errors of zstandard is not imported here
+            if self._path.suffix.lower() != ".zst":  # the class of the errors of zstandard is not imported here
                 raise
             raise ValueError(f"{self._path} is damaged: {error}") from error
-        if not data and self._path.suffix == ".zst":
+        if not data and self._path.suffix.lower() == ".zst":
             check_zstd_end(self._path)
         view[: len(data)] = data
         return len(data)
@@ -118,13 +115,13 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     Raises ImportError if the package for .zst is missing.
     """
     stream: Any
-    if path.suffix == ".zst":
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
         stream = _zstandard(path, "to write it").open(file, "wb", closefd=False)
-    elif path.suffix == ".gz":
+    elif suffix == ".gz":
         stream = gzip.GzipFile("", "wb", 6, file, 0)  # the time is 0, so that equal text gives equal bytes
-    elif path.suffix in COMPRESSIONS:
-        openers: dict[str, Any] = {".bz2": bz2.open, ".xz": lzma.open}
-        stream = openers[path.suffix](file, "wb")
+    elif suffix in _OPENERS:
+        stream = _OPENERS[suffix](file, "wb")
     else:
         yield file
         return

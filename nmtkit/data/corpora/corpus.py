@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 from nmtkit.data.corpora.compression import COMPRESSIONS, open_bytes
@@ -65,10 +66,8 @@ class Pairs:
 
     def select(self, keep: list[bool]) -> "Pairs":
         """Returns the pairs for which `keep` is true."""
-        columns = ([value for value, kept in zip(column, keep, strict=True) if kept]
-                   for column in (self.sources, self.targets, self.extras))  # fmt: skip
-        sources, targets, extras = columns
-        return Pairs(sources, targets, extras, self.first)  # type: ignore[arg-type]
+        sources, targets = list(compress(self.sources, keep)), list(compress(self.targets, keep))
+        return Pairs(sources, targets, list(compress(self.extras, keep)), self.first)
 
 
 def as_columns(items: Sequence[str]) -> ColumnNames | None:

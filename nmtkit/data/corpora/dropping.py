@@ -7,7 +7,7 @@ false match is about 1e-21. For two pairs with one side in common, the probabili
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -149,7 +149,8 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
     paths = [folder / f"hashes.{part}" for part in range(parts)]
     files = [path.open("wb") for path in paths]
     try:
-        for first, chunk in _chunks(hashes):
+        for first in range(0, count, CHUNK_PAIRS):
+            chunk = np.fromfile(hashes, np.uint64, 2 * CHUNK_PAIRS, offset=16 * first).reshape(-1, 2)
             rows = np.arange(first, first + len(chunk), dtype=np.uint64)
             part_of = (pair_keys(chunk) >> np.uint64(40)) % np.uint64(parts)
             order = np.argsort(part_of.astype(np.uint16), kind="stable")
@@ -161,15 +162,6 @@ def partition(hashes: Path, folder: Path) -> list[Path]:
         for file in files:
             file.close()
     return paths
-
-
-def _chunks(hashes: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    with hashes.open("rb") as file:
-        first = 0
-        while text := file.read(CHUNK_PAIRS * 16):
-            chunk = np.frombuffer(text, np.uint64).reshape(-1, 2)
-            yield first, chunk
-            first += len(chunk)
 
 
 def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> RowNumbers:

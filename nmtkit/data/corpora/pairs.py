@@ -121,7 +121,7 @@ def zip_members(names: list[str], corpus: Corpus) -> list[str]:
     stems: dict[str, dict[str, str]] = {}
     for name in names:
         stem, _, code = name.rpartition(".")
-        if stem and is_code(code) and not name.endswith("/"):
+        if stem and (is_code(code) or code in corpus.languages) and not name.endswith("/"):
             stems.setdefault(stem, {})[code] = name
     complete = []
     for members in stems.values():

@@ -40,7 +40,7 @@ def write_provenance(paths: Sequence[Path], facts: Mapping[str, Any]) -> None:
         "nmtkit_provenance": FORMAT,
         **facts,
         "nmtkit": __version__,
-        "files": [_described(path) for path in paths],
+        "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths],
     }
     write_atomically(provenance_path(paths), json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
 
@@ -78,7 +78,3 @@ def origins(facts: Mapping[str, Any]) -> list[str]:
         return [origin for each in facts["corpora"].values() for origin in origins(each)]
     keys = ("source", "corpus", "repository", "version", "config", "split")
     return [" ".join(str(facts[key]) for key in keys if facts.get(key))]
-
-
-def _described(path: Path) -> dict[str, Any]:
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}

@@ -1,9 +1,9 @@
 """Reads corpora whose texts are columns: TSV, JSON Lines, Parquet, and folders of the package datasets."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from nmtkit.config.extras import imported
@@ -18,23 +18,27 @@ SIDE_NAMES = (("source", "src"), ("target", "tgt", "trg"))  # names of columns t
 NESTED = "translation"  # column of datasets that holds a text for each language
 
 
+class MissingColumnError(ValueError):
+    """A table lacks a column of --columns."""
+
+
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
     """Returns the indices of the source column and the target column of a table. `names` are the names of its columns.
 
     The order of preference is: the columns of --columns, columns named after the languages, names such as "source".
     Returns None if a column is not found. If both languages are equal, the only column of this language is both sides.
-    Raises ValueError if a column of --columns does not exist, or if one column would be the text of two languages.
+    Raises MissingColumnError for --columns, and ValueError if one column would be the text of two languages.
     """
     if corpus.columns is not None:
         for column in corpus.columns:
             if column not in names and not (column.isdecimal() and 1 <= int(column) <= len(names)):
-                raise ValueError(f"{corpus.source} has no column {column!r}; its columns are {', '.join(names)}")
-        first, second = (
-            names.index(column) if column in names else int(column) - 1 for column in corpus.columns
-        )  # fmt: skip
+                raise MissingColumnError(
+                    f"{corpus.source} has no column {column!r}; its columns are {', '.join(names)}"
+                )
+        first, second = (names.index(column) if column in names else int(column) - 1 for column in corpus.columns)
         return first, second
-    codes = [name if is_code(name) else "" for name in names]
+    codes = [name if is_code(name) or name in corpus.languages else "" for name in names]
     indexes: list[int | None] = []
     for language, words in zip(corpus.languages, SIDE_NAMES, strict=True):
         index = None if language is None else best_match(language, codes)
@@ -101,8 +105,7 @@ def _tsv_columns(cells: list[str], corpus: Corpus) -> tuple[int, int, bool]:
             raise ValueError(
                 f"{corpus.source} has {len(cells)} columns; --columns {','.join(corpus.columns)} are not among them"
             )
-        return source, target, find_columns(tuple(cells), Corpus(
-            corpus.source, corpus.target, languages=corpus.languages)) == (source, target)  # fmt: skip
+        return source, target, find_columns(tuple(cells), replace(corpus, columns=None)) == (source, target)
     columns = find_columns(tuple(cells), corpus)
     if columns is not None:
         return *columns, True
@@ -162,21 +165,23 @@ def _arrow() -> Any:
     return imported("pyarrow", "parquet", need=need)
 
 
+def _rows_of(batches: Iterable[Any], corpus: Corpus) -> Iterator[Row]:
+    """Yields the pairs of the record batches of a file. Each row is read like a JSON object of `read_jsonl`."""
+    number = 0
+    for batch in batches:
+        for record in batch.to_pylist():
+            number += 1
+            yield _row_of(record, corpus, f"{corpus.source}, row {number}")
+
+
 def read_parquet(corpus: Corpus) -> Iterator[Row]:
-    """Yields the pairs of a Parquet file. Each row is read like a JSON object of `read_jsonl`."""
-    yield from _parquet_rows(corpus, corpus.source, 0)
-
-
-def _parquet_rows(corpus: Corpus, path: Path, number: int) -> Iterator[Row]:
+    """Yields the pairs of a Parquet file."""
     arrow = _arrow()
     try:
-        with arrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=WINDOW):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield _row_of(record, corpus, f"{path}, row {number}")
+        with arrow.parquet.ParquetFile(corpus.source) as file:
+            yield from _rows_of(file.iter_batches(batch_size=WINDOW), corpus)
     except arrow.ArrowException as error:
-        raise ValueError(f"{path} is damaged or is not Parquet: {error}") from None
+        raise ValueError(f"{corpus.source} is damaged or is not Parquet: {error}") from None
 
 
 def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
@@ -187,20 +192,17 @@ def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
         raise ValueError(f"{folder} has several splits; give one of them: {', '.join(f'{folder}/{n}' for n in splits)}")
     if files := sorted(folder.glob("*.parquet")):
         for path in files:
-            yield from _parquet_rows(corpus, path, 0)
+            yield from read_parquet(replace(corpus, source=path))
         return
     state = folder / "state.json"
     if not state.is_file():
         raise ValueError(f"{folder} is a folder without *.parquet files, and is not a dataset of the package datasets")
     arrow = _arrow()
     for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]:
-        path, number = folder / entry["filename"], 0
+        path = folder / entry["filename"]
         try:
             with arrow.memory_map(str(path)) as file, arrow.ipc.open_stream(file) as stream:
-                for batch in stream:
-                    for start in range(0, len(batch), WINDOW):
-                        for record in batch.slice(start, WINDOW).to_pylist():
-                            number += 1
-                            yield _row_of(record, corpus, f"{path}, row {number}")
+                parts = (batch.slice(start, WINDOW) for batch in stream for start in range(0, len(batch), WINDOW))
+                yield from _rows_of(parts, replace(corpus, source=path))
         except arrow.ArrowException as error:
             raise ValueError(f"{path} is damaged or is not an Arrow file: {error}") from None

@@ -111,9 +111,8 @@ def _sides(codes: tuple[str, ...], languages: tuple[str | None, str | None]) -> 
 
 
 def _properties(unit: ElementTree.Element) -> dict[str, object]:
-    return {
-        child.get("type", "prop"): child.text or "" for child in unit if child.tag.rpartition("}")[2] == "prop"
-    }  # fmt: skip
+    properties = (child for child in unit if child.tag.rpartition("}")[2] == "prop")
+    return {each.get("type", "prop"): each.text or "" for each in properties}
 
 
 def unit_of(source: str, target: str, others: dict[str, object], languages: tuple[str, str]) -> str:

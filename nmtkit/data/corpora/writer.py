@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from nmtkit.config.extras import imported
 from nmtkit.config.files import atomic_write
-from nmtkit.data.corpora.compression import COMPRESSIONS, compressed
+from nmtkit.data.corpora.compression import compressed, is_compressed
 from nmtkit.data.corpora.corpus import FORMATS, UNCOMPRESSED, Pairs, format_of
 from nmtkit.data.corpora.tmx import HEAD, INVALID, TAIL, unit_of
 
@@ -33,7 +33,7 @@ def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
         raise ValueError(f"{name}: only a .tsv can hold two sides in the same language, {languages[0]}")
     if format is not None:
         return [path]
-    ending = path.suffix if path.suffix in COMPRESSIONS else ""
+    ending = path.suffix if is_compressed(path) else ""
     if Path(name.removesuffix(ending)).suffix.lower() in FORMATS:
         raise ValueError(f"{name}: {' and '.join(UNCOMPRESSED)} files compress text themselves; leave out {ending}")
     return [Path(f"{name.removesuffix(ending)}.{language}{ending}") for language in languages]
@@ -57,8 +57,14 @@ class CorpusWriter:
         self._names: list[str] | None = None  # names of the other columns, from the first pairs
         self._stack = ExitStack()
         self._files: list[BinaryIO] = []
+        self._arrow: Any = None  # the package pyarrow, for a .parquet
         self._parquet: Any = None
         self._second: Any = None  # for a .zip: a temporary file with the target side, and the archive
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the format has columns in addition to the source and the target texts."""
+        return self.format not in (None, "zip")
 
     def __enter__(self) -> "CorpusWriter":
         with ExitStack() as stack:
@@ -75,6 +81,8 @@ class CorpusWriter:
                     stack.enter_context(cast(BinaryIO, archive.open(self._member(0), "w", force_zip64=True)))
                 ]
                 self._second = stack.enter_context(tempfile.TemporaryFile()), archive
+            elif self.format == "parquet":  # a missing package is noticed before the pairs are computed
+                self._arrow = imported("pyarrow", "parquet", need=f"{self.paths[0]} needs pip install 'nmtkit[data]'")
             self._stack = stack.pop_all()
         return self
 
@@ -110,7 +118,7 @@ class CorpusWriter:
         if self.changed:
             replaced = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
             log.warning("%s: %s become spaces in %s texts", self.paths[0], replaced, f"{self.changed:,}")
-        if self._names and self.format in (None, "zip"):
+        if self._names and not self.has_columns:
             log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
                         ", ".join(self._names))  # fmt: skip
 
@@ -122,7 +130,7 @@ class CorpusWriter:
         """
         if not len(pairs):  # an empty block does not show the names of the columns
             return
-        for others in pairs.extras if self.format not in (None, "zip") else ():
+        for others in pairs.extras if self.has_columns else ():
             if name := next((language for language in self.languages if language in others), None):
                 raise ValueError(
                     f"{self.paths[0]}: the column {name!r} of the input has the name of a language, and would replace "
@@ -132,7 +140,7 @@ class CorpusWriter:
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":
                 self._files[0].write(self._heading(self._names))
-        elif self.format in (None, "zip"):  # a later corpus may have columns that the first corpus lacks
+        elif not self.has_columns:  # a later corpus may have columns that the first corpus lacks
             names = (name for others in pairs.extras for name in others)
             self._names = list(dict.fromkeys((*self._names, *names)))
         getattr(self, f"_write_{self.format or 'lines'}")(pairs)
@@ -187,17 +195,16 @@ class CorpusWriter:
         self._files[0].write("".join(units).encode())
 
     def _write_parquet(self, pairs: Pairs) -> None:
-        pyarrow = imported("pyarrow", "parquet", need=f"{self.paths[0]} needs pip install 'nmtkit[data]'")
         for others in pairs.extras:
             self._check_names(others)
         columns: dict[str, list[Any]] = {self.languages[0]: pairs.sources, self.languages[1]: pairs.targets}
         columns |= {name: [others.get(name) for others in pairs.extras] for name in self._names or ()}
         try:
             if self._parquet is None:
-                texts = [pyarrow.field(language, pyarrow.string()) for language in self.languages]
-                extra = [pyarrow.field(name, pyarrow.array(columns[name]).type) for name in self._names or ()]
-                schema = pyarrow.schema([*texts, *extra])
-                self._parquet = pyarrow.parquet.ParquetWriter(self._files[0], schema)
-            self._parquet.write_table(pyarrow.table(columns, schema=self._parquet.schema))
-        except pyarrow.ArrowException as error:
+                texts = [self._arrow.field(language, self._arrow.string()) for language in self.languages]
+                extra = [self._arrow.field(name, self._arrow.array(columns[name]).type) for name in self._names or ()]
+                schema = self._arrow.schema([*texts, *extra])
+                self._parquet = self._arrow.parquet.ParquetWriter(self._files[0], schema)
+            self._parquet.write_table(self._arrow.table(columns, schema=self._parquet.schema))
+        except self._arrow.ArrowException as error:
             raise ValueError(f"{self.paths[0]}: the values of a column have different types: {error}") from None

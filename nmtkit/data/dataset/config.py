@@ -9,7 +9,6 @@ from nmtkit.config import Config, FlagRule, option, to_dict
 from nmtkit.data.corpora.corpus import as_columns
 from nmtkit.data.directions import LanguageTokens
 from nmtkit.jobs.shard_options import part_of
-from nmtkit.jobs.threads import usable_cores
 
 MAX_SHARDS = 100_000
 MAX_ALIGNED = 65_000  # largest --max-len with --alignments, in pieces: the positions of links are stored in 16 bits
@@ -39,7 +38,9 @@ PREPROCESS_RULES = (
         ),
         reason="the file of --corpora has the corpora, languages and weights",
     ),
-    FlagRule("--drop-overlap", needs=("--validpref", "--testpref", "--corpora")),
+    *(FlagRule(flag, needs=("--trainpref", "--corpora"))
+      for flag in ("--min-len", "--max-len", "--max-ratio", "--drop-duplicates", "--drop-overlap", "--drop-equal",
+                   "--drop-control", "--strict")),
     FlagRule("--language-tokens", needs=("--corpora",), excludes=("--tokenizer-from",)),
     FlagRule("--spm-temperature", needs=("--corpora",), excludes=("--tokenizer-from",)),
 )  # fmt: skip
@@ -292,10 +293,6 @@ class PreprocessConfig(Config):
     def languages(self) -> tuple[str | None, str | None]:
         """The codes of the source and target language tokens. The code is None for a side without a language token."""
         return self.source_language_token, self.target_language_token
-
-    def worker_count(self) -> int:
-        """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""
-        return self.workers or usable_cores()
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that affect the dataset. The values have JSON types, for the manifest."""

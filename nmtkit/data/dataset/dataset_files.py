@@ -22,7 +22,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -286,9 +285,7 @@ class AtomicFolder:
         lock(self._lock)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._lock)
         shutil.rmtree(self.folder, ignore_errors=True)  # the folder is gone if `finish` was called
 

@@ -23,6 +23,7 @@ OVERLAP = "also in valid or test"
 DUPLICATE = "duplicate pair"
 REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
 
+_NUL = re.compile(b"\0")
 # control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
@@ -61,9 +62,6 @@ class LineBytes:
         mask[np.searchsorted(self.ends, positions, side="right")] = True
         return mask
 
-    def with_nul(self) -> Mask:
-        return self.matches(re.compile(b"\0")) if b"\0" in self.text else np.zeros(len(self.ends), np.bool_)
-
     def with_control(self) -> Mask:
         low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)
         if low <= len(self.ends) and b"\x7f" not in self.text and b"\xc2" not in self.text:
@@ -80,7 +78,7 @@ def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -
         equal[row] = source.line(row) == target.line(row)
     return {
         LONG_LINE: np.maximum(*sizes) > config.max_line_bytes,
-        NUL: source.with_nul() | target.with_nul(),
+        NUL: source.matches(_NUL) | target.matches(_NUL),
         CONTROL: source.with_control() | target.with_control(),
         EQUAL: equal,
     }

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.data.corpora.dropping import RowNumbers
-from nmtkit.data.dataset.spm_training import random_numbers
+from nmtkit.data.corpora.sampling import random_numbers
 
 CHUNK_ROWS = 1 << 16  # number of rows in memory at a time
 

@@ -42,11 +42,12 @@ from nmtkit.data.dataset.report import (
     profile_of,
 )
 from nmtkit.data.dataset.spm_training import dataset_tokenizer, expected_pieces_per_word
-from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, Sizes, storage_of
+from nmtkit.data.dataset.storage import HASHES, TRAIN, EncodedBlock, SharedStorage, SideStorage, Sizes, Storage
 from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.jobs import progress
 from nmtkit.jobs.scheduler import Task
+from nmtkit.jobs.threads import usable_cores
 from nmtkit.jobs.workers import Workers
 from nmtkit.text.encoded import Encoded
 
@@ -67,6 +68,8 @@ def preprocess(config: PreprocessConfig) -> DatasetReport:
         files = [path for corpus in corpora.all() for path in corpus.inputs]
         files += [path for path in (*config.tokenizer_from, config.corpora) if path is not None]
         check_outputs({"--report": config.report}, files)
+        if config.drop_overlap and not corpora.held_out:
+            raise ValueError("--drop-overlap does nothing without --validpref, --testpref or such sets in --corpora")
         for flag in config.untagged():
             log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
         exchanged = [each for corpus in corpora.all() for each in corpus.exchanged_languages(config.max_line_bytes + 1)]
@@ -106,9 +109,11 @@ class DatasetWriter:
     ) -> None:
         self.config, self.tokenizer, self.folder = config, tokenizer, folder
         self._scratch = folder / SCRATCH_FOLDER
-        self.storage = storage_of(config, tokenizer, folder, self._scratch, directions)
         languages = config.source_lang, config.target_lang
-        if config.corpora is not None:
+        if config.corpora is None:
+            self.storage: Storage = SideStorage(config, tokenizer, folder, self._scratch)
+        else:
+            self.storage = SharedStorage(config, tokenizer, folder, self._scratch, directions)
             sides = zip(*((direction.source, direction.target) for direction in directions), strict=True)
             source, target = (",".join(dict.fromkeys(codes)) for codes in sides)
             languages = source, target
@@ -117,6 +122,8 @@ class DatasetWriter:
         self._encoder = BlockEncoder(tokenizer, self.storage.dtypes)
         if any(config.alignments) and not all(self._encoder.of(side).can_align for side in (0, 1)):
             raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")
+        # read now, because the dataset of --tokenizer-from may be replaced
+        self._expected_pieces = expected_pieces_per_word(config.tokenizer_from) if config.corpora is None else None
         self._held_out_profile = profile_of((b"", b""))
         self._held_out_keys: list[dropping.Hashes] = []
         self._checksums: dict[str, dict[str, Any]] = {}
@@ -131,7 +138,7 @@ class DatasetWriter:
         pairs of a missing sentence are left out.
 
         Only the first shard writes the set. Every shard keeps the keys of the pairs in memory, to find the same pairs
-        in the training set. Raises ValueError for a line of more than --max-line-bytes bytes.
+        in the training set. Raises ValueError for a line that is too long to be read.
         """
         progress.begin(f"Encoding {split}")
         blocks, texts = [], []
@@ -179,7 +186,7 @@ class DatasetWriter:
         for array in (HASHES, *self.storage.arrays):
             self.storage.path(TRAIN, array).touch()
         factory = functools.partial(EncodingWorker, self.tokenizer, self.config, held_out_keys, self.storage)
-        with Workers(self.config.worker_count(), factory) as workers:
+        with Workers(self.config.workers or usable_cores(), factory) as workers:
             bounds = self._encode(workers, corpora)
             # a worker answers after it has written all of its blocks, so the files are complete after this line
             piece_counts = workers.broadcast((EncodingWorker.piece_counts,))
@@ -309,7 +316,7 @@ class DatasetWriter:
             for warning in find_warnings(
                 group,
                 self.tokenizer.source.facts.model_type,
-                expected_pieces_per_word(self.config.tokenizer_from) if one_direction else None,
+                self._expected_pieces,
                 trained_here=not self.config.tokenizer_from,
                 held_out=self._held_out_profile if one_direction else None,
                 languages=languages,

@@ -5,15 +5,15 @@ import logging
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.config.files import checkpoint_of
 from nmtkit.data.corpora.lines import count_lines, lists_of_lines
+from nmtkit.data.corpora.sampling import Sample
 from nmtkit.data.dataset.config import PreprocessConfig
 from nmtkit.data.dataset.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
 from nmtkit.data.dataset.parallel_corpora import DatasetCorpora, ParallelCorpus
@@ -164,24 +164,32 @@ def train_model(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_training_error(str(error), vocab_size, model_type, len(control))) from error
+        raise _training_error(str(error), vocab_size, model_type, len(control)) from error
     return with_control_pieces(with_preparation(model.getvalue()), control)
 
 
-def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> str:
-    largest = re.search(r"value <= (\d+)", message)
-    if largest:
-        size = int(largest[1]) + control
-        return f"the text is too small for --vocab-size {vocab_size}; the largest possible size is {size}"
-    smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
-    if smallest:
-        size = int(smallest[1]) + control
-        return f"--vocab-size {vocab_size} is too small for all characters; the smallest possible size is {size}"
+class VocabularySizeError(ValueError):
+    """The text does not allow a vocabulary of this size. `possible` is the nearest size that the text allows."""
+
+    def __init__(self, message: str, possible: int) -> None:
+        super().__init__(f"{message} possible size is {possible}")
+        self.possible = possible
+
+
+def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> ValueError:
+    if largest := re.search(r"value <= (\d+)", message):
+        start = f"the text is too small for --vocab-size {vocab_size}; the largest"
+        return VocabularySizeError(start, int(largest[1]) + control)
+    if smallest := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        start = f"--vocab-size {vocab_size} is too small for all characters; the smallest"
+        return VocabularySizeError(start, int(smallest[1]) + control)
     if "char_model_trainer" in message:
-        return f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
+        return ValueError(
+            f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
+        )
     if "sentences_.empty()" in message:
-        return "there is no text to train a tokenizer on: every line is empty"
-    return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"
+        return ValueError("there is no text to train a tokenizer on: every line is empty")
+    return ValueError(f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}")
 
 
 # --- new languages ----------------------------------------------------------------------------------------------------
@@ -254,15 +262,11 @@ def new_pieces(
     size = len(SPECIALS) + BYTES + SURPLUS * count
     try:
         trained = train_model(lines, size, model_type)
-    except ValueError as error:
-        possible = re.search(r"(?:largest|smallest) possible size is (\d+)", str(error))
-        if possible is None:
-            raise
-        trained = train_model(lines, int(possible[1]), model_type)
+    except VocabularySizeError as error:
+        trained = train_model(lines, error.possible, model_type)
     missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
-    missing.sort(
-        key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1
-    )  # characters first; the sort is stable
+    # characters first; the sort is stable
+    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)
     return sorted(missing[:count], key=lambda piece: -piece.score)
 
 
@@ -277,60 +281,6 @@ def token_like(tokenizer: Tokenizer, code: str) -> str:
 # --- the sample -----------------------------------------------------------------------------------------------------
 
 
-class LineSample:
-    """A uniform random sample of at most `limit` lines. The same lines and seed give the same sample.
-
-    Every line gets a random number, which depends only on the seed and the index of the line. The sample consists of
-    the lines with the smallest numbers.
-    """
-
-    def __init__(self, limit: int, seed: int) -> None:
-        self._limit = limit
-        self._seed = seed
-        self._added = 0
-        self._threshold = np.uint64(2**64 - 1)
-        self._numbers: list[npt.NDArray[np.uint64]] = []
-        self._lines: list[str] = []
-
-    def add(self, lines: list[str], max_bytes: int) -> None:
-        """Adds lines. The sample never contains empty lines or lines of more than `max_bytes` bytes."""
-        numbers = random_numbers(self._seed, self._added, len(lines))
-        self._added += len(lines)
-        rows = np.flatnonzero(numbers <= self._threshold)
-        kept = [row for row in rows.tolist() if lines[row].strip() and len(lines[row].encode()) <= max_bytes]
-        self._lines += [lines[row] for row in kept]
-        self._numbers.append(numbers[kept])
-        if len(self._lines) > 2 * self._limit:
-            self._prune()
-
-    def _prune(self) -> None:
-        numbers = np.concatenate(self._numbers)
-        if len(numbers) > self._limit:
-            self._threshold = np.partition(numbers, self._limit - 1)[self._limit - 1]
-        keep = numbers <= self._threshold
-        self._lines = [line for line, kept in zip(self._lines, keep.tolist(), strict=True) if kept]
-        self._numbers = [numbers[keep]]
-
-    def lines(self) -> list[str]:
-        """Returns the sampled lines in the order in which they were added."""
-        if self._numbers:
-            self._prune()
-        return self._lines
-
-
-def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
-    """Returns a random 64-bit number for each index from `first` to `first + count - 1`.
-
-    The generator is splitmix64 (Steele, Lea and Flood 2014, figure 17).
-    """
-    with np.errstate(over="ignore"):
-        z = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z += np.uint64(seed % (1 << 64))
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
-
-
 def sample_pairs(
     corpora: Sequence[ParallelCorpus], limit: int, seed: int, max_bytes: int
 ) -> tuple[list[str], list[str]]:
@@ -339,14 +289,18 @@ def sample_pairs(
     Reads the corpora once, with bounded memory. Raises ValueError, with the file and the line, for bytes that are not
     UTF-8. Also raises ValueError if the two files of a corpus have different numbers of lines.
     """
-    samples = LineSample(limit, seed), LineSample(limit, seed + 1)
+    samples = Sample[str](limit, seed), Sample[str](limit, seed + 1)
     files = [] if any(corpus.container for corpus in corpora) else [path for each in corpora for path in each.paths]
     progress.begin("Reading text", "lines", lambda: count_lines(files) or None)
     for corpus in corpora:
         for side, lines in corpus.line_lists(max_bytes):
-            samples[side].add(lines, max_bytes)
+            samples[side].add(lines, partial(_is_sampled, max_bytes=max_bytes))
             progress.advance(len(lines))
-    return samples[0].lines(), samples[1].lines()
+    return samples[0].items(), samples[1].items()
+
+
+def _is_sampled(line: str, max_bytes: int) -> bool:
+    return bool(line.strip()) and len(line.encode()) <= max_bytes
 
 
 def sample_languages(
@@ -375,9 +329,9 @@ def sample_languages(
         share = round(size * counts[language] ** (1 / temperature) / total)
         if not share:
             continue
-        sample = LineSample(share, seed + number)
+        sample = Sample[str](share, seed + number)
         for lines in read(paths):
-            sample.add(lines, max_bytes)
-        drawn = sample.lines()
+            sample.add(lines, partial(_is_sampled, max_bytes=max_bytes))
+        drawn = sample.items()
         result += (drawn * -(-share // max(1, len(drawn))))[:share]
     return result

@@ -322,11 +322,3 @@ class ArrayFiles:
 
 def sizes_of(arrays: Arrays) -> Sizes:
     return Sizes({name: len(values) for name, values in arrays.items()})
-
-
-def storage_of(
-    config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, scratch: Path, directions: Sequence[Direction]
-) -> Storage:
-    if config.corpora is None:
-        return SideStorage(config, tokenizer, folder, scratch)
-    return SharedStorage(config, tokenizer, folder, scratch, directions)

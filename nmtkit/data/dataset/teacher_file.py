@@ -37,9 +37,8 @@ class TeacherFile:
         self.candidates, self.pairs_per_file = int(manifest["candidates"]), int(manifest["pairs_per_file"])
         self.dtype = row_dtype(manifest["vocabulary"], self.candidates)
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)
-        self.starts = (
-            np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        )  # first row of each pair, counted over all files
+        # first row of each pair, counted over all files
+        self.starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         self.files: dict[int, npt.NDArray[Any]] = {}
 
     @staticmethod

@@ -293,9 +293,10 @@ class BPEDropout(Transform):
 
     def __init__(self, config: BPEDropoutConfig, tokenizer: Tokenizer) -> None:
         self.source = SubwordSampler(tokenizer.source, config.bpe_dropout, "source")
-        self.target = self.source
-        if not tokenizer.joint:
-            self.target = SubwordSampler(tokenizer.target, config.bpe_dropout, "target")
+        # two models with one table of ids segment text differently
+        self.target = (
+            self.source if tokenizer.one_model else SubwordSampler(tokenizer.target, config.bpe_dropout, "target")
+        )
 
     def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         return np.array(self.source(source, generator), np.int64), np.array(self.target(target, generator), np.int64)

@@ -121,6 +121,11 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
     with opened(name, config, prefix, client) as text:
         progress.begin(f"Writing {prefix.name}", "pairs", config.max_lines)
         count = 0
+        references = {  # further references of a test set: set.en-de.ref2.de, and so on
+            Path(f"{prefix}.ref{number}.{config.target_lang}{ending}"): lines
+            for number, lines in enumerate(text.references, 2)
+        }
+        existing(list(references), wanted, config.overwrite)
         with CorpusWriter(f"{prefix}{ending}", config.languages) as writer:
             for part in limited(text.pairs, config.max_lines):
                 writer.write(Pairs(part.sources, part.targets, [{}] * len(part), part.first))
@@ -129,8 +134,11 @@ def fetch(name: CorpusName, config: FetchConfig, client: HttpClient) -> FetchedC
             if not count:
                 raise ValueError(f"{name} has no pairs")
         facts = {**wanted, **text.facts, "pairs": count, "fetched": datetime.now(UTC).isoformat(timespec="seconds")}
-        if text.references:
-            facts["references"] = [str(path) for path in write_references(prefix, config, text.references)]
+        if references:
+            facts["references"] = list(map(str, references))
+        for path, lines in references.items():
+            with atomic_write(path) as raw, compressed(raw, path) as file:
+                file.write("".join(line + "\n" for line in lines[:count]).encode())
     write_provenance(paths, facts)
     return FetchedCorpus(prefix, facts, is_new=True)
 
@@ -154,6 +162,9 @@ def existing(paths: Sequence[Path], wanted: dict[str, Any], overwrite: bool) -> 
         raise ValueError(
             f"{present[0]} exists and is not a complete corpus of this command; give --overwrite or another --output"
         )
+    references = [paths[0].with_name(Path(name).name) for name in facts.get("references", ())]
+    if missing := [path for path in references if not path.exists()]:
+        raise ValueError(f"{missing[0]}, a reference of {present[0]}, is missing; give --overwrite to fetch it again")
     for key, value in wanted.items():
         if facts.get(key) != value:
             raise ValueError(
@@ -200,17 +211,6 @@ def limited(parts: Iterator[Pairs], most: int | None) -> Iterator[Pairs]:
         yield part
         if left is not None:
             left -= len(part)
-
-
-def write_references(prefix: Path, config: FetchConfig, references: Sequence[list[str]]) -> list[Path]:
-    """Writes further references of a test set, as lines, and returns the files: set.en-de.ref2.de, and so on."""
-    paths = []
-    for number, lines in enumerate(references, 2):
-        ending = "" if config.compress is None else f".{config.compress}"
-        paths.append(Path(f"{prefix}.ref{number}.{config.target_lang}{ending}"))
-        with atomic_write(paths[-1]) as raw, compressed(raw, paths[-1]) as file:
-            file.write("".join(line + "\n" for line in lines).encode())
-    return paths
 
 
 def listing(source: str, config: FetchConfig, client: HttpClient) -> list[str]:

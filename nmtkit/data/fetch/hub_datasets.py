@@ -19,6 +19,7 @@ from nmtkit.config import suggestion
 from nmtkit.data import hub
 from nmtkit.data.corpora.corpus import ColumnNames, Corpus, Pairs, format_of
 from nmtkit.data.corpora.pairs import pairs
+from nmtkit.data.corpora.tables import MissingColumnError
 from nmtkit.data.fetch.text import FetchedText
 from nmtkit.text.languages import best_match, includes, is_code
 
@@ -219,15 +220,15 @@ def _pairs_of_sides(sides: Sequence[Sequence[Path]], columns: ColumnNames | None
 
 def _rows(files: Sequence[Path], column: str | None) -> Iterator[tuple[str, object]]:
     """Yields the text and the id of each row. Without `column`, reads the first of TEXT_COLUMNS that exists."""
+    columns = TEXT_COLUMNS if column is None else (column,)
     for path in files:
-        for text_column in (column,) if column is not None else TEXT_COLUMNS:
+        for text_column in columns:
             corpus = Corpus(path, path, format=format_of(path), columns=(text_column, text_column))
             try:
                 for part in pairs(corpus):
                     for text, others in zip(part.sources, part.extras, strict=True):
                         yield text, others.get("id")
-            except ValueError as error:
-                if column is None and text_column != TEXT_COLUMNS[-1] and f"no column {text_column!r}" in str(error):
-                    continue
-                raise
-            break
+                break
+            except MissingColumnError:
+                if text_column == columns[-1]:
+                    raise

@@ -98,19 +98,19 @@ def source_files(names: Sequence[str], pair: str, client: HttpClient | None = No
 
 def read_sets(names: Sequence[str], pair: str, client: HttpClient | None = None) -> PublishedSet:
     """Reads sources and references. Downloads missing sets. Raises the errors of `source_files`."""
-    client = client or HttpClient()
+    check_sets(names, pair, "")
     sources: list[str] = []
     references: list[list[str]] = []
     downloads: list[str] = []
-    for name, path in zip(names, source_files(names, pair, client), strict=True):
-        dataset = _files(name, pair, client)
+    for name in names:
+        dataset = _files(name, pair, client or HttpClient())
         texts = [_lines(Path(file)) for file in dataset.get_reference_files(pair)]
         if not texts:
             raise ValueError(f"the test set {name} has no references for {pair}")
         if references and len(texts) != len(references):
             raise ValueError(f"{names[0]} has {len(references)} references, but {name} has {len(texts)}")
         references = [[*before, *text] for before, text in zip(references or [[] for _ in texts], texts, strict=True)]
-        sources += _lines(path)
+        sources += _lines(Path(dataset.get_source_file(pair)))
         downloads += dataset.data
         counts = {len(text) for text in references}
         if counts != {len(sources)}:

@@ -278,16 +278,13 @@ class WordTable:
     """Words of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 stands for an absent word."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def __len__(self) -> int:
-        return self._count - 1
-
-    def clear(self) -> None:
         self._count = 1
         self._keys: WordNumbers = np.zeros((FIRST_CAPACITY, COLUMNS), np.uint64)
         self._hashes: WordNumbers = np.zeros(FIRST_CAPACITY, np.uint64)
         self._slots = np.zeros(4 * FIRST_CAPACITY, np.int32)
+
+    def __len__(self) -> int:
+        return self._count - 1
 
     def find(self, keys: WordKeys) -> WordIndices:
         """Returns the index of each word, or ABSENT."""

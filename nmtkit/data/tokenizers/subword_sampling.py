@@ -38,20 +38,18 @@ class SubwordSampler:
             )
         self.alpha = alpha
         self.unigram = facts.model_type == "unigram"
-        ids = range(len(model))
-        whole = set(user_defined_symbols(model.model))
+        self.names = [processor.id_to_piece(token) for token in range(len(model))]
         special = (processor.is_byte, processor.is_unknown, processor.is_control, processor.is_unused)
-        names = [processor.id_to_piece(token) for token in ids]
-        self.is_whole = [any(test(token) for test in special) or names[token] in whole for token in ids]
-        self.ids = {name: token for token, name in enumerate(names) if not self.is_whole[token]}
+        whole = set(user_defined_symbols(model.model))
+        self.ids = {
+            name: token
+            for token, name in enumerate(self.names)
+            if name not in whole and not any(test(token) for test in special)
+        }
         self.scores = {name: processor.get_score(token) for name, token in self.ids.items()}
         self.longest = max(map(len, self.ids), default=1)
         # merges of characters cannot make a piece if one of its characters is not a piece, so the piece stays whole
-        self.is_whole = [
-            kept or any(character not in self.ids for character in name)
-            for kept, name in zip(self.is_whole, names, strict=True)
-        ]
-        self.names = names
+        self.is_whole = [not self.ids.keys() >= {name, *name} for name in self.names]
         self._cache: dict[tuple[str, bytes], list[int]] = {}
 
     def __call__(self, ids: npt.NDArray[np.integer], generator: np.random.Generator) -> list[int]:

@@ -174,9 +174,8 @@ class SubwordModel:
             return text.translate(self.replacements)  # a table lookup for each byte; other text needs a pattern
         text = normalized(text)
         replaced = self._replaced.sub(lambda char: char[0].translate(self.replacements), text)
-        return escaped(
-            text if replaced == text else normalized(replaced)
-        )  # neighbours of a removed character may combine
+        # neighbours of a removed character may combine
+        return escaped(text if replaced == text else normalized(replaced))
 
     def prepared_line(self, line: str) -> str:
         """Returns `prepared` for one line. Line feeds become spaces, because lines of a dataset have no line feeds."""

@@ -30,6 +30,7 @@ WIDTH = 80  # maximum width of a line of the file, the same as in the programs o
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
 _LANGUAGE = re.compile(r"^Language:[ \t]*(\w+)", re.MULTILINE)
+_EMPTY_LANGUAGE = re.compile(r'(?<!-)Language:[ \t]*(?=\\n|")')
 _SOURCE_LANGUAGE = re.compile(r"^X-Source-Language:[ \t]*(\w{2,})", re.MULTILINE)  # of Poedit; "C" is no language
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:[ \t]*+\[[ \t]*+(\d+)[ \t]*+\])?[ \t]*+(?=\")")
 _STRING = re.compile(r"\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"")
@@ -251,7 +252,7 @@ class Catalogue(Document):
                 yield entry.messages["msgid_plural"].text, forms[-1]
 
     def edits(self, translations: Sequence[str]) -> list[FileEdit]:
-        edits = [self.header_edit()] if self.lacks_rule else []
+        edits = self.header_edits()
         following = iter(translations)
         untranslated = 0
         for entry, parts in zip(self.entries, self.parts, strict=True):
@@ -278,18 +279,28 @@ class Catalogue(Document):
             )  # fmt: skip
         return edits
 
-    def header_edit(self) -> FileEdit:
-        """Returns the edit that writes Plural-Forms into the header, or that adds a header to a file without header."""
+    def header_edits(self) -> list[FileEdit]:
+        """Returns the edit that writes a missing rule of plurals and an empty language into the header, if any.
+
+        A file without a header gets a header with the rule.
+        """
         rule = f"Plural-Forms: {plural_rule(self.options.target_language)}"
         if self.header is None:
+            if not self.lacks_rule:
+                return []
             lines = ['msgid ""', 'msgstr ""', '"Content-Type: text/plain; charset=UTF-8\\n"', f'"{rule}\\n"', "", ""]
-            return 0, 0, self.newline.join(lines)
+            return [(0, 0, self.newline.join(lines))]
         message = next(iter(self.header.forms.values()))
-        raw = self.text[message.start : message.end]
-        if "Plural-Forms:" in raw:
-            return message.start, message.end, re.sub(r"Plural-Forms:[^\"\\]*+", lambda match: rule, raw, count=1)
-        line_end = "" if message.text.endswith("\n") or not message.text else "\\n"
-        return message.start, message.end, f'{raw[:-1]}{line_end}"{self.newline}"{rule}\\n"'
+        raw = new = self.text[message.start : message.end]
+        if self.lacks_rule and "Plural-Forms:" in raw:
+            new = re.sub(r"Plural-Forms:[^\"\\]*+", lambda match: rule, raw, count=1)
+        elif self.lacks_rule:
+            line_end = "" if message.text.endswith("\n") or not message.text else "\\n"
+            new = f'{raw[:-1]}{line_end}"{self.newline}"{rule}\\n"'
+        if self.entries and self.options.target_language:
+            language = self.options.target_language.replace("-", "_")
+            new = _EMPTY_LANGUAGE.sub(f"Language: {language}", new, count=1)
+        return [(message.start, message.end, new)] if new != raw else []
 
     def form_edits(self, entry: CatalogueEntry, texts: dict[str, str], formats: set[str]) -> Iterator[FileEdit]:
         source = entry.messages["msgid"]

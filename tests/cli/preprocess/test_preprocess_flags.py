@@ -45,6 +45,8 @@ from nmtkit.data.dataset.config import PreprocessConfig
             ["--trainpref=train", "--validpref=valid", "--vocab-size=320", "--report=valid.xx"],
         ),
         ("--drop-overlap does nothing without --validpref", ["--trainpref=train", "--drop-overlap"]),
+        ("--max-len does nothing", ["--validpref=valid", "--tokenizer-from=base", "--max-len=9"]),
+        ("--strict does nothing", ["--testpref=test", "--tokenizer-from=base", "--strict"]),
         ("--temperature does nothing without several", ["--trainpref=train", "--temperature", "5"]),
         ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
     ],

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -59,12 +60,30 @@ def test_hostile_text_comes_back(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "compress"),
     [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress),
-     (".zst", zstandard.ZstdCompressor().compress)],
-    ids=["gz", "bz2", "xz", "zst"],
+     (".zst", zstandard.ZstdCompressor().compress), (".GZ", gzip.compress), (".ZST", zstandard.compress)],
+    ids=["gz", "bz2", "xz", "zst", "GZ", "ZST"],
 )  # fmt: skip
 def test_other_programs_and_nmtkit_compress_alike(suffix: str, compress: object, tmp_path: Path) -> None:
     (tmp_path / f"c.tsv{suffix}").write_bytes(compress("a\tä\nb\tö".encode()))  # type: ignore[operator]
     assert read(tmp_path / f"c.tsv{suffix}") == [("a", "ä"), ("b", "ö")]
+
+
+def test_a_suffix_in_capitals_compresses_too(tmp_path: Path) -> None:
+    for name in ("c.tsv.GZ", "c.GZ"):
+        with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+            writer.write(Pairs(["a"], ["ä"], [{}]))
+        for path in writer.paths:
+            assert path.suffix == ".GZ" and len(gzip.decompress(path.read_bytes())) > 1
+
+
+@pytest.mark.parametrize("name", ["c.parquet", "c.tsv.zst"])
+def test_a_missing_package_is_noticed_before_the_first_pair(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("pyarrow", "zstandard"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError), CorpusWriter(str(tmp_path / name), ("en", "de")):
+        pytest.fail("the writer was opened")
 
 
 @pytest.mark.parametrize(
@@ -256,6 +275,13 @@ def test_two_sides_in_one_language_are_both_written_or_refused(tmp_path: Path) -
     for columns in (None, ("1", "2")):
         (part,) = pairs(locate(str(tmp_path / "c.tsv"), "en", "en", columns))
         assert (part.sources, part.targets) == (["he go"], ["he goes"])
+
+
+@pytest.mark.parametrize("name", ["c", "c.tsv", "c.jsonl", "c.parquet", "c.zip", "c.tmx"])
+def test_sides_may_have_names_that_are_no_codes(name: str, tmp_path: Path) -> None:
+    with CorpusWriter(str(tmp_path / name), ("noisy", "clean")) as writer:
+        writer.write(Pairs(["he go"], ["he goes"], [{}]))
+    assert read(tmp_path / name, "noisy", "clean") == [("he go", "he goes")]
 
 
 def test_one_file_or_column_is_not_the_text_of_two_languages(tmp_path: Path) -> None:

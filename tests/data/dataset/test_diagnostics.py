@@ -83,6 +83,8 @@ def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: p
     model = {"tokenizer_from": (tmp_path / "data" / "tokenizer" / "source.model",), "destdir": tmp_path / "again"}
     found = warnings(tmp_path, SOURCE, [f"{line} {line} {line}".title() for line in TARGET], caplog, **model)
     assert not any("a source word" in warning for warning in found)
+    replaced = warnings(tmp_path, SOURCE, upper, caplog, tokenizer_from=(tmp_path / "data",))
+    assert any("a target word has" in warning for warning in replaced)
 
 
 def test_sides_in_each_others_language_are_told(

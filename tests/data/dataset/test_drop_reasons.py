@@ -33,7 +33,7 @@ def test_control_characters_and_nul_are_found_line_by_line(lines: list[str]) -> 
     block = LineBytes("".join(line + "\n" for line in lines).encode())
     control = [any(re.fullmatch(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", c) for c in line) for line in lines]
     assert block.with_control().tolist() == control
-    assert block.with_nul().tolist() == ["\0" in line for line in lines]
+    assert block.matches(re.compile(b"\0")).tolist() == ["\0" in line for line in lines]
     assert [block.line(row).decode() for row in range(len(lines))] == lines
 
 

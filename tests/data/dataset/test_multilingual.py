@@ -224,6 +224,11 @@ def test_a_pair_in_a_valid_set_and_a_repeated_pair_are_dropped_from_both_directi
     assert triples(dataset["train"]) == expected(kept, "de-en", "en-de")
 
 
+def test_an_overlap_needs_a_valid_or_test_set(make: Make) -> None:
+    with pytest.raises(ValueError, match="--drop-overlap"):
+        make('[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"\n', drop_overlap=True)
+
+
 def test_the_sample_of_the_tokenizer_has_the_shares_of_the_temperature(tmp_path: Path) -> None:
     for language, count in (("aa", 1000), ("bb", 10)):
         (tmp_path / language).write_text("".join(f"{language} {number}\n\n" for number in range(count)))

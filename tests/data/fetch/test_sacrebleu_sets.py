@@ -397,6 +397,20 @@ def test_a_set_becomes_a_corpus_with_all_references(
     assert [each["score"] for each in by_files] == [each["score"] for each in by_name]
 
 
+def test_references_have_the_lines_of_the_corpus_and_are_not_replaced(server: FileServer, tmp_path: Path) -> None:
+    flags = ["sacrebleu:wmt20/tworefs", "-s", "en", "-t", "de", "-o", str(tmp_path), "--max-lines", "1"]
+    reference = tmp_path / "wmt20-tworefs.en-de.ref2.de"
+    reference.write_text("of the user\n")
+    result = call("fetch", *flags)
+    assert result.exit_code == 2 and str(reference) in result.stderr and "--overwrite" in result.stderr
+    assert reference.read_text() == "of the user\n" and not list(tmp_path.glob("*.en-de.de"))
+    assert call("fetch", *flags, "--overwrite").exit_code == 0
+    assert reference.read_text().splitlines() == OTHERS[:1]
+    reference.unlink()
+    result = call("fetch", *flags)
+    assert result.exit_code == 2 and str(reference) in result.stderr
+
+
 def test_all_references_are_compressed(server: FileServer, tmp_path: Path) -> None:
     result = call("fetch", "sacrebleu:wmt20/tworefs", "-s", "en", "-t", "de", "-o", str(tmp_path), "--compress", "gz")
     assert result.exit_code == 0, result.stderr

@@ -12,6 +12,8 @@ import sentencepiece
 from parallel_text import parallel_lines
 
 from nmtkit.data.dataset.spm_training import train_model
+from nmtkit.data.dataset.transforms import BPEDropout, BPEDropoutConfig
+from nmtkit.data.tokenizers.spm_model import pieces_of, renumbered
 from nmtkit.data.tokenizers.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
 
@@ -36,6 +38,17 @@ def test_the_text_stays_and_its_pieces_change(model_type: str) -> None:
         made = [sampler(ids, generator) for _ in range(10)]
         assert {tokenizer.decode_source(it) for it in made} == {tokenizer.decode_source(ids.tolist())}
     assert len({tuple(sampler(tokenizer.encode_source(LINES[:1]).ids[:-1], generator)) for _ in range(30)}) > 5
+
+
+def test_two_models_with_one_table_segment_their_own_side() -> None:
+    models = train_model(SOURCE, 300), train_model(TARGET, 300)
+    table = list(dict.fromkeys(piece.text for model in models for piece in pieces_of(model)))
+    tokenizer = Tokenizer(*(renumbered(model, table) for model in models))
+    assert tokenizer.joint and not tokenizer.one_model
+    transform, generator = BPEDropout(BPEDropoutConfig(bpe_dropout=1e-9), tokenizer), np.random.default_rng(1)
+    for source, target in zip(SOURCE[:20], TARGET[:20], strict=True):
+        sides = tokenizer.encode_source([source]).ids[:-1], tokenizer.encode_target([target]).ids[:-1]
+        assert [ids.tolist() for ids in transform.transform(*sides, generator)] == [ids.tolist() for ids in sides]
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4])

@@ -10,7 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nmtkit.data.dataset.spm_training import LineSample, random_numbers, train_model
+from nmtkit.data.corpora.sampling import Sample, random_numbers
+from nmtkit.data.dataset.spm_training import train_model
 from nmtkit.data.tokenizers.batch_encoder import BatchEncoder
 from nmtkit.data.tokenizers.spm_model import model_facts
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer, normalize, unescape
@@ -297,10 +298,10 @@ def test_the_sample_is_uniform_and_depends_on_the_seed_alone() -> None:
     lines = [f"line {index}" for index in range(1000)]
 
     def sampled(seed: int, step: int) -> list[str]:
-        sample = LineSample(50, seed)
+        sample = Sample[str](50, seed)
         for start in range(0, len(lines), step):
-            sample.add(lines[start : start + step], 1000)
-        return sample.lines()
+            sample.add(lines[start : start + step])
+        return sample.items()
 
     assert sampled(1, 7) == sampled(1, 1000) == sorted(sampled(1, 64), key=lambda line: int(line.split()[1]))
     assert len(sampled(1, 7)) == 50

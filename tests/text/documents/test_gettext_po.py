@@ -173,6 +173,21 @@ def test_a_header_without_plural_forms_gets_the_rule_of_the_target_language(head
     assert translated(found, target_language=language) == found
 
 
+@pytest.mark.parametrize(("header", "language", "expected"), [
+    ('"Language: \\n"\n', "pt-BR", '"Language: pt_BR\\n"\n'),
+    ('"X-Source-Language: \\n"\n"Language-Team: \\n"\n"Language:\\n"\n', "de",
+     '"X-Source-Language: \\n"\n"Language-Team: \\n"\n"Language: de\\n"\n'),
+    ('"MIME-Version: 1.0\\nLanguage: \\n"\n', "de", '"MIME-Version: 1.0\\nLanguage: de\\n"\n'),
+    ('"Language: fr\\n"\n', "de", '"Language: fr\\n"\n'),
+    ('"Language: \\n"\n', None, '"Language: \\n"\n'),
+])  # fmt: skip
+def test_an_empty_language_of_the_header_becomes_the_target_language(header, language, expected):
+    entry = '\n#, fuzzy\nmsgid "File"\nmsgstr "FILE"\n'
+    assert translated(CHARSET + header + entry.replace('"FILE"', '""'), target_language=language) == (
+        CHARSET + expected + entry
+    )
+
+
 def test_a_file_without_plurals_keeps_its_header():
     found = translated(CHARSET + '\nmsgid "File"\nmsgstr ""\n', target_language="ru")
     assert found == CHARSET + '\n#, fuzzy\nmsgid "File"\nmsgstr "FILE"\n'
