@@ -5,14 +5,14 @@
 #   DEBIAN=/path/to/debian ./small.sh descriptions     # English-Italian pairs of Debian's package descriptions
 #
 # Variables: WORK (folder of all results, captions or descriptions), WORDS (12: longer descriptions are left out), AVERAGE
-# (8 checkpoints), and for a trial LINES (of the training text) and VOCABULARY (6000). Other flags are passed to both
+# (8 checkpoints), and for a trial ROWS (of the training text) and VOCABULARY (6000). Other flags are passed to both
 # trainings: --threads 1.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 corpus=${1:?give captions or descriptions}
 shift
-lines=${LINES:-1000000}
+lines=${ROWS:-1000000}
 work=${WORK:-$corpus}
 mkdir -p "$work"
 case $corpus in

@@ -268,6 +268,12 @@ def test_scripts_are_sound_bash(script):
     assert script.stat().st_mode & 0o111
 
 
+@pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.sh")), ids=lambda path: path.name)
+def test_no_variable_of_a_script_is_a_variable_of_the_shell(script):
+    """In a terminal, bash sets LINES to the height of the terminal: a script that reads LINES keeps 50 lines of text."""
+    assert not re.search(r"\$\{?(LINES|COLUMNS|SECONDS|RANDOM|HOSTNAME|UID)\b", script.read_text(encoding="utf-8"))
+
+
 @pytest.mark.slow
 def test_the_table_marks_what_differs_from_the_base_by_more_than_its_seeds_do(tmp_path):
     results = {"base": [5.0, 5.2, 5.1], "A_heads_1": [5.25], "C_layers_2": [5.9]}
@@ -382,11 +388,13 @@ def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path,
     assert [one[0] for one in made] == ["train", "average-checkpoints", *["generate", "score"] * 2]
     assert all("data-bin-diversified" in one for one in made if one[0] != "average-checkpoints")
     shutil.rmtree(folder / "runs/baseline")
-    made = commands("./run.sh", "diversified")
-    assert [(one[1], one[3]) for one in made if one[0] == "train"] == [
-        ("data-bin", "baseline.toml"),
-        ("data-bin-diversified", "diversified.toml"),
+    made = commands("./run.sh", "diversified", RUN="other", DATA="other-bin")  # variables of the last training alone
+    assert [(one[1], one[3], one[5]) for one in made if one[0] == "train"] == [
+        ("data-bin", "baseline.toml", "runs/baseline"),
+        ("data-bin-diversified", "diversified.toml", "runs/other"),
     ]
+    made = commands("./run.sh", "best")  # the TOML file has a comment behind the number of checkpoints
+    assert [one[one.index("--last") + 1] for one in made if one[0] == "average-checkpoints"] == ["20"]
 
 
 @pytest.mark.slow
