@@ -215,9 +215,9 @@ def test_the_commands_of_the_page_about_many_languages(tmp_path: Path, monkeypat
         shutil.copy(f"data/test.{language}", f"test.{language}")
     for line in pivot:
         typed(line, False)
-    shutil.copytree(FOLDER / "m2m_100", "facebook/m2m100_418M")
+    shutil.copytree(FOLDER / "m2m_100", "facebook/m2m100_418M")  # here a folder, on the page a name of the Hub
     for line in imported:
-        typed(line, False)
+        typed(line.replace("hf:", ""), False)
     shutil.rmtree("tuned-bin")
     shutil.rmtree("tuned")
     Path("mono.toml").write_text('[[corpus]]\nlanguages = ["it"]\ntrain = "data/en-it"\n')
