@@ -270,7 +270,7 @@ def test_scripts_are_sound_bash(script):
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.sh")), ids=lambda path: path.name)
 def test_no_variable_of_a_script_is_a_variable_of_the_shell(script):
-    """In a terminal, bash sets LINES to the height of the terminal: a script that reads LINES keeps 50 lines of text."""
+    """In a terminal, bash sets LINES to the height of the terminal: a script that reads LINES would keep 50 lines."""
     assert not re.search(r"\$\{?(LINES|COLUMNS|SECONDS|RANDOM|HOSTNAME|UID)\b", script.read_text(encoding="utf-8"))
 
 
