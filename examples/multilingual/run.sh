@@ -2,7 +2,7 @@
 # Trains models of one direction, one model of eight directions, and a model that is pretrained by denoising and tuned on
 # Polish; then compares them on the test sets. Run it again to resume.
 #
-#   DEBIAN=../../../shared/data/debian ./run.sh
+#   DEBIAN=/path/to/debian ./run.sh
 #   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # two cores
 #   ROWS=200 WORK=trial DEBIAN=… ./run.sh --max-update 20       # a trial; flags are passed to `nmtkit train`
 #
