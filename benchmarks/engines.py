@@ -1,6 +1,6 @@
 """Engines on one thread of a CPU: nmtkit's engines beside CTranslate2 and transformers, with the same weights.
 
-    python benchmarks/engines.py --checkpoint best.pt --lines test.en       # needs nmtkit[export,numba]
+    python benchmarks/engines.py --checkpoint best.pt --lines test.en       # needs nmtkit[export,numba], transformers
     python benchmarks/engines.py --parts base opus --precisions int8 --only numba,CTranslate2
 
 trained   A checkpoint on real lines.

@@ -1,8 +1,9 @@
 """The harness of the benchmarks: text and models to measure, systems in turns, tables, and a report in JSON.
 
-All scripts share these flags. `--text` is a folder with train, valid and test files of both languages (`train.en`, or
-`train.en.gz`); without it, the corpus of `nmtkit demo` is used. Data and models are made in `--folder`, and reused by
-the next run. `--quick` runs everything very small, to test a script. `--output` writes the figures to a JSON file.
+Scripts that call `parser` share its flags. `--text` is a folder with train, valid and test files of both languages
+(`train.en`, or `train.en.gz`); without it, the corpus of `nmtkit demo` is used. Data and models are made in `--folder`,
+and reused by the next run. `--quick` runs everything very small, to test a script. `--output` writes the figures to a
+JSON file.
 """
 
 import argparse

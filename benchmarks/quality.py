@@ -1,6 +1,6 @@
 """Quality: how well do the architectures translate, does bf16 cost anything, and do estimates find bad translations?
 
-    python benchmarks/quality.py --rounds 1 --minutes 2                          # on the corpus of the demo
+    python benchmarks/quality.py --minutes 2                                     # on the corpus of the demo
     python benchmarks/quality.py --parts rivals --only gnmt_small,moe_small --minutes 2
     python benchmarks/quality.py --parts estimates --text m30k --checkpoint averaged.pt
 

@@ -24,7 +24,7 @@ preprocess() { # folder, source language, target language, flags
         --testpref "$test" --destdir "$1" "${@:4}"
 }
 train() { # dataset, run, flags
-    nmtkit train "$1" --save-dir "$2" "${@:3}"
+    nmtkit train "$1" --save-dir "$2" --keep-last "${AVERAGE:-8}" "${@:3}"
     nmtkit average-checkpoints "$2" --last "${AVERAGE:-8}" --output "$2/averaged.pt"
 }
 

@@ -21,11 +21,11 @@ if [[ ${1:-} == --test ]]; then
 fi
 data=${DATA:-data-bin}
 if [[ $recipe == diversified ]]; then
-    ./diversify.sh
+    env -u DATA -u RUN -u AVERAGE ./diversify.sh # the variables are for this recipe, not for its baselines
     data=data-bin-diversified
 fi
 folder=runs/${RUN:-$recipe}
-last=${AVERAGE:-$(sed -n 's/^keep_last = //p' "$recipe.toml")}
+last=${AVERAGE:-$(sed -n 's/^keep_last = \([0-9]*\).*/\1/p' "$recipe.toml")}
 nmtkit train "$data" --config "$recipe.toml" --save-dir "$folder" "$@"
 nmtkit average-checkpoints "$folder" --last "$last" --output "$folder/averaged.pt"
 for subset in "${subsets[@]}"; do

@@ -2,12 +2,12 @@
 # Trains models of one direction, one model of eight directions, and a model that is pretrained by denoising and tuned on
 # Polish; then compares them on the test sets. Run it again to resume.
 #
-#   DEBIAN=../../../shared/data/debian ./run.sh
+#   DEBIAN=/path/to/debian ./run.sh
 #   CONFIG=small.toml MANY_UPDATES=11200 WORDS=12 VOCABULARY=8000 SMALL=4000 DENOISING=no DEBIAN=… ./run.sh  # two cores
-#   LINES=200 WORK=trial DEBIAN=… ./run.sh --max-update 20       # a trial; flags are passed to `nmtkit train`
+#   ROWS=200 WORK=trial DEBIAN=… ./run.sh --max-update 20       # a trial; flags are passed to `nmtkit train`
 #
 # Variables: WORK (folder of all results, work), CONFIG (size and budget, model.toml), MANY_UPDATES (of the model of eight
-# directions; as many as the others), WORDS (rows with more words on one side are left out; all), LINES (rows of each file,
+# directions; as many as the others), WORDS (rows with more words on one side are left out; all), ROWS (rows of each file,
 # all), VOCABULARY (16000 for the model of eight directions and for denoising), SMALL (8000, for a model of one pair),
 # LANGUAGES ("it da de pl": baselines to train), DENOISING (yes), SYNTHETIC (20000 pairs of
 # Italian to Danish), BEAM (5) and AVERAGE (4 checkpoints).
@@ -19,7 +19,7 @@ work=${WORK:-work}
 mkdir -p "$work"
 cd "$work"
 [[ -e data/it-da.test.da ]] ||
-    python "$here/prepare.py" "$debian" data ${LINES:+--lines "$LINES"} ${WORDS:+--words "$WORDS"}
+    python "$here/prepare.py" "$debian" data ${ROWS:+--lines "$ROWS"} ${WORDS:+--words "$WORDS"}
 
 train() { # dataset, run, flags
     nmtkit train "$1" --config "$here/${CONFIG:-model.toml}" --save-dir "$2" "${@:3}"

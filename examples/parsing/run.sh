@@ -9,13 +9,13 @@
 # of speech, the search uses the tag dictionary of the training trees.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-treebank=$1 output=${2:-runs/parsing} config=${3:-$here/configs/small.toml}
+treebank=${1:?give a folder of .mrg files} output=${2:-runs/parsing} config=${3:-$here/configs/small.toml}
 tags=${TAGS---tags}
 nmtkit=${NMTKIT:-nmtkit}
 python=${PYTHON:-python3}
 
-[ -e "$output/test.mrg" ] || "$python" "$here/prepare.py" "$treebank" "$output" --pieces "${PIECES:-4000}" $tags
-[ -e "$output/data-bin" ] || $nmtkit preprocess -s words -t trees --trainpref "$output/train" --validpref "$output/valid" \
+[ -e "$output/trees.model" ] || "$python" "$here/prepare.py" "$treebank" "$output" --pieces "${PIECES:-4000}" $tags
+[ -e "$output/data-bin/manifest.json" ] || $nmtkit preprocess -s words -t trees --trainpref "$output/train" --validpref "$output/valid" \
     --testpref "$output/test" --tokenizer-from "$output/words.model,$output/trees.model" --destdir "$output/data-bin" \
     --alignments "$output/train.align" --max-len 1000 --max-line-bytes 100000
 $nmtkit train "$output/data-bin" --config "$config" --save-dir "$output/checkpoints"

@@ -45,7 +45,7 @@ if [[ ! -e $work/data-bin/manifest.json ]]; then
 fi
 nmtkit distill "$work/data-bin" --path "$teacher" --top-k "${TOP_K:-8}"
 nmtkit train "$work/data-bin" --arch "${ARCH:-student_tiny}" --criterion kd_cross_entropy \
-    --teacher-probabilities "$work/data-bin/teacher" --save-dir "$work/run" "$@"
+    --teacher-probabilities "$work/data-bin/teacher" --save-dir "$work/run" --keep-last "${AVERAGE:-8}" "$@"
 nmtkit average-checkpoints "$work/run" --last "${AVERAGE:-8}" --output "$work/student.pt"
 nmtkit shortlist "$work/data-bin" --path "$work/student.pt" --entries "${ENTRIES:-100}"
 rm -f "$work/student-int8.pt" # of an earlier run

@@ -5,14 +5,14 @@
 #   DEBIAN=/path/to/debian ./small.sh descriptions     # English-Italian pairs of Debian's package descriptions
 #
 # Variables: WORK (folder of all results, captions or descriptions), WORDS (12: longer descriptions are left out), AVERAGE
-# (8 checkpoints), and for a trial LINES (of the training text) and VOCABULARY (6000). Other flags are passed to both
+# (8 checkpoints), and for a trial ROWS (of the training text) and VOCABULARY (6000). Other flags are passed to both
 # trainings: --threads 1.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 corpus=${1:?give captions or descriptions}
 shift
-lines=${LINES:-1000000}
+lines=${ROWS:-1000000}
 work=${WORK:-$corpus}
 mkdir -p "$work"
 case $corpus in
@@ -44,12 +44,11 @@ cd "$work"
 [[ -e data-bin/manifest.json ]] || nmtkit preprocess -s "$source" -t "$target" --trainpref train --validpref valid \
     --testpref test --vocab-size "${VOCABULARY:-6000}" --destdir data-bin
 nmtkit train data-bin --arch transformer_tiny --positions sinusoidal_fairseq --lr-scheduler cosine \
-    --save-interval-updates 115 --keep-last 8 --metrics none --save-dir teacher --dropout "$dropout" --lr "$lr" \
-    --warmup-updates "$warmup" --batch-tokens "$batch_tokens" --max-update "$teacher_updates" "$@"
+    --save-interval-updates 115 --keep-last "${AVERAGE:-8}" --metrics none --save-dir teacher --dropout "$dropout" \
+    --lr "$lr" --warmup-updates "$warmup" --batch-tokens "$batch_tokens" --max-update "$teacher_updates" "$@"
 nmtkit average-checkpoints teacher --last "${AVERAGE:-8}" --output teacher.pt
 TEACHER=teacher.pt TRAIN=train VALID=valid TEST=test SOURCE=$source TARGET=$target WORK=student NBEST=4 \
     ARCH=transformer_tiny ENTRIES=50 AVERAGE=${AVERAGE:-8} "$here/run.sh" --decoder-layers 2 \
     --decoder-self-attention ssru --zero-bos --positions sinusoidal_fairseq --finetune-from teacher.pt \
     --finetune-partial --dropout 0.1 --lr-scheduler cosine --lr 0.003 --warmup-updates 200 \
-    --batch-tokens "$batch_tokens" --max-update "$student_updates" --save-interval-updates 60 --keep-last 8 \
-    --metrics none "$@"
+    --batch-tokens "$batch_tokens" --max-update "$student_updates" --save-interval-updates 60 --metrics none "$@"

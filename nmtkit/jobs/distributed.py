@@ -291,7 +291,7 @@ class Watchdog:
         self.beats = 0
         self.busy_until = 0.0  # until this time, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.states: dict[int, tuple[bytes, bool, float]] = {}  # rank -> message, has least progress, start
+        self.states: dict[int, tuple[bytes, bool, float]] = {}  # rank -> message, has least progress, start time
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()

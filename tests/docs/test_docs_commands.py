@@ -110,7 +110,7 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
 @pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
 def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
     # the commands with names of the Hub need the server of tests/models/formats/test_hub_models.py
-    _, imports, languages, _, huggingface, m2m, marian, argos, browsers = blocks("models.md")
+    _, imports, languages, _, huggingface, m2m, marian, argos, browsers, others = blocks("models.md")
     if multilingual:
         typed("nmtkit import nllb-200-distilled-600M nllb.pt", True)
         for line in languages:
@@ -152,7 +152,7 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
     assert Path("en_de.argosmodel").is_file()
     assert {"vocab.spm", "lex.s2t.bin", "config.yml"} <= {path.name for path in Path("en-de-bergamot").iterdir()}
     shutil.copy("en-de.pt", "averaged.pt")  # transformers has the positions of this model
-    for line in huggingface:
+    for line in (*huggingface, *others):
         typed(line, False)
     typed("nmtkit import en-de again.pt", False)
     typed("nmtkit generate --path again.pt < raw.en > again.de", False)
@@ -215,9 +215,9 @@ def test_the_commands_of_the_page_about_many_languages(tmp_path: Path, monkeypat
         shutil.copy(f"data/test.{language}", f"test.{language}")
     for line in pivot:
         typed(line, False)
-    shutil.copytree(FOLDER / "m2m_100", "facebook/m2m100_418M")
+    shutil.copytree(FOLDER / "m2m_100", "facebook/m2m100_418M")  # here a folder, on the page a name of the Hub
     for line in imported:
-        typed(line, False)
+        typed(line.replace("hf:", ""), False)
     shutil.rmtree("tuned-bin")
     shutil.rmtree("tuned")
     Path("mono.toml").write_text('[[corpus]]\nlanguages = ["it"]\ntrain = "data/en-it"\n')

@@ -12,9 +12,7 @@ from click.testing import CliRunner
 
 from nmtkit.cli import main
 from nmtkit.cli.clean import filter_registry
-from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import REGISTRIES
-from nmtkit.training.metrics import METRICS
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 
 ROOT = Path(__file__).parents[2]
@@ -143,20 +141,3 @@ def test_shell_completion_knows_the_commands() -> None:
         env={"_NMTKIT_COMPLETE": "bash_complete", "COMP_WORDS": "nmtkit ge", "COMP_CWORD": "1"},
     )
     assert "generate" in result.output
-
-
-def test_the_plug_ins_of_the_page_on_following_a_run_work(
-    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for registry in (METRICS, CALLBACKS):
-        monkeypatch.setattr(registry, "entries", dict(registry.entries))
-    page = (ROOT / "docs/following-a-run.md").read_text(encoding="utf-8")
-    (tmp_path / "plugin.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
-    flags = "--arch transformer_tiny --d-model 8 --heads 1 --encoder-layers 1 --decoder-layers 1 --batch-tokens 400"
-    flags += " --metrics accuracy,length_share --length-percent --callbacks stop_early --stop-above 0 --device cpu"
-    flags += " --validate-interval-updates 2 --max-update 50 --best-checkpoint-metric length_share"
-    more = ["--plugin", str(tmp_path / "plugin.py"), "--save-dir", str(tmp_path / "run")]
-    result = CliRunner().invoke(main, ["train", str(mirror_data), *flags.split(), *more])
-    assert result.exit_code == 0, result.stderr
-    assert re.search(r"accuracy \d+\.\d after update 2", result.stderr)
-    assert "length_share" in result.stderr

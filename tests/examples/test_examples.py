@@ -268,6 +268,12 @@ def test_scripts_are_sound_bash(script):
     assert script.stat().st_mode & 0o111
 
 
+@pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.sh")), ids=lambda path: path.name)
+def test_no_variable_of_a_script_is_a_variable_of_the_shell(script):
+    """In a terminal, bash sets LINES to the height of the terminal: a script that reads LINES would keep 50 lines."""
+    assert not re.search(r"\$\{?(LINES|COLUMNS|SECONDS|RANDOM|HOSTNAME|UID)\b", script.read_text(encoding="utf-8"))
+
+
 @pytest.mark.slow
 def test_the_table_marks_what_differs_from_the_base_by_more_than_its_seeds_do(tmp_path):
     results = {"base": [5.0, 5.2, 5.1], "A_heads_1": [5.25], "C_layers_2": [5.9]}
@@ -382,11 +388,13 @@ def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path,
     assert [one[0] for one in made] == ["train", "average-checkpoints", *["generate", "score"] * 2]
     assert all("data-bin-diversified" in one for one in made if one[0] != "average-checkpoints")
     shutil.rmtree(folder / "runs/baseline")
-    made = commands("./run.sh", "diversified")
-    assert [(one[1], one[3]) for one in made if one[0] == "train"] == [
-        ("data-bin", "baseline.toml"),
-        ("data-bin-diversified", "diversified.toml"),
+    made = commands("./run.sh", "diversified", RUN="other", DATA="other-bin")  # variables of the last training alone
+    assert [(one[1], one[3], one[5]) for one in made if one[0] == "train"] == [
+        ("data-bin", "baseline.toml", "runs/baseline"),
+        ("data-bin-diversified", "diversified.toml", "runs/other"),
     ]
+    made = commands("./run.sh", "best")  # the TOML file has a comment behind the number of checkpoints
+    assert [one[one.index("--last") + 1] for one in made if one[0] == "average-checkpoints"] == ["20"]
 
 
 @pytest.mark.slow
@@ -448,6 +456,53 @@ def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path
     assert value(made[0], "--destdir") == "data-bin-both-both"
     assert value(made[3], "--finetune-from") == "runs/both/both-1/averaged.pt"
     assert (folder / "data/both/both.en").read_bytes().count(b"\n") == 58_000
+
+
+STEPS = """#!{python}
+import json, sys
+from pathlib import Path
+
+command, *rest = sys.argv[1:]
+with open("{log}", "a") as log:
+    print(json.dumps(sys.argv[1:]), file=log)
+named = dict(zip(rest, rest[1:]))
+if command == "preprocess":
+    Path(named["--destdir"]).mkdir()
+    Path(named["--destdir"], "manifest.json").touch()
+elif command == "clean":
+    for side in ("en", "de"):
+        Path(named["--output"] + "." + side).write_text("a\\n")
+elif command == "merge":
+    Path(named["--output"]).write_text('{{"source": "a", "hypotheses": ["b"]}}\\n')
+elif command == "export":
+    Path(rest[-1]).touch()
+elif "--output" in named:
+    Path(named["--output"]).parent.mkdir(exist_ok=True)
+    Path(named["--output"]).touch()
+"""
+
+
+@pytest.mark.parametrize("recipe", ["student", "backtranslation"])
+def test_a_training_keeps_as_many_checkpoints_as_the_recipe_averages(recipe, tmp_path, monkeypatch):
+    """Runs the first command of the page with a stand-in for nmtkit, and checks that nmtkit has the flags."""
+    log = tmp_path / "log"
+    (tmp_path / "nmtkit").write_text(STEPS.format(python=sys.executable, log=log))
+    (tmp_path / "nmtkit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    save_tiny_transformer(Path("teacher.pt"), tiny_tokenizer())
+    for name in ("train.en", "train.de", "mono.de"):
+        Path(name).write_text("a\n")
+    settings = {"SOURCE": "en", "TARGET": "de", "VALID": "val", "TEST": "test", "TEACHER": "teacher.pt"}
+    settings |= {"TRAIN": "train", "BITEXT": "train", "MONO": "mono.de"}
+    subprocess.run([EXAMPLES / recipe / "run.sh"], check=True, capture_output=True, env=os.environ | settings)
+    made = [json.loads(line) for line in log.read_text().splitlines()]
+    for one in made:
+        assert CliRunner().invoke(main, [*one, "--help"]).exit_code == 0, one
+    kept = [one[one.index("--keep-last") + 1] for one in made if one[0] == "train"]
+    averaged = [one[one.index("--last") + 1] for one in made if one[0] == "average-checkpoints"]
+    assert kept == averaged == ["8"] * {"student": 1, "backtranslation": 3}[recipe]
+    assert made[-1][0] == "score"
 
 
 TRAINED = """#!{python}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nmtkit.config import changed_flags
 from nmtkit.config.files import cache_folder
@@ -27,7 +27,7 @@ from nmtkit.translation.search.options import CTRANSLATE2_RULE, SearchOptions
 from nmtkit.translation.search.rules import length_penalty, max_lengths
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
-COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+COMPUTE_TYPES: dict[Precision, Literal["float32", "int8"]] = {"fp32": "float32", "int8": "int8"}
 
 
 def exported(path: Path, precision: Precision) -> Path:

@@ -37,8 +37,8 @@ def length_penalty(tokens: Length, lenpen: float, *, language_tokens: int) -> Le
 
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
-    length: Any = tokens - language_tokens
-    penalty: Length = ((5.0 + (length.double() if isinstance(length, Tensor) else length)) / 6.0) ** lenpen
+    length: Any = tokens.double() if isinstance(tokens, Tensor) else tokens
+    penalty: Length = ((5.0 + length - language_tokens) / 6.0) ** lenpen
     return penalty
 
 
