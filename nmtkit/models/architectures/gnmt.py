@@ -52,16 +52,15 @@ PUBLISHED = GNMTConfig()
 
 
 class ResidualStack(nn.Module):
-    """LSTM layers with residual connections from the layer `residual_from` on (equation 6).
+    """LSTM layers with residual connections from the second layer on (equation 6).
 
     `context` is the width of the attention context, which every layer of the decoder reads (section 3, figure 1).
     """
 
-    def __init__(self, config: GNMTConfig, widths: list[int], residual_from: int, context: int = 0) -> None:
+    def __init__(self, config: GNMTConfig, widths: list[int], context: int = 0) -> None:
         super().__init__()
         layers = nn.ModuleList(PackedLSTM(width + context, config.d_model) for width in widths)
         self.layers = cast(Sequence[PackedLSTM], layers)
-        self.residual_from = residual_from
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -69,7 +68,7 @@ class ResidualStack(nn.Module):
     ) -> Tensor:
         for index, layer in enumerate(self.layers):
             y = layer(self.dropout(x if context is None else torch.cat([x, context], -1)), layout, states)
-            x = x + y if index >= self.residual_from else y
+            x = x + y if index else y
         return x
 
 
@@ -99,12 +98,12 @@ class GNMT(IncrementalArchitecture):
         self.dropout = Dropout(config.dropout)
         self.bottom_encoder = BidirectionalLSTM(width, width)
         above = config.encoder_layers - 1
-        self.encoder = ResidualStack(config, [2 * width, *[width] * above][:above], residual_from=1)
+        self.encoder = ResidualStack(config, [2 * width, *[width] * above][:above])
         self.memory_width = width if above else 2 * width
         attention = AdditiveAttention(width, self.memory_width, config.d_attention)
         self.bottom_decoder = AttentionLSTM(width, width, attention, self.memory_width)
         widths = [width] * (config.decoder_layers - 1)
-        self.decoder = ResidualStack(config, widths, residual_from=1, context=self.memory_width)
+        self.decoder = ResidualStack(config, widths, context=self.memory_width)
         self.output_projection = nn.Linear(width, vocabulary.target)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -config.initial_range, config.initial_range)

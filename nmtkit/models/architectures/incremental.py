@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.interface import Architecture, DecoderState, layer_index
+from nmtkit.models.layers import rows_of
 from nmtkit.models.layers.recurrent import LayerStates
 
 # B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
@@ -63,20 +64,17 @@ class IncrementalState(DecoderState):
     def drop_finished(self, sentences: Tensor) -> None:
         self.lengths = self.lengths[sentences]
         self.memory = self.memory[sentences]
-        self.reorder(self._rows_of(sentences))
+        self.reorder(rows_of(sentences, self.beams))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         longest = max(self.memory.shape[1], memory.layout.max_length)
         self.memory = _lengthened(self.memory, longest).index_copy(0, slots, _lengthened(memory.to_padded(), longest))
         self.lengths = self.lengths.index_copy(0, slots, memory.layout.lengths)
-        rows = self._rows_of(slots)
+        rows = rows_of(slots, self.beams)
         self.states = {
             layer: tuple(part.index_fill(0, rows, 0) for part in parts) for layer, parts in self.states.items()
         }
         self.position = self.position.index_fill(0, rows, 0)
-
-    def _rows_of(self, sentences: Tensor) -> Tensor:
-        return (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
 
 
 def _lengthened(padded: Tensor, longest: int) -> Tensor:

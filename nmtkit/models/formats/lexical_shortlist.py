@@ -118,11 +118,7 @@ def _from_binary(data: bytes, path: Path, tokenizer: Tokenizer, vocabularies: tu
     targets = np.frombuffer(data[start:], "<u4").astype(np.int64)
     if not len(offsets) or offsets[0] or offsets[-1] != len(targets) or (np.diff(offsets) < 0).any():
         raise ValueError(f"{path} is a damaged binary shortlist: its offsets are not in order")
-    pieces = (
-        tokenizer.source_pieces(range(tokenizer.source_size)),
-        tokenizer.target_pieces(range(tokenizer.target_size)),
-    )
-    names = pieces
+    names = pieces = _pieces(tokenizer)
     if vocabularies:
         models = [[piece.text for piece in pieces_of(read_model(vocabulary))] for vocabulary in vocabularies]
         names = models[0], models[-1]
