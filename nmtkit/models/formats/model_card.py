@@ -9,6 +9,7 @@ from typing import Any
 from nmtkit.config.files import HUB_PREFIX
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
+from nmtkit.models.building import reads_source
 from nmtkit.models.formats.reading import read_bytes
 
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -55,8 +56,9 @@ def model_card(
     )
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
     metadata = [f"library_name: {library}"] if library else []
-    lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
-    lines += ["# A translation model", "", "Trained with nmtkit."]
+    kind, task = ("translation", "translation") if reads_source(contents) else ("language", "text-generation")
+    lines = ["---", *metadata, f"pipeline_tag: {task}", f"tags: [{task}, {program}, nmtkit]", "---", ""]
+    lines += [f"# A {kind} model", "", f"{'Trained' if contents['update'] else 'Imported'} with nmtkit."]
     if not prepared:
         lines[-1] += " Prepare every line of text with this function before its tokenization:"
         lines += ["", preparation_code(Tokenizer.from_state(contents["tokenizer"]).source)]
