@@ -15,7 +15,6 @@ from nmtkit.models.layers.dropout import Dropout
 from nmtkit.models.layers.recurrent import (
     AdditiveAttention,
     AttentionLSTM,
-    AttentionMemory,
     BidirectionalLSTM,
     LayerStates,
     PackedLSTM,
@@ -99,11 +98,11 @@ class GNMT(IncrementalArchitecture):
         self.bottom_encoder = BidirectionalLSTM(width, width)
         above = config.encoder_layers - 1
         self.encoder = ResidualStack(config, [2 * width, *[width] * above][:above])
-        self.memory_width = width if above else 2 * width
-        attention = AdditiveAttention(width, self.memory_width, config.d_attention)
-        self.bottom_decoder = AttentionLSTM(width, width, attention, self.memory_width)
+        memory_width = width if above else 2 * width
+        attention = AdditiveAttention(width, memory_width, config.d_attention)
+        self.bottom_decoder = AttentionLSTM(width, width, attention, memory_width)
         widths = [width] * (config.decoder_layers - 1)
-        self.decoder = ResidualStack(config, widths, context=self.memory_width)
+        self.decoder = ResidualStack(config, widths, context=memory_width)
         self.output_projection = nn.Linear(width, vocabulary.target)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
@@ -112,7 +111,7 @@ class GNMT(IncrementalArchitecture):
         """Returns the output of the top encoder layer and the keys of the attention: [S, D + attention width]."""
         x = self.dropout(self.source_embedding(source.values))
         x = self.encoder(self.bottom_encoder(x, source.layout), source.layout)
-        return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
+        return source.with_values(self.bottom_decoder.with_keys(x))
 
     def stateful_layers(self) -> Iterable[nn.Module]:
         return self.bottom_decoder, *self.decoder.layers
@@ -120,7 +119,5 @@ class GNMT(IncrementalArchitecture):
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         layout = target_input.layout
         x = self.dropout(self.target_embedding(target_input.values))
-        values, keys = state.memory.tensor_split([self.memory_width], -1)
-        bottom = self.bottom_decoder(x, layout, AttentionMemory(values, keys, state.mask), state.states)
-        state.record(bottom.weights[:, None])
+        bottom = state.attend(self.bottom_decoder, x, layout)
         return self.decoder(bottom.output, layout, bottom.context, state.states)

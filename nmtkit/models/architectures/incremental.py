@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.interface import Architecture, DecoderState, layer_index
 from nmtkit.models.layers import rows_of
-from nmtkit.models.layers.recurrent import LayerStates
+from nmtkit.models.layers.recurrent import AttentionLSTM, AttentionLSTMOutput, AttentionMemory, LayerStates
 
 # B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
 # sentence, R hypotheses of a sentence, N = B x R rows of a search
@@ -56,6 +56,13 @@ class IncrementalState(DecoderState):
     def record(self, weights: Tensor) -> None:
         if self.recorded_weights is not None:
             self.recorded_weights.append(weights)
+
+    def attend(self, layer: AttentionLSTM, x: Tensor, layout: Layout) -> AttentionLSTMOutput:
+        """Runs a layer over x [T, width], and records its weights. The memory has keys (`AttentionLSTM.with_keys`)."""
+        values, keys = self.memory.tensor_split([layer.context_proj.in_features], -1)
+        result: AttentionLSTMOutput = layer(x, layout, AttentionMemory(values, keys, self.mask), self.states)
+        self.record(result.weights[:, None])
+        return result
 
     def reorder(self, beam_index: Tensor) -> None:
         self.states = {layer: tuple(part[beam_index] for part in parts) for layer, parts in self.states.items()}
