@@ -255,6 +255,7 @@ class KVCache(MemoryCache):
 
         `qkv` [N, H*(GK+K+Kv)] is the projection of the newest tokens to queries, keys and values.
         """
+        qkv = qkv.contiguous()  # a hook, or the code of a plug-in, may return a part of a wider tensor
         for slots, (size, stride, first) in zip(self.slots[layer], self.slot_views, strict=True):
             slots.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + first))
         return self.by_head(qkv, (self.row_stride, self.widths[0], 1))
