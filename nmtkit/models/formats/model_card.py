@@ -86,8 +86,8 @@ def published_card(
     results of `read_scores`.
     """
     run, origin = contents.get("run", {}), contents.get("origin", {})
-    base = {**run.get("base_origin", {}), **origin}
-    license = license or base.get("license")
+    base = origin if "repository" in origin else run.get("base_origin", {})
+    license = license or {**run.get("base_origin", {}), **origin}.get("license")
     pairs = run.get("directions") or [run.get("languages") or origin.get("languages") or ()]
     languages = dict.fromkeys(code for pair in pairs for code in pair)
     metadata = {"license": license, "language": list(languages), "base_model": base.get("repository")}
@@ -97,7 +97,8 @@ def published_card(
     text = card or model_card(contents, usage, format, "nmtkit" if own else None, prepared=True)
     text = text.replace("---\n", "\n".join(["---", *lines, ""]), 1)
     if "repository" in base:
-        source = f"{HUB_PREFIX}{base['repository']}@{base['commit']}"
+        commit = f"@{base['commit']}" if "commit" in base else ""  # an average of two commits has none
+        source = f"{HUB_PREFIX}{base['repository']}{commit}"
         named = f" (licence {base['license']})" if "license" in base else ""
         text += f"\n## Origin\n\nThe weights come from `{source}`{named}.\n"
     if scores:
