@@ -19,7 +19,7 @@ from nmtkit.models.formats.reading import check_file, naming, read_json
 
 CONFIG_FILE, WEIGHTS_FILE, SHORTLIST_FILE = "nmtkit.json", "model.safetensors", "shortlist.safetensors"
 REQUIRED = ("architecture", "config", "plugins", "update")  # entries of a checkpoint that nmtkit.json holds
-OPTIONAL = {"run": dict, "origin": dict, "scores": dict, "signatures": dict}
+OPTIONAL: dict[str, type[Any]] = {"run": dict, "origin": dict, "scores": dict, "signatures": dict}
 OPTIONAL |= {"maximized": list, "averaged": list, "scheduled": bool}
 
 
@@ -39,7 +39,7 @@ def save(source: Path, destination: Path) -> None:
             weights[name] = contents["model"][name].contiguous()
         else:
             shared[name] = original
-    facts = {"nmtkit": checkpoint_file.FORMAT}
+    facts: dict[str, Any] = {"nmtkit": checkpoint_file.FORMAT}
     facts |= {key: contents[key] for key in (*REQUIRED, *OPTIONAL) if key in contents}
     facts |= {"parameters": [*contents["model"]], "shared": shared}
     with new_folder(destination) as folder:

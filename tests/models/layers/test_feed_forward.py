@@ -50,7 +50,8 @@ def test_a_layer_with_hooks_is_called(why: str) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "reglu"])
 def test_a_hook_can_keep_the_inputs_of_the_activation(activation: str) -> None:
-    layer, x, kept = FeedForward(8, 16, activation), torch.randn(3, 8), []
+    layer, x = FeedForward(8, 16, activation), torch.randn(3, 8)
+    kept: list[torch.Tensor] = []
     layer.fc1.register_forward_hook(lambda module, inputs, output: kept.append(output))
     with torch.no_grad():
         layer(x)
