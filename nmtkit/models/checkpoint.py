@@ -30,7 +30,7 @@ def load(path: Path, mmap: bool = False) -> Checkpoint:
 
     Adapters are merged with their base, and weights in 8 bits become fp32. The base is the file that training used, or
     else a file with the same name in the folder of the checkpoint. Raises OSError or ValueError like
-    `checkpoint_file.read`, and also if the base is missing or is a different model.
+    `checkpoint_file.read`, and also if the base is missing or both files are different models.
     """
     contents = read(path, mmap)
     if mmap and ("scales" in contents or "adapters" in contents):
@@ -89,17 +89,20 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != ADAPTERS:
         raise ValueError(f"{path}: its facts about adapters do not have the format of nmtkit")
     base = checkpoint_of(Path(facts["base"]))  # may be a model of the Hub
-    beside = path.parent / base.name
-    base_path = next((candidate for candidate in (base, beside) if candidate.is_file()), None)
-    if base_path is None:
+    candidates = [file for file in (base, path.parent / base.name) if file.is_file()]
+    if not candidates:
         raise FileNotFoundError(
             f"{path} holds adapters of {base}, which does not exist; put {base.name} into the folder of {path.name}"
         )
-    whole = dequantized(read(base_path, mmap), base_path)
-    if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
+    for file in candidates:
+        whole = dequantized(read(file, mmap), file)
+        if "adapters" not in whole and fingerprint(whole) == facts["fingerprint"]:
+            break
+    else:
         raise ValueError(
-            f"{base_path} is not the base of the adapters in {path}; replace {base_path.name} by the file that "
-            "--finetune-from named"
+            f"{' and '.join(map(str, candidates))}: not the base of the adapters in {path}; put the file that "
+            f"--finetune-from named into a new folder as {base.name}, and a copy of {path.name}, under another name, "
+            "beside it"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

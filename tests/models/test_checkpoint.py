@@ -34,15 +34,34 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c.pt"]
 
 
+def adapted(base: Path, contents: dict[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint with adapters of `contents`, the checkpoint in the file `base`."""
+    facts = {"base": str(base), "fingerprint": checkpoint_file.fingerprint(contents), "rank": 2}
+    small = {"layer.adapter_a": torch.full((2, 64), 7.0), "layer.adapter_b": torch.full((64, 2), 7.0)}
+    return CONTENTS | {"model": small, "adapters": facts | {"alpha": 2.0, "layers": ["*"]}}
+
+
+def test_adapters_find_their_base_beside_them_if_another_model_took_its_path(tmp_path: Path) -> None:
+    base = CONTENTS | {"model": {"layer.weight": torch.ones(64, 64)}}
+    (tmp_path / "run").mkdir()
+    path, moved = tmp_path / "update_7.pt", tmp_path / "run/update_7.pt"
+    checkpoint_file.save(tmp_path / "run/adapters.pt", adapted(path, base))
+    checkpoint_file.save(path, base | {"model": {"layer.weight": torch.zeros(64, 64)}})
+    checkpoint_file.save(moved, base)
+    weight = checkpoint.load(tmp_path / "run/adapters.pt")["model"]["layer.weight"]
+    assert torch.equal(weight, torch.full((64, 64), 1.0 + 2 * 49))
+    # a checkpoint of the run itself can have the name of the base; nobody is asked to replace this checkpoint
+    checkpoint_file.save(moved, adapted(path, base))
+    with pytest.raises(ValueError, match=r"run/update_7\.pt.* new folder"):
+        checkpoint.load(moved)
+
+
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("kind", ["adapters", "8 bits"])
 def test_damage_of_a_model_that_is_not_stored_as_a_whole_is_found(tmp_path: Path, kind: str, mmap: bool) -> None:
     base = CONTENTS | {"model": {"layer.weight": torch.ones(64, 64)}}
     checkpoint_file.save(tmp_path / "base.pt", base)
-    facts = {"base": str(tmp_path / "base.pt"), "fingerprint": checkpoint_file.fingerprint(base), "rank": 2}
-    small = {"layer.adapter_a": torch.full((2, 64), 7.0), "layer.adapter_b": torch.full((64, 2), 7.0)}
-    adapters = {"model": small, "adapters": facts | {"alpha": 2.0, "layers": ["*"]}}
-    contents = CONTENTS | adapters if kind == "adapters" else checkpoint.quantized(base)
+    contents = adapted(tmp_path / "base.pt", base) if kind == "adapters" else checkpoint.quantized(base)
     checkpoint_file.save(tmp_path / "c.pt", contents)
     assert checkpoint.load(tmp_path / "c.pt", mmap)["model"]["layer.weight"].shape == (64, 64)
     data = bytearray((tmp_path / "c.pt").read_bytes())

@@ -114,7 +114,8 @@ def check_causality(model: Architecture, source: Packed, target: Packed, vocabul
     changed = target.values.clone()
     changed[first:length] = (changed[first:length] + 1) % vocabulary.target
     before, after = model(source, target), model(source, target.with_values(changed))
-    _check_finite(model, before)
+    if not before.isfinite().all():
+        raise ContractError(f"{type(model).__name__} returned features that are not finite before any training")
     change = _change(before[:first], after[:first])
     if change > TOLERANCE:
         raise ContractError(
@@ -154,8 +155,3 @@ def _change(before: Tensor, after: Tensor) -> float:
         return 0.0
     largest = float(before.abs().max().clamp(min=1e-12))
     return float((before - after).abs().max()) / largest
-
-
-def _check_finite(model: Architecture, features: Tensor) -> None:
-    if not features.isfinite().all():
-        raise ContractError(f"{type(model).__name__} returned features that are not finite before any training")

@@ -12,7 +12,7 @@ from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.models.architectures.interface import ARCHITECTURES, Vocabulary
 from nmtkit.models.layers.dropout import Dropout
-from nmtkit.models.layers.recurrent import AdditiveAttention, AttentionLSTM, AttentionMemory, LayerStates, PackedLSTM
+from nmtkit.models.layers.recurrent import AdditiveAttention, AttentionLSTM, LayerStates, PackedLSTM
 
 # S source tokens, T target tokens. As in the paper, f is the feed-forward part of a layer and h its recurrent output; f
 # is four times as wide as h.
@@ -135,7 +135,7 @@ class DeepAtt(IncrementalArchitecture):
         self.decoder = FastForwardStack(config, 3 * hidden, above) if above else None
         self.dropout = Dropout(config.dropout)
         self.output_projection = nn.Linear(5 * hidden, vocabulary.target)
-        self.hidden, self.memory_width = hidden, config.d_memory
+        self.hidden = hidden
         if config.initial_range is not None:
             for parameter in self.parameters():
                 nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
@@ -145,7 +145,7 @@ class DeepAtt(IncrementalArchitecture):
         x = self.source_embedding(source.values)
         tops = [column(x, source.layout) for column in (self.forwards_first, self.backwards_first)]
         e = self.interface(torch.cat(tops, -1))
-        return source.with_values(torch.cat([e, self.bottom_decoder.attention.keys(e)], -1))
+        return source.with_values(self.bottom_decoder.with_keys(e))
 
     def stateful_layers(self) -> Iterable[nn.Module]:
         return self.bottom_decoder, *(layer.lstm for layer in (self.decoder.layers if self.decoder is not None else ()))
@@ -153,10 +153,7 @@ class DeepAtt(IncrementalArchitecture):
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         """Returns [f, h] of the top layer: [T, 5 hidden]."""
         layout = target_input.layout
-        values, keys = state.memory.tensor_split([self.memory_width], -1)
-        memory = AttentionMemory(values, keys, state.mask)
-        bottom = self.bottom_decoder(self.target_embedding(target_input.values), layout, memory, state.states)
-        state.record(bottom.weights[:, None])
+        bottom = state.attend(self.bottom_decoder, self.target_embedding(target_input.values), layout)
         f, h = bottom.input_gates, bottom.output
         if self.decoder is None:
             return torch.cat([f, h], -1)

@@ -15,7 +15,6 @@ from nmtkit.models.layers.dropout import Dropout
 from nmtkit.models.layers.recurrent import (
     AdditiveAttention,
     AttentionLSTM,
-    AttentionMemory,
     BidirectionalLSTM,
     LayerStates,
     PackedLSTM,
@@ -52,16 +51,15 @@ PUBLISHED = GNMTConfig()
 
 
 class ResidualStack(nn.Module):
-    """LSTM layers with residual connections from the layer `residual_from` on (equation 6).
+    """LSTM layers with residual connections from the second layer on (equation 6).
 
     `context` is the width of the attention context, which every layer of the decoder reads (section 3, figure 1).
     """
 
-    def __init__(self, config: GNMTConfig, widths: list[int], residual_from: int, context: int = 0) -> None:
+    def __init__(self, config: GNMTConfig, widths: list[int], context: int = 0) -> None:
         super().__init__()
         layers = nn.ModuleList(PackedLSTM(width + context, config.d_model) for width in widths)
         self.layers = cast(Sequence[PackedLSTM], layers)
-        self.residual_from = residual_from
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -69,7 +67,7 @@ class ResidualStack(nn.Module):
     ) -> Tensor:
         for index, layer in enumerate(self.layers):
             y = layer(self.dropout(x if context is None else torch.cat([x, context], -1)), layout, states)
-            x = x + y if index >= self.residual_from else y
+            x = x + y if index else y
         return x
 
 
@@ -99,12 +97,12 @@ class GNMT(IncrementalArchitecture):
         self.dropout = Dropout(config.dropout)
         self.bottom_encoder = BidirectionalLSTM(width, width)
         above = config.encoder_layers - 1
-        self.encoder = ResidualStack(config, [2 * width, *[width] * above][:above], residual_from=1)
-        self.memory_width = width if above else 2 * width
-        attention = AdditiveAttention(width, self.memory_width, config.d_attention)
-        self.bottom_decoder = AttentionLSTM(width, width, attention, self.memory_width)
+        self.encoder = ResidualStack(config, [2 * width, *[width] * above][:above])
+        memory_width = width if above else 2 * width
+        attention = AdditiveAttention(width, memory_width, config.d_attention)
+        self.bottom_decoder = AttentionLSTM(width, width, attention, memory_width)
         widths = [width] * (config.decoder_layers - 1)
-        self.decoder = ResidualStack(config, widths, residual_from=1, context=self.memory_width)
+        self.decoder = ResidualStack(config, widths, context=memory_width)
         self.output_projection = nn.Linear(width, vocabulary.target)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
@@ -113,7 +111,7 @@ class GNMT(IncrementalArchitecture):
         """Returns the output of the top encoder layer and the keys of the attention: [S, D + attention width]."""
         x = self.dropout(self.source_embedding(source.values))
         x = self.encoder(self.bottom_encoder(x, source.layout), source.layout)
-        return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
+        return source.with_values(self.bottom_decoder.with_keys(x))
 
     def stateful_layers(self) -> Iterable[nn.Module]:
         return self.bottom_decoder, *self.decoder.layers
@@ -121,7 +119,5 @@ class GNMT(IncrementalArchitecture):
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         layout = target_input.layout
         x = self.dropout(self.target_embedding(target_input.values))
-        values, keys = state.memory.tensor_split([self.memory_width], -1)
-        bottom = self.bottom_decoder(x, layout, AttentionMemory(values, keys, state.mask), state.states)
-        state.record(bottom.weights[:, None])
+        bottom = state.attend(self.bottom_decoder, x, layout)
         return self.decoder(bottom.output, layout, bottom.context, state.states)

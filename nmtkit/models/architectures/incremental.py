@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.architectures.interface import Architecture, DecoderState, layer_index
-from nmtkit.models.layers.recurrent import LayerStates
+from nmtkit.models.layers import rows_of
+from nmtkit.models.layers.recurrent import AttentionLSTM, AttentionLSTMOutput, AttentionMemory, LayerStates
 
 # B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
 # sentence, R hypotheses of a sentence, N = B x R rows of a search
@@ -56,6 +57,13 @@ class IncrementalState(DecoderState):
         if self.recorded_weights is not None:
             self.recorded_weights.append(weights)
 
+    def attend(self, layer: AttentionLSTM, x: Tensor, layout: Layout) -> AttentionLSTMOutput:
+        """Runs a layer over x [T, width], and records its weights. The memory has keys (`AttentionLSTM.with_keys`)."""
+        values, keys = self.memory.tensor_split([layer.context_proj.in_features], -1)
+        result: AttentionLSTMOutput = layer(x, layout, AttentionMemory(values, keys, self.mask), self.states)
+        self.record(result.weights[:, None])
+        return result
+
     def reorder(self, beam_index: Tensor) -> None:
         self.states = {layer: tuple(part[beam_index] for part in parts) for layer, parts in self.states.items()}
         self.position = self.position[beam_index]
@@ -63,20 +71,17 @@ class IncrementalState(DecoderState):
     def drop_finished(self, sentences: Tensor) -> None:
         self.lengths = self.lengths[sentences]
         self.memory = self.memory[sentences]
-        self.reorder(self._rows_of(sentences))
+        self.reorder(rows_of(sentences, self.beams))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         longest = max(self.memory.shape[1], memory.layout.max_length)
         self.memory = _lengthened(self.memory, longest).index_copy(0, slots, _lengthened(memory.to_padded(), longest))
         self.lengths = self.lengths.index_copy(0, slots, memory.layout.lengths)
-        rows = self._rows_of(slots)
+        rows = rows_of(slots, self.beams)
         self.states = {
             layer: tuple(part.index_fill(0, rows, 0) for part in parts) for layer, parts in self.states.items()
         }
         self.position = self.position.index_fill(0, rows, 0)
-
-    def _rows_of(self, sentences: Tensor) -> Tensor:
-        return (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
 
 
 def _lengthened(padded: Tensor, longest: int) -> Tensor:

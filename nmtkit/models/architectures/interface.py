@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Layout, Packed
+from nmtkit.models.layers import rows_of
 from nmtkit.models.layers.static_kv_cache import CacheLengths
 
 # B sentences or slots of a search, R hypotheses (rows) of each, N = B x R, S source tokens, T target tokens, L and M
@@ -227,7 +228,7 @@ class PrefixState(DecoderState):
         self.prefixes, self.lengths = self.prefixes[beam_index], self.lengths[beam_index]
 
     def drop_finished(self, sentences: Tensor) -> None:
-        rows = (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
+        rows = rows_of(sentences, self.beams)
         self.memories = [self.memories[index] for index in sentences.tolist()]
         self.prefixes, self.lengths = self.prefixes[rows], self.lengths[rows]
 

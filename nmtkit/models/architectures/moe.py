@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from nmtkit.config import Config, option
@@ -20,7 +19,6 @@ from nmtkit.models.layers.dropout import Dropout
 from nmtkit.models.layers.experts import Experts, pop_auxiliary_losses
 from nmtkit.models.layers.recurrent import (
     AttentionLSTM,
-    AttentionMemory,
     BidirectionalLSTM,
     LayerStates,
     PackedLSTM,
@@ -135,7 +133,6 @@ class MoE(IncrementalArchitecture):
     def __init__(self, config: MoEConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         width, hidden = config.d_model, config.d_hidden
-        self.width = width
         self.source_embedding = nn.Embedding(vocabulary.source, width)
         self.target_embedding = nn.Embedding(vocabulary.target, width)
         nn.init.normal_(self.source_embedding.weight, std=0.1)
@@ -160,7 +157,7 @@ class MoE(IncrementalArchitecture):
         x = self.dropout(self.source_embedding(source.values))
         x = x + self.dropout(self.bottom_encoder(x, source.layout))
         x = self.stack(x, source.layout, self.encoder, self.encoder_experts)
-        return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
+        return source.with_values(self.bottom_decoder.with_keys(x))
 
     def stack(
         self,
@@ -182,9 +179,7 @@ class MoE(IncrementalArchitecture):
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         layout = target_input.layout
         x = self.dropout(self.target_embedding(target_input.values))
-        values, keys = state.memory.chunk(2, -1)
-        bottom = self.bottom_decoder(x, layout, AttentionMemory(values, keys, state.mask), state.states)
-        state.record(bottom.weights[:, None])
+        bottom = state.attend(self.bottom_decoder, x, layout)
         x = x + self.dropout(bottom.output)
         return self.stack(x, layout, self.decoder, self.decoder_experts, state.states)
 

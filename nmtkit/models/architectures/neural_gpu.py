@@ -16,6 +16,7 @@ from nmtkit.config import Config, option
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures.bytenet import unfold
 from nmtkit.models.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
+from nmtkit.models.layers import rows_of
 from nmtkit.models.layers.dropout import Dropout
 
 # B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
@@ -146,18 +147,15 @@ class ImageState(DecoderState):
         self.tapes = [tape[beam_index] for tape in self.tapes]
 
     def drop_finished(self, sentences: Tensor) -> None:
-        self.reorder(self._rows(sentences))
+        self.reorder(rows_of(sentences, self.beams))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        images, rows = image_of(memory).repeat_interleave(self.beams, 0), self._rows(slots)
+        images, rows = image_of(memory).repeat_interleave(self.beams, 0), rows_of(slots, self.beams)
         columns = max(images.shape[3], self.images.shape[3])
         self.images = widened(self.images, columns).index_copy(0, rows, widened(images, columns))
         self.tapes = [widened(tape, columns).index_fill(0, rows, 0) for tape in self.tapes]
         self.lengths = self.lengths.index_copy(0, rows, memory.layout.lengths.repeat_interleave(self.beams))
         self.position = self.position.index_fill(0, rows, 0)
-
-    def _rows(self, sentences: Tensor) -> Tensor:
-        return (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
 
 
 def widened(image: Tensor, columns: int) -> Tensor:

@@ -179,20 +179,16 @@ class TransformerConfig(Config):
             raise ValueError("--kernels needs a convolution, such as --decoder-self-attention lightconv")
         if self.convolves and self.d_model % self.heads:
             raise ValueError(f"convolutions need a --d-model that is a multiple of --heads, not {self.d_model}")
-        for flag, changed, kind in (
-            ("--no-average-ffn", not self.average_ffn, "average"),
-            ("--no-average-gate", not self.average_gate, "average"),
-            ("--average-separate-gates", self.average_separate_gates, "average"),
-            ("--ssru-norm", self.ssru_norm, "ssru"),
+        for flag, changed, setting, needed in (
+            ("--no-average-ffn", not self.average_ffn, "decoder_self_attention", "average"),
+            ("--no-average-gate", not self.average_gate, "decoder_self_attention", "average"),
+            ("--average-separate-gates", self.average_separate_gates, "decoder_self_attention", "average"),
+            ("--ssru-norm", self.ssru_norm, "decoder_self_attention", "ssru"),
+            ("--rotary-base", self.rotary_base != 10_000.0, "positions", "rotary"),
+            ("--max-distance", self.max_distance != 16, "positions", "relative"),
         ):
-            if changed and self.decoder_self_attention != kind:
-                raise ValueError(f"{flag} needs --decoder-self-attention {kind}, not {self.decoder_self_attention}")
-        for flag, changed, positions in (
-            ("--rotary-base", self.rotary_base != 10_000.0, "rotary"),
-            ("--max-distance", self.max_distance != 16, "relative"),
-        ):
-            if changed and self.positions != positions:
-                raise ValueError(f"{flag} needs --positions {positions}, not {self.positions}")
+            if changed and getattr(self, setting) != needed:
+                raise ValueError(f"{flag} needs --{setting.replace('_', '-')} {needed}, not {getattr(self, setting)}")
         if self.average_separate_gates and not self.average_gate:
             raise ValueError("--average-separate-gates needs a gate; leave out --no-average-gate")
         for side, numbers, layers in (

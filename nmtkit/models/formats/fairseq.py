@@ -21,7 +21,7 @@ from nmtkit.models.architectures.transformer_config import BASE, TransformerConf
 from nmtkit.models.formats import pickles
 from nmtkit.models.formats.names import FAIRSEQ
 from nmtkit.models.formats.reading import ModelSettings, naming, read_bytes, read_text
-from nmtkit.models.formats.vocabulary import HIDDEN, IdTable, read_model, table_of, tokenizer_of, unused
+from nmtkit.models.formats.vocabulary import IdTable, read_model, table_of, tokenizer_of, unused
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # the first file that exists is read
@@ -289,7 +289,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, targ
         "source_embedding.tokens.weight": weights.rows(source.rows, embeddings[0]),
         "target_embedding.tokens.weight": weights.rows(target.rows, embeddings[1]),
         "output_projection.weight": weights.rows(target.rows, embeddings[1 if config.tie_output else 2]),
-        "output_projection.bias": weights.output_bias(None, target.rows, target.hidden, HIDDEN),
+        "output_projection.bias": weights.output_bias("decoder.output_projection.bias", target),
     }
     tensors |= weights.layers(FAIRSEQ.of(config)) | weights.learned_positions(config)
     weights.check_all_taken()

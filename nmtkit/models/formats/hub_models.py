@@ -95,7 +95,8 @@ def _import(name: str, repository: str, revision: str, files: Listing, path: Pat
 def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, str]:
     """Downloads the model of a commit, and returns its checkpoint and the name of its format."""
     top = [file for file in files.hashes if "/" not in file]
-    texts = [file for file in top if file.endswith((".json", *TOKENIZER_FILES)) and not _is_weights(file)]
+    texts = [file for file in top if file.endswith((".json", *TOKENIZER_FILES))]
+    texts = [file for file in texts if not any(pattern.fullmatch(file) for pattern in WEIGHTS)]
 
     def download(chosen: Sequence[str]) -> Path:
         patterns = [glob.escape(file) for file in chosen]
@@ -126,7 +127,3 @@ def _contents(name: str, repository: str, files: Listing) -> tuple[Checkpoint, s
         f"{name} holds no model that nmtkit reads, at the top of the repository: a checkpoint (model.pt), a model of "
         f"transformers (config.json), Marian (.npz) or fairseq (.pt); it holds {present}"
     )
-
-
-def _is_weights(file: str) -> bool:
-    return any(pattern.fullmatch(file) for pattern in WEIGHTS)

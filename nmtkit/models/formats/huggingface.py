@@ -24,7 +24,6 @@ from nmtkit.models.formats.names import TRANSFORMERS
 from nmtkit.models.formats.reading import ModelSettings, naming, read_json
 from nmtkit.models.formats.safetensors import load_safetensors
 from nmtkit.models.formats.vocabulary import (
-    HIDDEN,
     SPECIAL,
     IdTable,
     is_language,
@@ -331,7 +330,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, targ
         "output_projection.weight": weights.rows(target.rows, *output),
     }
     if config.output_bias:
-        tensors["output_projection.bias"] = weights.output_bias("final_logits_bias", target.rows, target.hidden, HIDDEN)
+        tensors["output_projection.bias"] = weights.output_bias("final_logits_bias", target)
     tensors |= weights.layers(TRANSFORMERS.of(config)) | weights.learned_positions(config, "model.")
     weights.check_all_taken(IGNORED)
     return tensors

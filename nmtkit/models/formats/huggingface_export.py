@@ -37,7 +37,7 @@ from nmtkit.models.formats.huggingface import (
 )
 from nmtkit.models.formats.model_card import model_card
 from nmtkit.models.formats.names import TRANSFORMERS, split
-from nmtkit.models.formats.safetensors import check_safetensors, save_safetensors
+from nmtkit.models.formats.safetensors import safetensors_package, save_safetensors
 from nmtkit.models.formats.vocabulary import HIDDEN, is_unused, unused
 from nmtkit.models.formats.writing import (
     BEAM,
@@ -97,7 +97,7 @@ def save(source: Path, destination: Path) -> None:
     Raises ValueError if transformers does not support an option of the architecture or a language. The message names
     the reason. Raises ImportError if the package safetensors is missing.
     """
-    check_safetensors()
+    safetensors_package()  # before the model is read
     contents = checkpoint.load(source)
     model, tokenizer = building.from_contents(contents, source)
     program = M2M if tokenizer.languages and not tokenizer.has_target_languages_only else MARIAN

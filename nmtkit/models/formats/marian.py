@@ -25,8 +25,8 @@ from nmtkit.data.tokenizers.spm_model import UNKNOWN, pieces_of
 from nmtkit.data.tokenizers.tokenizer import BOS
 from nmtkit.models.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.models.formats.names import MARIAN
-from nmtkit.models.formats.reading import ModelSettings, read_text
-from nmtkit.models.formats.vocabulary import HIDDEN, IdTable, read_model, table_of, tokenizer_of
+from nmtkit.models.formats.reading import ModelSettings, check_file, read_text
+from nmtkit.models.formats.vocabulary import IdTable, read_model, table_of, tokenizer_of
 from nmtkit.models.formats.weights import Weights, transformer_checkpoint
 
 SETTINGS = "special:model.yml"  # the name of the tensor that holds the settings as YAML text
@@ -223,8 +223,8 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, targ
         old = f"{output}_W" in weights.tensors
         matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
         tensors["output_projection.weight"] = weights.select(matrix, target.rows, output)
-    tensors["output_projection.bias"] = weights.output_bias(f"{output}_b", target.rows, target.hidden, HIDDEN)
-    tensors |= weights.layers(MARIAN.of(config), lambda part: part.flatten() if len(part) == 1 else part.T)
+    tensors["output_projection.bias"] = weights.output_bias(f"{output}_b", target)
+    tensors |= weights.layers(MARIAN.of(config), lambda part: part.flatten() if len(part) == 1 else part.t())
     weights.check_all_taken(re.escape(SETTINGS))
     return tensors
 
@@ -272,10 +272,7 @@ def names(facts: Mapping[str, Any], entry: str, count: int, path: Path) -> list[
 
 def read_weights(path: Path) -> Weights:
     """Returns all tensors by name. Runs no code of the file."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; decoder.yml names it as the model")
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file")
+    check_file(path, "decoder.yml names it as the model")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return Weights({name: torch.from_numpy(arrays[name]) for name in arrays.files}, path)

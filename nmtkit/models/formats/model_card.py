@@ -9,6 +9,7 @@ from typing import Any
 from nmtkit.config.files import HUB_PREFIX
 from nmtkit.data.checkpoint_file import Checkpoint
 from nmtkit.data.tokenizers.tokenizer import SubwordModel, Tokenizer
+from nmtkit.models.building import reads_source
 from nmtkit.models.formats.reading import read_bytes
 
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -55,8 +56,9 @@ def model_card(
     )
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
     metadata = [f"library_name: {library}"] if library else []
-    lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
-    lines += ["# A translation model", "", "Trained with nmtkit."]
+    kind, task = ("translation", "translation") if reads_source(contents) else ("language", "text-generation")
+    lines = ["---", *metadata, f"pipeline_tag: {task}", f"tags: [{task}, {program}, nmtkit]", "---", ""]
+    lines += [f"# A {kind} model", "", f"{'Trained' if contents['update'] else 'Imported'} with nmtkit."]
     if not prepared:
         lines[-1] += " Prepare every line of text with this function before its tokenization:"
         lines += ["", preparation_code(Tokenizer.from_state(contents["tokenizer"]).source)]
@@ -84,8 +86,8 @@ def published_card(
     results of `read_scores`.
     """
     run, origin = contents.get("run", {}), contents.get("origin", {})
-    base = {**run.get("base_origin", {}), **origin}
-    license = license or base.get("license")
+    base = origin if "repository" in origin else run.get("base_origin", {})
+    license = license or {**run.get("base_origin", {}), **origin}.get("license")
     pairs = run.get("directions") or [run.get("languages") or origin.get("languages") or ()]
     languages = dict.fromkeys(code for pair in pairs for code in pair)
     metadata = {"license": license, "language": list(languages), "base_model": base.get("repository")}
@@ -95,7 +97,8 @@ def published_card(
     text = card or model_card(contents, usage, format, "nmtkit" if own else None, prepared=True)
     text = text.replace("---\n", "\n".join(["---", *lines, ""]), 1)
     if "repository" in base:
-        source = f"{HUB_PREFIX}{base['repository']}@{base['commit']}"
+        commit = f"@{base['commit']}" if "commit" in base else ""  # an average of two commits has none
+        source = f"{HUB_PREFIX}{base['repository']}{commit}"
         named = f" (licence {base['license']})" if "license" in base else ""
         text += f"\n## Origin\n\nThe weights come from `{source}`{named}.\n"
     if scores:

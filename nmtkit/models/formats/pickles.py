@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from nmtkit.models.formats.reading import check_file
+
 # `PickledObject` replaces these classes and all classes of some packages, so they are never imported or called.
 HARMLESS = ["argparse.Namespace", "collections.defaultdict", "typing.Any", "pathlib.PosixPath", "pathlib.PurePosixPath"]
 HARMLESS += [f"builtins.{name}" for name in ("dict", "list", "int", "str", "float", "bool", "tuple")]
@@ -23,16 +25,13 @@ PACKAGES = ("omegaconf", "fairseq")
 class PickledObject:
     """The constructor arguments and the state of a pickled object of any class."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.state = arguments, {}
+    arguments: tuple[Any, ...]
+    state: Any
 
-    def __new__(cls, *arguments: Any) -> "PickledObject":
+    def __new__(cls, *arguments: Any) -> "PickledObject":  # unpickling may create an object without calling __init__
         made = super().__new__(cls)
         made.arguments, made.state = arguments, {}
         return made
-
-    arguments: tuple[Any, ...]
-    state: Any
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -43,10 +42,7 @@ def load(path: Path, packages: Collection[str] = PACKAGES) -> dict[str, Any]:
 
     Raises FileNotFoundError for a missing file, and ValueError for a file that is damaged or would run code.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file")
+    check_file(path)
     allowed = list(HARMLESS)
     with suppress(Exception):  # if the file is damaged or older than torch 1.6, `torch.load` below raises an error
         allowed += [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name.split(".")[0] in packages]

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 
-def read_bytes(path: Path, purpose: str = "") -> bytes:
-    """Returns the contents of a regular file. If the file is missing, the message ends with `purpose`."""
+def check_file(path: Path, purpose: str = "") -> None:
+    """Raises an error unless `path` is a regular file. If the file is missing, the message ends with `purpose`."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{purpose and '; '}{purpose}")
     if not path.is_file():  # reading a named pipe could block forever
         raise ValueError(f"{path} is not a regular file")
+
+
+def read_bytes(path: Path, purpose: str = "") -> bytes:
+    """Returns the contents of a file after `check_file`."""
+    check_file(path, purpose)
     return path.read_bytes()
 
 

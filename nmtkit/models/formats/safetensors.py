@@ -15,19 +15,22 @@ from nmtkit.config.files import new_folder
 from nmtkit.data import checkpoint_file
 from nmtkit.data.tokenizers.tokenizer import Tokenizer
 from nmtkit.models import building, checkpoint
-from nmtkit.models.formats.reading import naming, read_json
+from nmtkit.models.formats.reading import check_file, naming, read_json
 
 CONFIG_FILE, WEIGHTS_FILE, SHORTLIST_FILE = "nmtkit.json", "model.safetensors", "shortlist.safetensors"
-REQUIRED, OPTIONAL = ("architecture", "config", "plugins", "update"), ("run", "origin")  # entries in nmtkit.json
+REQUIRED = ("architecture", "config", "plugins", "update")  # entries of a checkpoint that nmtkit.json holds
+OPTIONAL: dict[str, type[Any]] = {"run": dict, "origin": dict, "scores": dict, "signatures": dict}
+OPTIONAL |= {"maximized": list, "averaged": list, "scheduled": bool}
 
 
 def save(source: Path, destination: Path) -> None:
     """Writes the checkpoint `source` as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
 
     A shortlist is in shortlist.safetensors. A parameter with several names is written once; nmtkit.json lists its other
-    names under `shared`.
+    names under `shared`, and all names, in their order, under `parameters`. The fingerprint of a model depends on the
+    order.
     """
-    check_safetensors()
+    safetensors_package()
     contents = checkpoint.load(source)
     weights: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
@@ -36,20 +39,20 @@ def save(source: Path, destination: Path) -> None:
             weights[name] = contents["model"][name].contiguous()
         else:
             shared[name] = original
-    facts = {key: contents[key] for key in (*REQUIRED, *OPTIONAL) if key in contents}
-
+    facts: dict[str, Any] = {"nmtkit": checkpoint_file.FORMAT}
+    facts |= {key: contents[key] for key in (*REQUIRED, *OPTIONAL) if key in contents}
+    facts |= {"parameters": [*contents["model"]], "shared": shared}
     with new_folder(destination) as folder:
         save_safetensors(weights, folder / WEIGHTS_FILE)
         if "shortlist" in contents:
             save_safetensors(contents["shortlist"], folder / SHORTLIST_FILE)
-        text = json.dumps({"nmtkit": checkpoint_file.FORMAT, **facts, "shared": shared}, indent=2, ensure_ascii=False)
+        text = json.dumps(facts, indent=2, ensure_ascii=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         building.tokenizer_of(contents, source).save(folder)
 
 
 def load(source: Path) -> checkpoint_file.Checkpoint:
     """Returns the checkpoint in a folder that `save` wrote. Raises ValueError naming a missing or damaged file."""
-    check_safetensors()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (source / name).is_file():
             raise ValueError(f"{source} does not hold {name}; it is not an export of nmtkit")
@@ -57,11 +60,12 @@ def load(source: Path) -> checkpoint_file.Checkpoint:
     weights = load_safetensors(source / WEIGHTS_FILE)
     with naming(source / CONFIG_FILE):
         weights |= {name: weights[original] for name, original in facts["shared"].items()}
+        weights = {name: weights[name] for name in facts.get("parameters", weights)}
         contents: checkpoint_file.Checkpoint = {key: facts[key] for key in REQUIRED}
         contents |= {key: facts[key] for key in OPTIONAL if key in facts}
-        for key in OPTIONAL:
-            if not isinstance(contents.get(key, {}), dict):
-                raise TypeError(f"{key} is not an object")
+        for key, kind in OPTIONAL.items():
+            if not isinstance(contents.get(key, kind()), kind):
+                raise TypeError(f"{key} is not a {kind.__name__}")
     contents |= {"tokenizer": Tokenizer.load(source).state(), "model": weights}
     if (source / SHORTLIST_FILE).is_file():
         contents["shortlist"] = load_safetensors(source / SHORTLIST_FILE)
@@ -69,31 +73,26 @@ def load(source: Path) -> checkpoint_file.Checkpoint:
     return contents
 
 
-def _package() -> Any:
+def safetensors_package() -> Any:
+    """Returns the package safetensors. Raises ImportError with the install command if the package is missing."""
     return imported("safetensors", "torch", need="this needs the package safetensors: pip install 'nmtkit[export]'")
-
-
-def check_safetensors() -> None:
-    """Raises ImportError with the install command if the package safetensors is missing."""
-    _package()
 
 
 def load_safetensors(path: Path) -> dict[str, Tensor]:
     """Returns all tensors of a file by name. Raises ValueError naming a damaged file."""
-    package = _package()
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+    safetensors = safetensors_package()
+    check_file(path)
     try:
-        loaded: dict[str, Tensor] = package.torch.load_file(path)
-    except (package.SafetensorError, OSError) as error:
+        loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or incomplete: {error}") from error
     return loaded
 
 
 def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Writes tensors to a file. Raises OSError with the file name if writing fails, for example on a full disk."""
-    package = _package()
+    safetensors = safetensors_package()
     try:
-        package.torch.save_file(dict(weights), path, metadata=metadata)
-    except package.SafetensorError as error:
+        safetensors.torch.save_file(dict(weights), path, metadata=metadata)
+    except safetensors.SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from error

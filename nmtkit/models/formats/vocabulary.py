@@ -11,7 +11,8 @@ from nmtkit.data.tokenizers.tokenizer import BOS, Tokenizer
 from nmtkit.models.formats.reading import read_bytes
 
 HIDDEN = -1e4  # output bias of entries that the original model does not have, so that their probability is 0
-SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
+EOS = "</s>"
+SPECIAL = frozenset(("<unk>", "<s>", EOS, "<pad>", "<mask>"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ def table_of(
     start: int | None,
     path: Path,
     unk: str = "<unk>",
-    eos: str = "</s>",
     stands_for_language: Callable[[str], bool] = is_language,
 ) -> IdTable:
     """Returns the table of the vocabulary in `path`, which has `size` entries and the SentencePiece models `models`.
@@ -67,24 +67,24 @@ def table_of(
     taken = {"<s>"} if start is None else set()
     by_id = {id: unused(id) if by_id.get(id) in (None, *taken) else by_id[id] for id in range(size)}
     ids = {piece: id for id, piece in by_id.items()}
-    missing = [name for name in (unk, eos) if name not in ids]
+    missing = [name for name in (unk, EOS) if name not in ids]
     if missing:
         raise ValueError(f"{path} has no {missing[0]}")
     if start is not None and start not in by_id:
         raise ValueError(f"{path} has no entry {start}, which is the decoder's first token")
     first = by_id[start] if start is not None else "<s>"
-    if first in (unk, eos):
+    if first in (unk, EOS):
         raise ValueError(f"{path}: the decoder starts from {first}, which is not supported")
     in_models = {piece.text for model in models for piece in pieces_of(model) if piece.type not in (CONTROL, UNKNOWN)}
-    special = SPECIAL | {unk, eos, first} | {piece for id, piece in by_id.items() if piece == unused(id)}
+    special = SPECIAL | {unk, first} | {piece for id, piece in by_id.items() if piece == unused(id)}
     languages = [
         piece for id, piece in sorted(by_id.items()) if piece not in in_models | special and stands_for_language(piece)
     ]
-    known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, eos, first, *languages}]
+    known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, EOS, first, *languages}]
     known.sort(key=lambda piece: piece not in special)  # sorts special pieces, such as <pad>, to the beginning
     unknown = sorted(in_models - ids.keys())
-    pieces = [unk, first, eos, *known, *unknown, *languages]
-    rows = [ids[unk], start if start is not None else ids[eos], ids[eos]]
+    pieces = [unk, first, EOS, *known, *unknown, *languages]
+    rows = [ids[unk], start if start is not None else ids[EOS], ids[EOS]]
     rows += [ids[piece] for piece in known] + [ids[unk]] * len(unknown) + [ids[piece] for piece in languages]
     hidden = [] if start is not None else [BOS]
     hidden += range(3 + len(known), 3 + len(known) + len(unknown))

@@ -18,6 +18,7 @@ from nmtkit.models.building import (
     vocabulary_of,
     without_memory,
 )
+from nmtkit.models.formats.vocabulary import HIDDEN, IdTable
 
 ARCHITECTURE = "transformer_base"  # preset in ARCHITECTURES, which the settings of an imported model override
 
@@ -70,12 +71,12 @@ class Weights:
             raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, but {name} has {len(table)} rows")
         return table[rows]
 
-    def output_bias(self, name: str | None, rows: list[int], hidden: Sequence[int], value: float) -> Tensor:
-        """Returns rows of the output bias `name`, or zeros without a bias. The bias of the ids `hidden` is `value`."""
-        bias = torch.zeros(len(rows))
-        if name is not None and name in self.tensors:
-            bias = self.select(self.take(name).flatten(), rows, name)
-        bias[list(hidden)] = value
+    def output_bias(self, name: str, table: IdTable) -> Tensor:
+        """Returns the output bias `name` (zeros if missing) in the order of `table`, with HIDDEN at its hidden ids."""
+        bias = torch.zeros(len(table.rows))
+        if name in self.tensors:
+            bias = self.select(self.take(name).flatten(), table.rows, name)
+        bias[table.hidden] = HIDDEN
         return bias
 
     def check_equal(self, names: Sequence[str], setting: str) -> None:
@@ -101,7 +102,14 @@ class Weights:
 
         `convert` changes a tensor of the file before the tensors of a parameter are concatenated.
         """
-        return {ours: self.joined(theirs, convert) for ours, theirs in names.items()}
+        tensors: dict[str, Tensor] = {}
+        for ours, theirs in names.items():
+            parts = [convert(self.take(name)) for name in theirs]
+            if len({part.shape[1:] for part in parts}) > 1:
+                shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(theirs, parts, strict=True))
+                raise ValueError(f"{self.path} has weights whose shapes do not match: {shapes}")
+            tensors[ours] = torch.cat(parts)
+        return tensors
 
     def learned_positions(self, config: TransformerConfig, prefix: str = "") -> dict[str, Tensor]:
         """Returns learned positions. The first rows of the file, up to the padding id, are unused and left out."""
@@ -110,14 +118,6 @@ class Weights:
             table = self.matrix(f"{prefix}{stack}.embed_positions.weight")
             tensors[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
         return tensors
-
-    def joined(self, names: Sequence[str], convert: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns the concatenation of the converted tensors `names` along the first dimension."""
-        parts = [convert(self.take(name)) for name in names]
-        if len({part.shape[1:] for part in parts}) > 1:
-            shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
-            raise ValueError(f"{self.path} has weights whose shapes do not match: {shapes}")
-        return torch.cat(parts)
 
 
 def transformer_checkpoint(

@@ -70,6 +70,11 @@ def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
+def rows_of(sentences: Tensor, beams: int) -> Tensor:
+    """Returns the indices of the rows of `sentences`, in a search with `beams` rows for each sentence."""
+    return (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
+
+
 def sharing_copy(model: M) -> M:
     """Returns a copy of the modules of a model, with the same tensors."""
     tensors = [*model.parameters(), *model.buffers()]

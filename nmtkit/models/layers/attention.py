@@ -23,8 +23,8 @@ from nmtkit.models.layers.attention_reference import (
     attention_weights,
     reference_attention,
 )
+from nmtkit.models.layers.convolution import packed_convolution
 from nmtkit.models.layers.dropout import MAX_P
-from nmtkit.models.layers.light_convolution import packed_convolution
 from nmtkit.models.layers.scan import gated_scan, running_average
 
 # B sentences, T query tokens, S key tokens, L query tokens of the longest sentence, M key tokens of the longest

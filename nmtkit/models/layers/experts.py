@@ -141,7 +141,10 @@ class Experts(nn.Module):
         if load is not None:
             importance = x.new_zeros(logits.shape[1]).index_add(0, indices.flatten(), weights.flatten())
             importance_loss = self.importance_weight * cv_squared(importance)
-            self.balance_losses.append({"importance": importance_loss, "load": self.load_weight * cv_squared(load)})
+            losses = {"importance": importance_loss, "load": self.load_weight * cv_squared(load)}
+            # a backward pass with gradient checkpointing repeats the forward pass, whose losses were already counted
+            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+                self.balance_losses.append(losses)
         return weights, indices
 
     def logits(self, x: Tensor, gate: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:

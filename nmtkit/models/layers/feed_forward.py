@@ -11,7 +11,7 @@ from nmtkit.models.layers.dropout import Dropout
 
 # T tokens, D model width, F inner width of the feed-forward network
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "swish": F.silu}
 GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
 
 
@@ -34,7 +34,7 @@ class FeedForward(nn.Module):
         if self.gated:
             gate, hidden = self.fc1(x).chunk(2, -1)
             hidden = self.activation(gate) * hidden
-        elif self.activation is torch.relu_:
+        elif self.activation is torch.relu:
             hidden = linear_relu(self.fc1, x)
         else:
             hidden = self.activation(self.fc1(x))
@@ -47,9 +47,11 @@ def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
     oneDNN adds the bias and applies ReLU while a tile of the product is in registers. torch's own operations would
     write the bias to all rows before the product, and read and write the result once more after the product.
     """
-    if not (_fuses(x) and is_unmodified(linear, nn.Linear) and linear.bias is not None):
-        return torch.relu_(linear(x))
-    return _LinearReLU.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
+    if not is_unmodified(linear, type(linear)):  # a hook may keep the output of the layer, which must then not change
+        return torch.relu(linear(x))
+    if type(linear) is nn.Linear and linear.bias is not None and _fuses(x):
+        return _LinearReLU.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
+    return torch.relu_(linear(x))
 
 
 def _fuses(x: Tensor) -> bool:

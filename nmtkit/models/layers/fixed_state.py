@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.data.packed import Packed
-from nmtkit.models.layers import stacked_linear
+from nmtkit.models.layers import rows_of, stacked_linear
 from nmtkit.models.layers.attention import RecurrentContext
 from nmtkit.models.layers.attention_reference import AttentionSpec, SplitHeads
 from nmtkit.models.layers.feed_forward import FeedForward
@@ -163,20 +163,17 @@ class RecurrentCache(MemoryCache):
     def drop_finished(self, sentences: Tensor) -> None:
         self._expand()
         super().drop_finished(sentences)
-        self.states = self.states.index_select(1, self._rows_of(sentences))
+        self.states = self.states.index_select(1, rows_of(sentences, self.beams))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         self._expand()
         super().insert(slots, memory)
-        self.states.index_fill_(1, self._rows_of(slots), 0.0)
+        self.states.index_fill_(1, rows_of(slots, self.beams), 0.0)
 
     def _expand(self) -> None:
         """Gives each row a separate state."""
         if self.states.shape[1] < self.rows:
             self.states = self.states.repeat_interleave(self.beams, 1)
-
-    def _rows_of(self, sentences: Tensor) -> Tensor:
-        return (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
 
 
 class StaticRecurrentCache(StaticMemory):

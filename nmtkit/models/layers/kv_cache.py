@@ -65,9 +65,6 @@ class KeysAndValues:
     def map(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
         return KeysAndValues([change(tensor) for tensor in self.tensors])
 
-    def padded(self, positions: int) -> "KeysAndValues":
-        return self.map(lambda x: F.pad(x, (0, 0, 0, positions - x.shape[4])))
-
 
 class MemoryCache:
     """Keys and values of the memory for all layers: base class of the decoder states of a Transformer.
@@ -125,7 +122,7 @@ class MemoryCache:
             self.positions = (self.positions - self.started).repeat_interleave(self.new)
         return tokens, self.positions
 
-    def by_head(self, queries: Tensor, strides: tuple[int, int, int]) -> Tensor:
+    def by_head(self, queries: Tensor, strides: Sequence[int]) -> Tensor:
         """Returns queries as BH RG K. `strides` are the distances between rows, between heads and between elements."""
         row, head, element = strides
         if self.groups > 1:
@@ -152,7 +149,7 @@ class MemoryCache:
         self.memory_mask = F.pad(self.memory_mask, (0, length - self.memory_mask.shape[2]), value=-math.inf)
         self.cross_attention_mask = None
         self.memory_mask[slots] = self._memory_mask(memory, length).to(self.memory_mask.dtype)
-        self.memory = self.memory.padded(length)
+        self.memory = self.memory.map(lambda x: F.pad(x, (0, 0, 0, length - x.shape[4])))
         for old, new in zip(self.memory.tensors, self._project(memory, length).tensors, strict=True):
             old.index_copy_(2, slots, new.to(old.dtype))
 
@@ -258,6 +255,7 @@ class KVCache(MemoryCache):
 
         `qkv` [N, H*(GK+K+Kv)] is the projection of the newest tokens to queries, keys and values.
         """
+        qkv = qkv.contiguous()  # a hook, or the code of a plug-in, may return a part of a wider tensor
         for slots, (size, stride, first) in zip(self.slots[layer], self.slot_views, strict=True):
             slots.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + first))
         return self.by_head(qkv, (self.row_stride, self.widths[0], 1))
@@ -320,8 +318,7 @@ class MemoryContext:
         if query.dtype != cache.dtype:
             return self.cross_attention(query.to(cache.dtype), project, spec).to(query.dtype)
         assert cache.cross_attention_mask is not None
-        row, head, element = query.stride()
-        rows = cache.by_head(query, (row, head, element))
+        rows = cache.by_head(query, query.stride())
         keys_and_values = cache.memory.by_layer[self.layer]
         return cached_attention(rows, *keys_and_values, cache.cross_attention_mask, cache.sentences, cache.groups)
 

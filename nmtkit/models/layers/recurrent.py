@@ -186,6 +186,10 @@ class AttentionLSTM(nn.Module):
         )
         return AttentionLSTMOutput(outputs, contexts, all_gates, all_weights)
 
+    def with_keys(self, memory: Tensor) -> Tensor:
+        """Returns the memory and the keys of the attention side by side: [S, width] -> [S, width + hidden]."""
+        return torch.cat([memory, self.attention.keys(memory)], -1)
+
     def attend(self, query: Tensor, memory: AttentionMemory) -> tuple[Tensor, Tensor]:
         """Returns contexts [N, width] and weights [N, M] for queries [N, output]."""
         scores = self.attention.scores(query.unflatten(0, (len(memory.values), -1)), memory.keys)  # [B, R, M]

@@ -74,7 +74,7 @@ class _Scan(torch.autograd.Function):
         return Packed.from_padded(states, layout).values
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gates, states = ctx.saved_tensors
         padded = _padded(gradient, ctx.layout)
         if gradient.is_cuda:
@@ -83,8 +83,7 @@ class _Scan(torch.autograd.Function):
         else:
             total = sequential_scan_(padded, gates, reverse=True)
         of_gates = F.pad(total[:, 1:] * states[:, :-1], (0, 0, 1, 0))  # the state before the first token is zero
-        unpadded = (Packed.from_padded(part, ctx.layout).values for part in (total, of_gates))
-        return next(unpadded), next(unpadded), None
+        return *(Packed.from_padded(part, ctx.layout).values for part in (total, of_gates)), None
 
 
 def _padded(x: Tensor, layout: Layout) -> Tensor:

@@ -44,6 +44,34 @@ def test_the_transformer_has_experts_in_every_layer_and_no_feed_forward_network(
     assert model.encoder[0].feed_forward.fc1.shape == (4, 8, 5)
 
 
+def test_gradient_checkpointing_changes_no_auxiliary_loss_of_any_update() -> None:
+    """The second update would also count the losses of the forward pass that the first backward pass repeats."""
+    results = []
+    for checkpointed in (False, True):
+        torch.manual_seed(2)
+        config = TransformerMoEConfig(
+            encoder_layers=1,
+            decoder_layers=1,
+            d_model=8,
+            d_ff=5,
+            heads=2,
+            experts=4,
+            expert_groups=None,
+            gradient_checkpointing=checkpointed,
+        )
+        model = TransformerMoE(config, VOCABULARY).train()
+        updates = []
+        for _ in range(2):
+            features = model(SOURCE, TARGET)
+            losses = model.auxiliary_losses()
+            (features.square().sum() + sum(losses.values())).backward()
+            updates.append({name: float(loss.detach()) for name, loss in losses.items()})
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        results.append((updates, [float(gradient.norm()) for gradient in gradients]))
+    (expected, norms), (updates, again) = results
+    assert updates == expected and again == pytest.approx(norms, rel=1e-5)
+
+
 def test_more_active_experts_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="--active-experts is 6"):
         MoEConfig(experts=6, expert_groups=None, active_experts=6)

@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,17 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.npz.decoder.yml").unlink()
     with pytest.raises(FileNotFoundError, match=r"model\.npz\.decoder\.yml: no such file"):
         detect.load(tmp_path / "model.npz")
+
+
+def test_a_vector_in_place_of_a_matrix_is_named_without_a_warning_of_torch(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "spm", tmp_path, dirs_exist_ok=True)
+    with np.load(tmp_path / "model.npz") as arrays:
+        weights = {name: arrays[name] for name in arrays.files}
+    weights["encoder_l1_self_Wo"] = weights["encoder_l1_self_Wo"].flatten()
+    np.savez(tmp_path / "model.npz", **weights)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=r"self_attention\.out_proj"):
+        warnings.simplefilter("error")
+        detect.load(tmp_path)
 
 
 def test_yaml_is_read_as_marian_writes_it() -> None:

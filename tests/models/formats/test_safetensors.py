@@ -41,6 +41,20 @@ def test_safetensors_and_back_is_the_same_checkpoint(tmp_path):
     assert Tokenizer.from_state(before["tokenizer"]).fingerprint == Tokenizer.from_state(after["tokenizer"]).fingerprint
 
 
+def test_the_facts_and_the_fingerprint_of_a_model_are_the_same_after_an_import(tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    model = save_transformer(tmp_path / "model.pt")
+    facts = {"scores": {"bleu": 31.25}, "signatures": {"bleu": "nrefs:1"}, "maximized": ["bleu"], "scheduled": True}
+    facts |= {"averaged": ["update_00000007.pt"], "run": {"languages": ["en", "ru"]}, "origin": {"license": "mit"}}
+    checkpoint_file.save(model, checkpoint.load(model) | facts)
+    export("--format", "safetensors", model, tmp_path / "folder")
+    export("--format", "checkpoint", tmp_path / "folder", tmp_path / "back.pt")
+    before, after = checkpoint.load(model), checkpoint.load(tmp_path / "back.pt")
+    assert {name: after.get(name) for name in facts} == facts
+    # adapters find their base by its fingerprint
+    assert checkpoint_file.fingerprint(after) == checkpoint_file.fingerprint(before)
+
+
 def test_a_model_keeps_its_languages_and_its_shortlist(tmp_path) -> None:
     pytest.importorskip("safetensors")
     model = save_transformer(tmp_path / "model.pt")
@@ -67,7 +81,8 @@ def test_a_damaged_folder_is_refused(tmp_path) -> None:
     text = (tmp_path / "folder/nmtkit.json").read_text()
     facts = json.loads(text)
     for wrong in ([], 3, {}, facts | {"config": None}, facts | {"shared": []}, facts | {"update": "7"},
-                  facts | {"nmtkit": 1}, facts | {"run": []}, facts | {"shared": {"a": "b"}}):  # fmt: skip
+                  facts | {"nmtkit": 1}, facts | {"run": []}, facts | {"shared": {"a": "b"}}, facts | {"maximized": {}},
+                  facts | {"parameters": ["a"]}):  # fmt: skip
         (tmp_path / "folder/nmtkit.json").write_text(json.dumps(wrong))
         result = CliRunner().invoke(
             main, ["export", "--format", "checkpoint", str(tmp_path / "folder"), str(tmp_path / "back.pt")]

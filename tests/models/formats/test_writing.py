@@ -6,10 +6,12 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from builders import tiny_transformer
+from builders import save_transformer, tiny_transformer
 
 from nmtkit.cli.flags import flags
+from nmtkit.models import checkpoint
 from nmtkit.models.architectures import ARCHITECTURES
+from nmtkit.models.formats.model_card import model_card, published_card
 from nmtkit.models.formats.writing import BEAM, LENGTH_EXPONENT, SIZES, as_flag, check_expressible
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import length_penalty
@@ -28,6 +30,22 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
     model = tiny_transformer(d_model=15, heads=2, d_key=7, d_value=7)
     with pytest.raises(ValueError, match="d_key 7, d_value 7"):
         check_expressible(model, Path("model.pt"), "Marian", SIZES, {})
+
+
+@pytest.mark.parametrize(("layers", "title"), [(1, "# A translation model"), (0, "# A language model")])
+def test_a_model_card_says_what_the_model_is_and_who_trained_it(layers: int, title: str, tmp_path: Path) -> None:
+    contents = checkpoint.load(save_transformer(tmp_path / "model.pt", encoder_layers=layers))
+    trained, imported = (model_card(contents | {"update": update}, "", prepared=True) for update in (7, 0))
+    assert title in trained.split("\n") and ("translation" in trained) == (layers > 0)
+    assert "Trained" in trained and "Trained" not in imported
+
+
+def test_the_card_of_an_average_of_two_commits_names_their_repository(tmp_path: Path) -> None:
+    contents = checkpoint.load(save_transformer(tmp_path / "model.pt"))
+    contents |= {"origin": {"repository": "org/name", "license": "mit"}}  # the facts that both files share
+    contents |= {"run": {"base_origin": {"repository": "org/base", "commit": "a" * 40}}}
+    card = published_card(contents, None, "nmtkit generate", "checkpoint", license=None, scores=[])
+    assert "`hf:org/name`" in card and "a" * 40 not in card
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES.names())

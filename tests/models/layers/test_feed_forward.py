@@ -6,7 +6,7 @@ from torch import nn
 
 from nmtkit.models.layers import feed_forward as module
 from nmtkit.models.layers import multiplies_in_bf16
-from nmtkit.models.layers.feed_forward import linear_relu
+from nmtkit.models.layers.feed_forward import FeedForward, linear_relu
 
 needs_bf16 = pytest.mark.skipif(not multiplies_in_bf16(), reason="this processor does not multiply in bf16")
 
@@ -46,6 +46,16 @@ def test_a_layer_with_hooks_is_called(why: str) -> None:
     fused, plain = results(linear, x, True), results(linear, x, False)
     for ours, theirs in zip(fused, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.01, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "reglu"])
+def test_a_hook_can_keep_the_inputs_of_the_activation(activation: str) -> None:
+    layer, x = FeedForward(8, 16, activation), torch.randn(3, 8)
+    kept: list[torch.Tensor] = []
+    layer.fc1.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    with torch.no_grad():
+        layer(x)
+        torch.testing.assert_close(kept[0], x @ layer.fc1.weight.t() + layer.fc1.bias)
 
 
 @pytest.mark.parametrize("why", ["fp32", "no gradients", "no bias", "another processor"])

@@ -74,6 +74,20 @@ def test_rows_share_one_entry_only_while_they_are_alike():
             assert state.used == entries
 
 
+@pytest.mark.parametrize("d_value", [None, 4])
+def test_a_hook_may_return_a_part_of_a_wider_tensor(d_value):
+    model = tiny_transformer(20, d_value=d_value)
+    memory = model.encode(Packed.from_lists([[5, 2], [8, 9, 2]]))
+    for layer in model.decoder:
+        projection = layer.self_attention.qkv_proj
+        projection.register_forward_hook(lambda module, inputs, x: torch.cat([x, x + 1], 1)[:, : x.shape[1]])
+    state, plain = model.start(memory, 2), PrefixState(memory, 2)
+    with torch.no_grad():
+        for tokens in ([1, 1, 1, 1], [3, 4, 5, 6], [7, 8, 9, 3]):
+            logits = model.step(torch.tensor(tokens), state)
+            torch.testing.assert_close(logits, Architecture.step(model, torch.tensor(tokens), plain))
+
+
 @pytest.mark.parametrize("sentences", [1, 2])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_rows_attend_as_the_reference_does_and_alike_in_either_store(sentences, rows):
