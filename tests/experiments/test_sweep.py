@@ -411,7 +411,6 @@ def test_the_contents_of_all_inputs_of_a_run_are_identified(tmp_path: Path) -> N
 def test_a_run_that_the_system_killed_has_failed(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
     monkeypatch.setattr(Runner, "run", lambda self, command, watch=None: 128 + signal.SIGKILL)
     result = sweep(file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data))
     assert result.exit_code == 1
@@ -420,13 +419,32 @@ def test_a_run_that_the_system_killed_has_failed(
 
 def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) -> None:
     (tmp_path / "kills_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        with contextlib.chdir(tmp_path):
-            assert Runner().run(["kills_itself"]) == 128 + signal.SIGKILL
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with contextlib.chdir(tmp_path):
+        assert Runner().run(["kills_itself"]) == 128 + signal.SIGKILL
+
+
+def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "nothing.py").touch()
+    with contextlib.chdir(tmp_path):
+        assert Runner().run(["nothing"]) == 0
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_at_the_start_of_a_run_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
+    popen = subprocess.Popen
+
+    def signalled(*arguments: Any, **keywords: Any) -> Any:
+        process = popen(*arguments, **keywords)
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    with contextlib.chdir(tmp_path):
+        runner = Runner()
+        assert runner.run(["sleeps"]) == 128 + signal.SIGTERM
+    assert runner.received == signal.SIGTERM
 
 
 def test_the_report_does_not_replace_the_sweep_file(mirror_data: Path, tmp_path: Path) -> None:
