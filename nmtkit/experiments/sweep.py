@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import field_types, flag_of, split_settings, suggestion
+from nmtkit.config import field_types, flag_words, setting_text, split_settings, suggestion
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
@@ -162,7 +162,7 @@ class Sweep:
     def job(self, run: SweepRun) -> JobConfig:
         """Returns the resolved job of a run. Raises ValueError with the name of the run and the wrong setting."""
         kinds = kinds_by_setting()
-        names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
+        names = {kinds[name]: setting_text(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
             save_dir = {"save_dir": self.folder / run.name}
@@ -191,7 +191,7 @@ class Sweep:
         flags: list[str] = []
         for name, value in run.settings.items():
             if name in kinds:
-                flags += [REGISTRIES[kinds[name]].flag, _listed(value)]
+                flags += [REGISTRIES[kinds[name]].flag, setting_text(value)]
             elif name != "data":
                 flags += _flag(name, job)
         data = [str(job.data)] if "data" in run.settings else []
@@ -222,7 +222,7 @@ class Sweep:
         settings = self.generate
         for entry in LOGITS_PROCESSORS.entries.values():  # settings of logits processors may be paths of models
             settings = in_folder(settings, type(entry.preset), self.file.parent)
-        flags += [word for name, value in settings.items() for word in _generate_flag(name, value)]
+        flags += [word for name, value in settings.items() for word in flag_words(name, value)]
         output = ["--output", str(folder / TRANSLATIONS)]
         return [*commands, ["nmtkit", "generate", str(job.data), "--path", str(model), *flags, *output]]
 
@@ -232,33 +232,15 @@ def kinds_by_setting() -> dict[str, str]:
     return {name.replace("-", "_"): kind for kind, entries in REGISTRIES.items() for name in (entries.flag[2:], kind)}
 
 
-def _listed(value: Any) -> str:
-    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-
-
 def _flag(name: str, job: JobConfig) -> list[str]:
     """Returns the words of the flag that sets `name` to its value in `job`."""
     configs = [job.run, *(component.config for component in job.components.values())]
     config = next(config for config in configs if name in field_types(type(config)))
     field = next(field for field in dataclasses.fields(config) if field.name == name)
-    value, flag = getattr(config, name), flag_of(field)
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
+    value = getattr(config, name)
     if isinstance(value, tuple) and field.metadata.get("repeatable"):
-        return [word for item in value for word in (flag, str(item))]
-    if value in (None, ()):
-        return [flag, "none"]
-    if isinstance(value, tuple):
-        return [flag, ",".join("" if item is None else str(item) for item in value)]
-    return [flag, str(value)]
-
-
-def _generate_flag(name: str, value: Any) -> list[str]:
-    """Returns the words of a flag of `nmtkit generate`."""
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    return [flag, _listed(value)]
+        return [word for item in value for word in flag_words(name, item)]
+    return flag_words(name, value)
 
 
 def _in_name(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.config import Config, option, setting_text
+from nmtkit.config import Config, flag_words, option
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
@@ -27,6 +27,8 @@ from nmtkit.scoring.segments import NEURAL_METRICS, check_installed
 log = logging.getLogger("nmtkit")
 
 LOSSES = ("loss", "nll", "ppl")  # scores of every validation; lower is better
+# settings of criterions on which the loss of a validation depends
+OF_VALID_LOSS = ("label_smoothing", "alignment_weight", "alignment_layer", "alignment_head")
 TOKENS_AT_ONCE = 1024  # tokens whose logits are in memory at the same time
 
 
@@ -144,18 +146,19 @@ def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple
     """Returns the flags of a run, with their values, on which the validation score `name` depends.
 
     Two scores can be compared only if these flags are equal. `settings` are the tables of the run's configuration,
-    which may be incomplete in old logs. All losses except nll and ppl, and the counts of a criterion, also depend on
-    the criterion.
+    which may be incomplete in old logs. A metric also depends on its settings and on the beam of the translations. All
+    losses except nll and ppl, and the counts of a criterion, also depend on the criterion.
     """
     run, criterion = settings.get("run", {}), settings.get("criterion", {})
     score, _, subset = name.partition("@")
-    flags = {} if subset else {"--valid-subset": next(iter(run.get("valid_subset", ())), None)}
-    flags["--valid-sentences"] = run.get("valid_sentences")
-    if score not in ("nll", "ppl", *run.get("metrics", ())):
-        flags["--criterion"] = criterion.get("name")
-        if "label_smoothing" in criterion:
-            flags["--label-smoothing"] = criterion["label_smoothing"]
-    return tuple(f"{flag} {setting_text(value)}" for flag, value in flags.items())
+    first = {} if subset else {"valid_subset": next(iter(run.get("valid_subset", ())), None)}
+    flags = first | {"valid_sentences": run.get("valid_sentences")}
+    if score in run.get("metrics", ()):
+        flags |= {"valid_beam": run.get("valid_beam"), **settings.get(f"metrics.{score}", {})}
+    elif score not in ("nll", "ppl"):
+        flags["criterion"] = criterion.get("name")
+        flags |= {key: value for key, value in criterion.items() if key in OF_VALID_LOSS}
+    return tuple(" ".join(flag_words(name, value)) for name, value in flags.items())
 
 
 def objective(
