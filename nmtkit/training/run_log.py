@@ -62,6 +62,7 @@ class LiveLine(Lines):
         self.width = self.live.console.width
         super().record(record)
         if record["kind"] == "train":
+            self.last = {}  # without the skipped updates of earlier records
             self.tick(record)
 
     def close(self) -> None:
