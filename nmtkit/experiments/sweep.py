@@ -117,12 +117,10 @@ class Sweep:
         if len(name) > LONGEST_NAME:
             name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
         run = SweepRun(name=name, settings=dict(self.named[title]) | varied)
-        return run if self.flop is None else replace(run, settings=run.settings | {"max_update": self._updates(run)})
-
-    def _updates(self, run: SweepRun) -> int:
-        """Returns the updates of a run that cost `flop`."""
-        assert self.flop is not None
-        return max(1, round(self.flop / self.cost(run).flops))
+        if self.flop is None:
+            return run
+        updates = max(1, round(self.flop / self.cost(run).flops))
+        return replace(run, settings=run.settings | {"max_update": updates})
 
     def cost(self, run: SweepRun) -> Estimate:
         """Returns the cost of a run. All seeds of a run have one estimate. Raises OSError or ValueError."""

@@ -251,8 +251,7 @@ def changes_after_end(sweep: Sweep, run: SweepRun) -> list[Change]:
     """
     job = sweep.job(run)
     summary = finished_summary(job)
-    changed = [] if summary is None else changed_settings(job, summary)
-    if summary is None or not changed:
+    if summary is None or not (changed := changed_settings(job, summary)):
         return []
     done = {"max_update": summary.update, "max_epoch": max(record.get("epoch", 0) for record in summary.records)}
     left = {name: limit - done[name] for name in done if (limit := getattr(job.run, name)) is not None}

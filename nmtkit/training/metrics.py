@@ -131,12 +131,6 @@ class Objective:
     higher_is_better: bool = False
     conditions: tuple[str, ...] = ()
 
-    @staticmethod
-    def stored(entry: Sequence[Any], settings: Mapping[str, Mapping[str, Any]]) -> "Objective":
-        """Returns the objective that a checkpoint stores. `settings` are the tables of its run."""
-        name, higher_is_better = entry
-        return Objective(name, higher_is_better, conditions_of(name, settings))
-
     def value(self, scores: Mapping[str, float]) -> float:
         """Returns the score with its sign changed if higher is better, so that lower is better."""
         return -scores[self.name] if self.higher_is_better else scores[self.name]
@@ -246,22 +240,22 @@ class Chrf(Metric):
         return self._value(outputs, self.name, MetricSettings())
 
 
-def model_option(name: str) -> Any:
-    return option(NEURAL_METRICS[name][0], "Model: a folder, or hf:ORG/NAME[@REVISION].", metavar="MODEL")
+def model_option(metric: str) -> Any:
+    return option(NEURAL_METRICS[metric][0], "Model: a folder, or hf:ORG/NAME[@REVISION].", metavar="MODEL")
 
 
 class NeuralScore(Metric):
     """A neural metric, which also reads the source. The model is loaded once. Needs `nmtkit[neural]`."""
 
     translates = True
+    metric: str  # one of NEURAL_METRICS
 
-    def __init__(self, name: str, model: str) -> None:
-        check_installed(f"--metrics {name}")
-        self.name = f"{name}={model}"
+    def __init__(self, config: Config) -> None:
+        check_installed(f"--metrics {self.metric}")
+        self.name = f"{self.metric}={getattr(config, self.metric.replace('-', '_') + '_model')}"
 
     def score(self, outputs: Outputs) -> float:
-        settings = MetricSettings(sources=tuple(outputs.sources))
-        return self._value(outputs, self.name, settings)
+        return self._value(outputs, self.name, MetricSettings(sources=tuple(outputs.sources)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +267,7 @@ class CometConfig(Config):
 class CometScore(NeuralScore):
     """COMET, times 100 (Rei et al. 2022)."""
 
-    def __init__(self, config: CometConfig) -> None:
-        super().__init__("comet", config.comet_model)
+    metric = "comet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +279,7 @@ class CometKiwiConfig(Config):
 class CometKiwiScore(NeuralScore):
     """CometKiwi without a reference, times 100 (Rei et al. 2022)."""
 
-    def __init__(self, config: CometKiwiConfig) -> None:
-        super().__init__("cometkiwi", config.cometkiwi_model)
+    metric = "cometkiwi"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,10 +291,7 @@ class MetricXConfig(Config):
 class MetricXScore(NeuralScore):
     """MetricX, 0 (perfect) to 25 (Juraska et al. 2024)."""
 
-    higher_is_better = False
-
-    def __init__(self, config: MetricXConfig) -> None:
-        super().__init__("metricx", config.metricx_model)
+    metric, higher_is_better = "metricx", False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,10 +303,7 @@ class MetricXQEConfig(Config):
 class MetricXQEScore(NeuralScore):
     """MetricX without a reference, 0 (perfect) to 25 (Juraska et al. 2024)."""
 
-    higher_is_better = False
-
-    def __init__(self, config: MetricXQEConfig) -> None:
-        super().__init__("metricx-qe", config.metricx_qe_model)
+    metric, higher_is_better = "metricx-qe", False
 
 
 # --- metrics of sums over tokens --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.architectures.interface import parameter_count
 from nmtkit.training import report
-from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
+from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState
 from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
 from nmtkit.training.due import Due, Requests, RunProgress, StopReason, StopSignal, due_after_update, stop_reason
@@ -26,7 +26,7 @@ from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
 from nmtkit.training.memory import prepare_model
 from nmtkit.training.meter import Meter
-from nmtkit.training.metrics import Objective, maximized_scores, objective
+from nmtkit.training.metrics import Objective, conditions_of, maximized_scores, objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
 from nmtkit.training.run_facts import run_facts, write_config
@@ -114,9 +114,8 @@ class Run:
         self.health = TrainingHealth(self.job, train, not resumed and distributed.is_rank_zero(), **start)
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
-        by_name = {
-            chosen.name: CALLBACKS[chosen.name].factory(chosen.config) for chosen in self.job.chosen("callbacks")
-        }
+        callbacks = {each.name: CALLBACKS[each.name].factory(each.config) for each in self.job.chosen("callbacks")}
+        callbacks |= {f"{type(each).__name__} {number}": each for number, each in enumerate(objects, 1)}
         run = RunState(
             save_dir=self.job.run.save_dir,
             settings=self.job.tables(),
@@ -124,7 +123,7 @@ class Run:
             can_validate=self.validator is not None,
             sharded=self.job.run.parallel == "fsdp" and distributed.world_size() > 1,
         )
-        return CallbackList(by_name | named(objects), run)
+        return CallbackList(callbacks, run)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -337,7 +336,8 @@ class Run:
         if config.reset_optimizer:
             del requirements["optimizer"]
         check_resumable(contents, requirements, path)
-        before = Objective.stored(state["objective"], contents["run"]["settings"])
+        name, higher_is_better = state["objective"]
+        before = Objective(name, higher_is_better, conditions_of(name, contents["run"]["settings"]))
         if before != self.objective and self.job.schedule_follows_validations and not config.reset_lr_scheduler:
             raise ValueError(
                 f"the learning-rate schedule of this run has followed {before.name}; resume with "
