@@ -23,7 +23,9 @@ from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 SECTIONS = ("save_dir", "flop", "seeds", "base", "average", "generate", "runs", "zip", "grid", "random")
 LENGTHS = {"max_update", "max_epoch"}
 NOT_VARIED = ("save_dir", "plugin", "config")
-NOT_GENERATED = ("path", "input", "output", "output_dir", "format")  # flags of `nmtkit generate` that a sweep sets
+# flags of `nmtkit generate` that a sweep sets, or that would write the files of all runs to one place
+NOT_GENERATED = ("path", "input", "output", "output_dir", "format", "score_reference")
+NOT_GENERATED += ("quality_report", "glossary_report")
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
@@ -359,7 +361,7 @@ def _generated(table: Any) -> VariedSettings:
     flags = {"gen_subset": "valid"} | {name.replace("-", "_"): value for name, value in table.items()}
     for name in NOT_GENERATED:
         if name in flags:
-            raise ValueError(f"[sweep.generate]: leave out {name}; the translations are in the folder of each run")
+            raise ValueError(f"[sweep.generate]: leave out {name}; each run has only translations, in its own folder")
     return flags
 
 

@@ -152,6 +152,10 @@ class CheckpointManager:
         path = distributed.broadcast(newest[0] if newest else None)
         return newest if path is None or newest else (path, checkpoint_file.read(path))
 
+    def best_value(self) -> float | None:
+        """Returns the objective value of the best checkpoint of rank 0, if any. Every rank must call this method."""
+        return distributed.broadcast(min(self.objectives.values(), default=None))
+
     def is_best(self, value: float) -> bool:
         """Returns whether a checkpoint with this objective value would be one of the best. Lower is better."""
         best = self._best()

@@ -195,16 +195,9 @@ class Run:
         self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
-    def _requests(self, **by_clock: int) -> Requests:
+    def _requests(self, out_of_time: int = 0, clock_saves: int = 0) -> Requests:
         """Returns the requests that a signal, the callbacks and the clock make on this rank."""
-        stops, validates, saves = self.callbacks.asked()
-        return Requests(
-            self.stop.received or 0,
-            callback_stops=stops,
-            callback_validates=validates,
-            callback_saves=saves,
-            **by_clock,
-        )
+        return Requests(self.stop.received or 0, out_of_time, clock_saves, *self.callbacks.asked())
 
     def _validate_and_save(self, due: Due) -> Due:
         """Validates and saves if due. Returns `due` with the work that has become due after the validation.
@@ -348,7 +341,9 @@ class Run:
         self.trainer.load_weights(contents["model"])
         self.trainer.model.shortlist = contents.get("shortlist")
         self.trainer.load_state_dict(state, updates)
-        self.progress.load_state(state, updates, same_objective=before == self.objective)
+        self.progress.load_state(state, updates)
+        if before != self.objective:
+            self.progress.best, self.progress.waited = self.checkpoints.best_value(), 0
         self.callbacks.run.update, self.callbacks.run.epoch = updates, self.progress.position.epoch + 1
         self.callbacks.load_state(state["callbacks"])
 

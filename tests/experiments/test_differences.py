@@ -289,6 +289,8 @@ def test_translations_are_made_again_if_a_file_of_their_settings_has_other_conte
         ("beam = 2", "beam = 0", "beam"),
         ("beam = 2", "gen_subset = 'tset'", "tset"),
         ("beam = 2", "output = 'x'", "output"),
+        ("beam = 2", "score_reference = true", "score_reference"),
+        ("beam = 2", "quality_report = 'x'", "quality_report"),
         ("beam = 2", "mbr = 'bleu'", "--mbr"),
         ("average = 2", "average = 4", "keep_last"),
         ("average = 2", "average = true", "average"),

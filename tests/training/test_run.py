@@ -491,6 +491,18 @@ def test_scores_of_another_beam_or_kind_of_a_metric_are_not_compared(
     assert best["bleu"].update == 3 and best["loss"].update == 1  # the loss does not depend on the translations
 
 
+def test_the_best_score_of_another_metric_is_that_of_the_kept_checkpoints(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([(2.0, 30.0), (1.0, 20.0), (3.0, 25.0), (3.0, 35.0)])
+    monkeypatch.setattr(Validator, "scores", lambda *_: dict(zip(("loss", "bleu"), next(scores), strict=True)))
+    settings = {"validate_interval_updates": 1, "save_interval_updates": 1}
+    train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=2, **settings)
+    train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=4, best_checkpoint_metric="bleu", **settings)
+    assert [record["best"] for record in log_records(tmp_path / "run", "valid")] == [True, True, False, True]
+    assert (tmp_path / "run" / "best.pt").resolve().name == "update_00000004.pt"
+
+
 def test_the_loss_of_guided_alignment_depends_on_the_weight_of_the_alignment() -> None:
     def conditions(score: str, weight: float) -> tuple[str, ...]:
         return conditions_of(score, {"criterion": {"name": "guided_alignment", "alignment_weight": weight}})
