@@ -84,6 +84,8 @@ class Runner:
                         self.ended_early = True
             reader.join()
         finally:
+            if self.process and self.process.poll() is None:  # `watch` has failed
+                self.process.terminate()
             self.process = None
             for number, handler in handlers.items():
                 signal.signal(number, handler)

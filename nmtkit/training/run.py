@@ -422,7 +422,7 @@ class TrainingResult(StopReason):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores of the best validation, or an empty dict if there was no validation."""
+        """The scores of the best checkpoint, or an empty dict if there is no such file."""
         best = self.best
         return {} if best is None else dict(checkpoint_file.read(best, mmap=True).get("scores", {}))
 

@@ -447,6 +447,20 @@ def test_a_signal_at_the_start_of_a_run_reaches_the_run(tmp_path: Path, monkeypa
     assert runner.received == signal.SIGTERM
 
 
+def test_a_run_ends_if_the_study_fails_that_watches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **more: started.append(popen(*words, **more)) or started[0])
+
+    def fail() -> bool:
+        raise OSError("the disk is full")
+
+    with contextlib.chdir(tmp_path), pytest.raises(OSError, match="full"):
+        Runner().run(["sleeps"], fail)
+    assert started[0].wait(30) == -signal.SIGTERM
+
+
 def test_the_report_does_not_replace_the_sweep_file(mirror_data: Path, tmp_path: Path) -> None:
     file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
     before = file.read_text()

@@ -213,6 +213,15 @@ def test_the_page_of_a_run_that_diverged_has_no_curve_of_overflows(tmp_path: Pat
     assert "137,154" in text
 
 
+def test_a_score_that_the_first_direction_lacks_has_a_matrix() -> None:
+    rows = [{"source": "de", "target": "en", "sentences": 2, "trained": False, "loss": 2.0, "share": None}]
+    rows.append(rows[0] | {"source": "en", "target": "de", "share": 0.5})
+    valid = [{"kind": "valid", "update": 1, "directions": rows}]
+    matrices = report.sections(valid, best=[], worst=[])["matrices"]
+    assert [matrix["title"] for matrix in matrices] == ["loss", "share"]
+    assert matrices[1]["rows"] == [("de", [None, None]), ("en", [None, ("0.5", 1.0, False)])]
+
+
 def test_a_run_writes_its_page_between_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(report.time, "monotonic", lambda: now)
