@@ -145,7 +145,7 @@ def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple
     """
     run, criterion = settings.get("run", {}), settings.get("criterion", {})
     score, _, subset = name.partition("@")
-    first = {} if subset else {"valid_subset": next(iter(run.get("valid_subset", ())), None)}
+    first: dict[str, Any] = {} if subset else {"valid_subset": next(iter(run.get("valid_subset", ())), None)}
     flags = first | {"valid_sentences": run.get("valid_sentences")}
     if score in run.get("metrics", ()):
         flags |= {"valid_beam": run.get("valid_beam"), **settings.get(f"metrics.{score}", {})}

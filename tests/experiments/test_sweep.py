@@ -542,6 +542,15 @@ def test_optuna_follows_a_score_of_another_subset(
     assert len(losses) == 2 and losses == sorted(losses)
 
 
+@pytest.mark.parametrize(("score", "refused"), [("loss", True), ("nll", False)])
+def test_optuna_compares_no_losses_of_different_label_smoothing(tmp_path: Path, score: str, refused: bool) -> None:
+    pytest.importorskip("optuna")
+    file = file_of(tmp_path, "[sweep.random]\ndraws = 2\nlabel_smoothing = { min = 0.0, max = 0.3 }\n")
+    file.write_text(file.read_text().replace("[architecture]", f'best_checkpoint_metric = "{score}"\n[architecture]'))
+    result = sweep(file, "--optuna", "--dry-run")
+    assert result.exit_code == (2 if refused else 0) and ("--label-smoothing" in result.stderr) == refused
+
+
 def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     from nmtkit.experiments.optuna_study import OptunaStudy
