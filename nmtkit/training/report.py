@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nmtkit.config import flag_name, setting_text, to_dict, to_toml
 from nmtkit.config.files import write_atomically
@@ -21,7 +21,6 @@ from nmtkit.training.run_log import numbers_of, shown_scores
 
 if TYPE_CHECKING:
     from nmtkit.training.due import RunProgress
-    from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
@@ -104,6 +103,17 @@ def _between(first: float | None, last: float | None) -> float:
     return max(0.0, last - first) if first is not None and last is not None else 0.0
 
 
+class ValidatedTranslations(Protocol):
+    """The translations of a validation: the interface of `Validator` that the page needs."""
+
+    hypotheses: list[str]
+
+    @property
+    def translates(self) -> bool: ...
+
+    def rated(self) -> tuple[list[RatedTranslation], list[RatedTranslation]]: ...
+
+
 class RunPage:
     """The page report.html of a run. If the page cannot be written, a warning is logged."""
 
@@ -112,7 +122,7 @@ class RunPage:
         self.rated: tuple[Sequence[RatedTranslation], Sequence[RatedTranslation]] = ((), ())
         self.written = -math.inf
 
-    def write(self, validator: "Validator | None" = None) -> None:
+    def write(self, validator: ValidatedTranslations | None = None) -> None:
         """Writes the page. `validator` has made a validation; its translations are also written to a file."""
         self.written = time.monotonic()
         try:
