@@ -24,8 +24,9 @@ SECTIONS = ("save_dir", "flop", "seeds", "base", "average", "generate", "runs", 
 LENGTHS = {"max_update", "max_epoch"}
 NOT_VARIED = ("save_dir", "plugin", "config")
 # flags of `nmtkit generate` that a sweep sets, or that would write the files of all runs to one place
-NOT_GENERATED = ("path", "input", "output", "output_dir", "format", "score_reference")
-NOT_GENERATED += ("quality_report", "glossary_report")
+NOT_GENERATED = (
+    "path", "input", "output", "output_dir", "format", "score_reference", "quality_report", "glossary_report",
+)  # fmt: skip
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
