@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -268,17 +269,20 @@ def program(launcher: bool = False) -> list[str]:
     return ["nmtkit"] if os.path.basename(called) != "nmtkit" or is_on_path else [sys.argv[0]]
 
 
+def as_started(commands: str) -> str:
+    """Returns commands of a shell that call nmtkit, with the words with which the user started nmtkit (`program`)."""
+    return re.sub("(^|&& )nmtkit ", lambda match: f"{match[1]}{shlex.join(program())} ", commands)
+
+
 def show_next(*commands: str) -> None:
     """Prints the commands that the user can run next, as the last lines on stderr. They can be copied.
 
-    Each of `commands` begins with nmtkit, which is printed as the user started nmtkit (`program`).
-
-    The demo, which shows its own commands, and --quiet turn these lines off.
+    Each of `commands` begins with nmtkit. The demo, which shows its own commands, and --quiet turn these lines off.
     """
     if SHOWS_COMMANDS not in os.environ and not is_quiet():
         end_progress(click.get_current_context())
         for word, command in zip(("next", "then"), commands, strict=False):
-            print_line(f"{word}: {shlex.join(program())}{command.removeprefix('nmtkit')}")
+            print_line(f"{word}: {as_started(command)}")
 
 
 def end_quietly() -> NoReturn:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nmtkit.cli.command import Command, echo
+from nmtkit.cli.command import Command, as_started, echo
 from nmtkit.cli.flags import CHECKPOINT
 from nmtkit.config.files import portable_name
 from nmtkit.jobs import progress
@@ -57,6 +57,7 @@ def command(path: Path, everything: bool, verify: bool, format: str) -> None:
     if verify:
         progress.begin(f"Verifying {path.name}")
     described = inspect(path, verify)
+    described.commands = {purpose: as_started(line) for purpose, line in described.commands.items()}
     if format == "json":
         facts = dataclasses.asdict(described)
         del facts["defaults"]
@@ -76,7 +77,8 @@ def show(described: "Description", everything: bool) -> None:
     for purpose, line in described.commands.items():
         echo(f"  To {purpose}:\n    {line}")
     if not everything:
-        echo(f"\nAll facts: {shlex.join(['nmtkit', 'inspect', portable_name(described.path), '--all'])}")
+        more = shlex.join(["nmtkit", "inspect", portable_name(described.path), "--all"])
+        echo(f"\nAll facts: {as_started(more)}")
         return
     for title in described.sections:
         facts = described.changed(title)

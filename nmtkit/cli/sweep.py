@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nmtkit.experiments.sweep import Sweep, SweepRun
 
 from nmtkit.cli import generate
-from nmtkit.cli.command import PROGRAM, Command, echo, print_line, program
+from nmtkit.cli.command import PROGRAM, Command, as_started, echo, print_line, program
 from nmtkit.cli.compare import METRICS_OF_ROWS, RowsConfig, show_differences, show_rows
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags
 from nmtkit.cli.score import ScoreConfig
@@ -98,7 +98,11 @@ def command(file: Path, train_flags: tuple[str, ...], **settings: Any) -> None:
     of_part = runs[part - 1 :: parts]
     if config.dry_run:
         commands = {run.name: [sweep.command(run, train_flags), *sweep.translation_commands(run)] for run in of_part}
-        lines = [line for name, words in commands.items() for line in (f"# {name}", *map(shlex.join, words))]
+        lines = [
+            line
+            for name, of_run in commands.items()
+            for line in (f"# {name}", *(as_started(shlex.join(words)) for words in of_run))
+        ]
         echo("".join(f"{line}\n" for line in (study.described() if study else lines)), nl=False)
         return
     quiet = ["--quiet"] if logging.getLogger("nmtkit").level > logging.INFO else []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, overload
 
-from nmtkit.config.fields import check_limits, field_types, flag_of
+from nmtkit.config.fields import check_limits, field_types, flag_name, flag_of
 from nmtkit.config.files import checkpoint_of, portable_name, tidy
 
 T = TypeVar("T")
@@ -148,6 +148,12 @@ def setting_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(setting_text(item) for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """Returns the words of a command that give a setting this value, such as --no-compile or --max-update 100."""
+    flag = flag_name(name)
+    return [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, setting_text(value)]
 
 
 def to_dict(config: Any) -> dict[str, Any]:

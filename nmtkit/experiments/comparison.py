@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class RunSummary:
     parameters: int | None = None  # number of parameters of the model
     changed: tuple[ChangedSetting, ...] = ()  # settings that changed when the run was resumed, except those in `OWN`
     runs: int = 1  # number of runs that this summary averages
-    records: list[dict[str, Any]] = field(default_factory=list, repr=False)  # as returned by `latest_records`
+    records: list[dict[str, Any]] = field(default_factory=list, repr=False)  # `latest_records`; empty for averages
 
 
 def folders_of(paths: Iterable[Path]) -> list[Path]:
@@ -145,7 +145,7 @@ def _lasting(starts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns the state of a run and the reason for the state.
+    """Returns the state of a run and the reason for the state, in one line.
 
     A run is running if its folder is locked. Otherwise, the end of the log shows the state.
     """
@@ -156,7 +156,7 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
     if not decisive:
         return "new", ""
     if decisive[-1]["kind"] == "end":
-        return decisive[-1]["state"], decisive[-1]["reason"]
+        return decisive[-1]["state"], " ".join(decisive[-1]["reason"].split())
     return "stopped", "killed, or the machine stopped"
 
 
@@ -278,22 +278,20 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
     counted = [f"{sum(run.state == state for run in runs)} {state}" for state in states]
     seeds = [run.settings.get("seed") for run in runs]
     speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
-    return RunSummary(
+    return replace(
+        runs[0],
         name=common_name([run.name for run in runs]),
         state=next(iter(states)) if len(states) == 1 else ", ".join(counted),
         reason="",
         update=min(run.update for run in runs),
-        updates=runs[0].updates,
         settings=runs[0].settings | {"seed": seeds},
-        dataset=runs[0].dataset,
-        plugin_sources=runs[0].plugin_sources,
-        inputs=runs[0].inputs,
         best=_mean_scores([run.best for run in runs]),
         last=_mean_scores([run.last for run in runs]),
         tokens_per_second=statistics.fmean(speeds) if speeds else None,
         seconds=statistics.fmean(run.seconds for run in runs),
-        changed=runs[0].changed,
+        device_seconds=None,
         runs=len(runs),
+        records=[],
     )
 
 

@@ -243,9 +243,14 @@ def figure(runs: Sequence[RunSummary], format: str) -> bytes:
         for axis in axes.flat[len(drawn) :]:
             axis.set_axis_off()
         drawing.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        content = io.BytesIO()
-        drawing.savefig(content, format=format, metadata={"Date": None} if format == "svg" else None)
-        pyplot.close(drawing)
+        return figure_file(drawing, format)
+
+
+def figure_file(drawing: Any, format: str, **options: Any) -> bytes:
+    """Returns the contents of a file with a figure of matplotlib, without the date. Closes the figure."""
+    content = io.BytesIO()
+    drawing.savefig(content, format=format, metadata={"Date": None} if format == "svg" else None, **options)
+    load_pyplot().close(drawing)
     return content.getvalue()
 
 
@@ -289,13 +294,9 @@ def _settings(header: Sequence[str], lines: Sequence[Sequence[str]], columns: Se
     return {
         "header": ["", *(line[0] for line in lines)],
         "rows": [[header[column], *(line[column] for line in lines)] for column in columns],
-        "numeric": [False] * (1 + len(lines)),
     }
 
 
 def _columns(header: Sequence[str], lines: Sequence[Sequence[str]], columns: Sequence[int]) -> dict[str, object]:
-    return {
-        "header": [header[column] for column in columns],
-        "rows": [[line[column] for column in columns] for line in lines],
-        "numeric": [False] * len(columns),
-    }
+    picked, *rows = [[line[column] for column in columns] for line in (header, *lines)]
+    return {"header": picked, "rows": rows}

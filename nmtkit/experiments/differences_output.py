@@ -1,6 +1,5 @@
 """Writes the comparison of the rows of a sweep with the base: as a table in several formats, and as a figure."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from nmtkit.config.files import write_atomically
 from nmtkit.config.tables import aligned
 from nmtkit.experiments import tables
-from nmtkit.experiments.comparison_output import FIGURES, load_pyplot
+from nmtkit.experiments.comparison_output import FIGURES, figure_file, load_pyplot
 from nmtkit.experiments.differences import LEVEL, RowComparison, SweepRow
 from nmtkit.scoring.seeds import SeedScores
 
@@ -112,7 +111,7 @@ def notes(compared: RowComparison) -> list[str]:
 def for_page(compared: RowComparison) -> dict[str, object]:
     """Returns the table and its notes for the template of the page."""
     header, rows = cells(compared)
-    return {"header": header, "rows": rows, "numeric": [False] * len(header), "notes": notes(compared)}
+    return {"header": header, "rows": rows, "notes": notes(compared)}
 
 
 def as_plain(compared: RowComparison) -> dict[str, Any]:
@@ -169,8 +168,7 @@ def write_figure(path: Path, compared: RowComparison) -> None:
     """
     if path.suffix not in FIGURES:
         raise ValueError(f"--plot {path}: figures are written to {', '.join(FIGURES)}; give one of these suffixes")
-    content = figure(compared, path.suffix[1:])
-    write_atomically(path, content)
+    write_atomically(path, figure(compared, path.suffix[1:]))
 
 
 def figure(compared: RowComparison, format: str) -> bytes:
@@ -204,11 +202,7 @@ def figure(compared: RowComparison, format: str) -> bytes:
             axis.tick_params(length=0)
             axis.spines[["top", "left", "right"]].set_visible(False)
             axis.set_xlabel(f"{base.scores[metric].name} minus {base.name} ({score_text(base.scores[metric])})")
-        content = io.BytesIO()
-        metadata = {"Date": None} if format == "svg" else None
-        drawing.savefig(content, format=format, metadata=metadata, transparent=True, dpi=160)
-        pyplot.close(drawing)
-    return content.getvalue()
+        return figure_file(drawing, format, transparent=True, dpi=160)
 
 
 def _label(row: SweepRow) -> str:

@@ -261,7 +261,9 @@ def commands(path: Path, contents: checkpoint_file.Checkpoint, tokenizer: Tokeni
             ["nmtkit", "average-checkpoints", name, "--output", str(path.with_name("merged.pt"))]
         )
     if contents.get("training"):
-        config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
+        config = path.parent / "config.toml"  # the folder may have been moved since the start of the run
+        if not config.is_file():
+            config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
         result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
     if "run" in contents:
         written = shlex.join(["nmtkit", "inspect", name, "--format", "toml"])

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nmtkit.config import flag_words
 from nmtkit.config.extras import imported
 from nmtkit.experiments import comparison
 from nmtkit.experiments.sweep import Range, Sweep, SweepRun
@@ -66,7 +67,14 @@ class OptunaStudy:
         job = sweep.job(self._run_of(lowest))  # raises ValueError for mistakes in the file
         if not job.run.validates:
             raise ValueError(f"{sweep.file}: --optuna compares validations, but these runs do not validate")
-        self.objective = objective(job.run.best_checkpoint_metric, job.metrics(), job.run.valid_subset[1:])
+        config = job.run
+        self.objective = objective(config.best_checkpoint_metric, job.metrics(), config.valid_subset[1:], job.tables())
+        conditions = {flag.partition(" ")[0] for flag in self.objective.conditions}
+        if varied := conditions & {flag_words(name, value)[0] for name, value in lowest.items()}:
+            raise ValueError(
+                f"{sweep.file}: --optuna compares {self.objective.name}, which depends on {', '.join(varied)}, so "
+                "[sweep.random] cannot vary this setting; give another best_checkpoint_metric in [run], such as nll"
+            )
 
     def described(self) -> list[str]:
         """Returns lines that describe the search, for a dry run."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import field_types, flag_of, split_settings, suggestion
+from nmtkit.config import field_types, flag_words, setting_text, split_settings, suggestion
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
@@ -23,7 +23,10 @@ from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 SECTIONS = ("save_dir", "flop", "seeds", "base", "average", "generate", "runs", "zip", "grid", "random")
 LENGTHS = {"max_update", "max_epoch"}
 NOT_VARIED = ("save_dir", "plugin", "config")
-NOT_GENERATED = ("path", "input", "output", "output_dir", "format")  # flags of `nmtkit generate` that a sweep sets
+# flags of `nmtkit generate` that a sweep sets, or that would write the files of all runs to one place
+NOT_GENERATED = (
+    "path", "input", "output", "output_dir", "format", "score_reference", "quality_report", "glossary_report",
+)  # fmt: skip
 LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
 REPEATED_DRAWS = 1000  # after this many random draws in a row without a new combination, the sweep is rejected
 
@@ -117,12 +120,10 @@ class Sweep:
         if len(name) > LONGEST_NAME:
             name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
         run = SweepRun(name=name, settings=dict(self.named[title]) | varied)
-        return run if self.flop is None else replace(run, settings=run.settings | {"max_update": self._updates(run)})
-
-    def _updates(self, run: SweepRun) -> int:
-        """Returns the updates of a run that cost `flop`."""
-        assert self.flop is not None
-        return max(1, round(self.flop / self.cost(run).flops))
+        if self.flop is None:
+            return run
+        updates = max(1, round(self.flop / self.cost(run).flops))
+        return replace(run, settings=run.settings | {"max_update": updates})
 
     def cost(self, run: SweepRun) -> Estimate:
         """Returns the cost of a run. All seeds of a run have one estimate. Raises OSError or ValueError."""
@@ -162,7 +163,7 @@ class Sweep:
     def job(self, run: SweepRun) -> JobConfig:
         """Returns the resolved job of a run. Raises ValueError with the name of the run and the wrong setting."""
         kinds = kinds_by_setting()
-        names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
+        names = {kinds[name]: setting_text(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
             save_dir = {"save_dir": self.folder / run.name}
@@ -191,7 +192,7 @@ class Sweep:
         flags: list[str] = []
         for name, value in run.settings.items():
             if name in kinds:
-                flags += [REGISTRIES[kinds[name]].flag, _listed(value)]
+                flags += [REGISTRIES[kinds[name]].flag, setting_text(value)]
             elif name != "data":
                 flags += _flag(name, job)
         data = [str(job.data)] if "data" in run.settings else []
@@ -222,7 +223,7 @@ class Sweep:
         settings = self.generate
         for entry in LOGITS_PROCESSORS.entries.values():  # settings of logits processors may be paths of models
             settings = in_folder(settings, type(entry.preset), self.file.parent)
-        flags += [word for name, value in settings.items() for word in _generate_flag(name, value)]
+        flags += [word for name, value in settings.items() for word in flag_words(name, value)]
         output = ["--output", str(folder / TRANSLATIONS)]
         return [*commands, ["nmtkit", "generate", str(job.data), "--path", str(model), *flags, *output]]
 
@@ -232,33 +233,15 @@ def kinds_by_setting() -> dict[str, str]:
     return {name.replace("-", "_"): kind for kind, entries in REGISTRIES.items() for name in (entries.flag[2:], kind)}
 
 
-def _listed(value: Any) -> str:
-    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-
-
 def _flag(name: str, job: JobConfig) -> list[str]:
     """Returns the words of the flag that sets `name` to its value in `job`."""
     configs = [job.run, *(component.config for component in job.components.values())]
     config = next(config for config in configs if name in field_types(type(config)))
     field = next(field for field in dataclasses.fields(config) if field.name == name)
-    value, flag = getattr(config, name), flag_of(field)
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
+    value = getattr(config, name)
     if isinstance(value, tuple) and field.metadata.get("repeatable"):
-        return [word for item in value for word in (flag, str(item))]
-    if value in (None, ()):
-        return [flag, "none"]
-    if isinstance(value, tuple):
-        return [flag, ",".join("" if item is None else str(item) for item in value)]
-    return [flag, str(value)]
-
-
-def _generate_flag(name: str, value: Any) -> list[str]:
-    """Returns the words of a flag of `nmtkit generate`."""
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    return [flag, _listed(value)]
+        return [word for item in value for word in flag_words(name, item)]
+    return flag_words(name, value)
 
 
 def _in_name(value: Any) -> str:
@@ -379,7 +362,7 @@ def _generated(table: Any) -> VariedSettings:
     flags = {"gen_subset": "valid"} | {name.replace("-", "_"): value for name, value in table.items()}
     for name in NOT_GENERATED:
         if name in flags:
-            raise ValueError(f"[sweep.generate]: leave out {name}; the translations are in the folder of each run")
+            raise ValueError(f"[sweep.generate]: leave out {name}; each run has only translations, in its own folder")
     return flags
 
 

@@ -24,7 +24,7 @@ from nmtkit.jobs.processes import STOP_SIGNALS
 from nmtkit.training.config import JobConfig, flat_settings
 from nmtkit.training.plan import resolve
 from nmtkit.training.resume import EXPECTED_CHANGES, Change, changes, table
-from nmtkit.training.run_facts import fingerprint, input_fingerprints
+from nmtkit.training.run_facts import input_fingerprints
 from nmtkit.training.setup import validating_where_possible
 
 log = logging.getLogger("nmtkit")
@@ -43,18 +43,17 @@ class SweepStoppedError(Exception):
 
 @dataclass
 class Runner:
-    """Runs commands one after another as child processes. Forwards SIGINT, SIGTERM and SIGUSR1 to the running child."""
+    """Runs commands one after another as child processes. Forwards SIGINT, SIGTERM and SIGUSR1 to the running child.
+
+    Between two commands and after the last command, these signals end the sweep like any other program.
+    """
 
     received: signal.Signals | None = None
     process: "subprocess.Popen[str] | None" = None
     errors: list[str] = field(default_factory=list)  # error messages of the last process, which can have several lines
     ended_early: bool = False  # whether `watch` ended the last process
 
-    def __post_init__(self) -> None:
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None = None) -> None:
         self.received = signal.Signals(number)
         if self.process and number == signal.SIGINT and hasattr(os, "killpg"):
             # Like a terminal, signal the whole group: the launcher of several processes does not forward Ctrl-C.
@@ -67,20 +66,29 @@ class Runner:
         """Runs an nmtkit command and returns its exit code. Ends the command early if `watch` returns False."""
         self.errors, self.ended_early = [], False
         words = [sys.executable, "-m", *command]
-        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        assert self.process.stderr is not None
-        reader = threading.Thread(target=self._copy, args=(self.process.stderr,), daemon=True)
-        reader.start()
-        while True:
-            try:
-                code = self.process.wait(POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                if not self.ended_early and not watch():
-                    self.process.terminate()
-                    self.ended_early = True
-        reader.join()
-        self.process = None
+        handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        try:
+            self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            if self.received:  # while the process was starting
+                self._receive(self.received)
+            assert self.process.stderr is not None
+            reader = threading.Thread(target=self._copy, args=(self.process.stderr,), daemon=True)
+            reader.start()
+            while True:
+                try:
+                    code = self.process.wait(POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if not self.ended_early and not watch():
+                        self.process.terminate()
+                        self.ended_early = True
+            reader.join()
+        finally:
+            if self.process and self.process.poll() is None:  # `watch` has failed
+                self.process.terminate()
+            self.process = None
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         return code if code >= 0 else 128 - code
 
     def _copy(self, lines: IO[str]) -> None:
@@ -93,7 +101,7 @@ class Runner:
 
 
 class SweepTrainer:
-    """Trains runs of a sweep with additional `flags`. Makes a `Runner`, which handles signals from then on."""
+    """Trains runs of a sweep with additional `flags`."""
 
     def __init__(self, sweep: Sweep, flags: Sequence[str]) -> None:
         self.sweep = sweep
@@ -198,7 +206,7 @@ def is_finished(sweep: Sweep, run: SweepRun) -> bool:
         return False
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
-        return summary.dataset == fingerprint(Dataset.open(job.data))
+        return summary.dataset == Dataset.open(job.data).fingerprint[:12]
     return False
 
 
@@ -245,8 +253,7 @@ def changes_after_end(sweep: Sweep, run: SweepRun) -> list[Change]:
     """
     job = sweep.job(run)
     summary = finished_summary(job)
-    changed = [] if summary is None else changed_settings(job, summary)
-    if summary is None or not changed:
+    if summary is None or not (changed := changed_settings(job, summary)):
         return []
     done = {"max_update": summary.update, "max_epoch": max(record.get("epoch", 0) for record in summary.records)}
     left = {name: limit - done[name] for name in done if (limit := getattr(job.run, name)) is not None}

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,6 @@ class CallbackList:
                 if distributed.is_rank_zero():
                     log.warning("callback %s: %s", name, mistake)
 
-    def __bool__(self) -> bool:
-        """Returns whether the run has callbacks. They may be active only on other ranks."""
-        return bool(self.callbacks)
-
     @contextlib.contextmanager
     def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
         """The context of a hook call, in which the watchdog expects no heartbeats.
@@ -230,8 +226,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return value is None or type(value) in (str, int, float, bool) or isinstance(value, Tensor)
-
-
-def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Returns callback objects by name. A name is the class and the number of the callback, such as "StopAt 1"."""
-    return {f"{type(callback).__name__} {number}": callback for number, callback in enumerate(callbacks, 1)}

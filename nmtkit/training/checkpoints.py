@@ -1,5 +1,6 @@
 """The folder of a run: writes and removes checkpoints, and finds the checkpoint to resume from."""
 
+import contextlib
 import logging
 import math
 import os
@@ -50,7 +51,7 @@ class CheckpointManager:
         self.locked: FolderLock | None = None
 
     def open(self) -> None:
-        """Locks an existing folder, removes incomplete files, and reads the scores of all checkpoints.
+        """Locks an existing folder, removes incomplete files, and reads the scores of all intact checkpoints.
 
         Does nothing if the folder does not exist. Raises ValueError if the folder contains files, but no run.
         """
@@ -66,10 +67,11 @@ class CheckpointManager:
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
         for path in numbered(self.folder):
-            try:
+            with contextlib.suppress(ValueError, OSError):  # the file is damaged; `newest` warns about it
                 self._note(path, checkpoint_file.read(path, mmap=True))
-            except (ValueError, OSError):
-                continue  # the file is damaged; `newest` warns about it
+        # The other checksums are not compared, which saves time: other scores never become the best.
+        while damaged := next((name for name in self._best() if not is_intact(self.folder / name)), None):
+            del self.objectives[damaged]
 
     def lock(self) -> None:
         """Locks the folder for this process. Raises ValueError if another process has locked the folder."""
@@ -131,7 +133,6 @@ class CheckpointManager:
                 contents = checkpoint_file.read(path)
             except (ValueError, OSError) as error:
                 log.warning("%s; trying the previous checkpoint", error)
-                self.objectives.pop(path.name, None)  # `open` reads no tensors, so it has noted the score
                 continue
             if "training" in contents:
                 return path, contents
@@ -150,6 +151,10 @@ class CheckpointManager:
             newest = self.newest()
         path = distributed.broadcast(newest[0] if newest else None)
         return newest if path is None or newest else (path, checkpoint_file.read(path))
+
+    def best_value(self) -> float | None:
+        """Returns the objective value of the best checkpoint of rank 0, if any. Every rank must call this method."""
+        return distributed.broadcast(min(self.objectives.values(), default=None))
 
     def is_best(self, value: float) -> bool:
         """Returns whether a checkpoint with this objective value would be one of the best. Lower is better."""
@@ -184,6 +189,16 @@ class CheckpointManager:
             else:
                 path.unlink()
                 self.objectives.pop(path.name, None)
+
+
+def is_intact(path: Path) -> bool:
+    """Returns whether the checksum of a checkpoint is correct. Otherwise, logs a warning."""
+    try:
+        checkpoint_file.check_values(checkpoint_file.read(path, mmap=True), path)
+    except (ValueError, OSError) as error:
+        log.warning("%s; its validation score does not count", error)
+        return False
+    return True
 
 
 def drop_training_state(path: Path) -> None:

@@ -94,11 +94,10 @@ class RunProgress:
             "validation_due": self.validation_due,
         }
 
-    def load_state(self, state: dict[str, Any], updates: int, same_objective: bool) -> None:
-        """Restores the state after `updates` updates. Drops the best score if the objective of the run has changed."""
+    def load_state(self, state: dict[str, Any], updates: int) -> None:
+        """Restores the state after `updates` updates."""
         self.updates, self.saved, self.position = updates, updates, Position(*state["position"])
-        if same_objective:
-            self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited = state["best"], state["waited"]
         self.seconds_before, self.validation_due = state["seconds"], state["validation_due"]
 
 

@@ -157,10 +157,6 @@ class BatchLoader:
         passes = sum(-(-count // self.ranks) * self.ranks for count in counts)
         return 1 - sum(counts) / passes
 
-    def longest_sentence(self) -> int:
-        """Returns the number of tokens of the longest sentence. A smaller --max-tokens is not possible."""
-        return max(self.sampler.max_lengths)
-
     def tokens_of(self, pairs: RowNumbers) -> int:
         """Returns the tokens of `pairs` on the side with more tokens."""
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))

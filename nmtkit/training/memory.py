@@ -46,7 +46,7 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
     if is_sharded(trainer):
         return probe_memory(trainer, loader)
     while not all(distributed.all_gather_object(fits(trainer, loader, loader.extreme_micro_batches(), SPARE_MEMORY))):
-        longest = loader.longest_sentence()
+        longest = max(loader.sampler.max_lengths)  # a smaller --max-tokens is not possible
         if loader.max_tokens <= longest:
             raise ValueError(
                 f"not even a sentence of {longest} tokens fits into the memory of {trainer.device}; choose a smaller "

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.config import Config, option, setting_text
+from nmtkit.config import Config, flag_words, option
 from nmtkit.config.registry import Registry
 from nmtkit.data.packed import Batch
 from nmtkit.models.architectures import Architecture
@@ -27,6 +27,8 @@ from nmtkit.scoring.segments import NEURAL_METRICS, check_installed
 log = logging.getLogger("nmtkit")
 
 LOSSES = ("loss", "nll", "ppl")  # scores of every validation; lower is better
+# settings of criterions on which the loss of a validation depends
+OF_VALID_LOSS = ("label_smoothing", "alignment_weight", "alignment_layer", "alignment_head")
 TOKENS_AT_ONCE = 1024  # tokens whose logits are in memory at the same time
 
 
@@ -129,12 +131,6 @@ class Objective:
     higher_is_better: bool = False
     conditions: tuple[str, ...] = ()
 
-    @staticmethod
-    def stored(entry: Sequence[Any], settings: Mapping[str, Mapping[str, Any]]) -> "Objective":
-        """Returns the objective that a checkpoint stores. `settings` are the tables of its run."""
-        name, higher_is_better = entry
-        return Objective(name, higher_is_better, conditions_of(name, settings))
-
     def value(self, scores: Mapping[str, float]) -> float:
         """Returns the score with its sign changed if higher is better, so that lower is better."""
         return -scores[self.name] if self.higher_is_better else scores[self.name]
@@ -144,18 +140,19 @@ def conditions_of(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple
     """Returns the flags of a run, with their values, on which the validation score `name` depends.
 
     Two scores can be compared only if these flags are equal. `settings` are the tables of the run's configuration,
-    which may be incomplete in old logs. All losses except nll and ppl, and the counts of a criterion, also depend on
-    the criterion.
+    which may be incomplete in old logs. A metric also depends on its settings and on the beam of the translations. All
+    losses except nll and ppl, and the counts of a criterion, also depend on the criterion.
     """
     run, criterion = settings.get("run", {}), settings.get("criterion", {})
     score, _, subset = name.partition("@")
-    flags = {} if subset else {"--valid-subset": next(iter(run.get("valid_subset", ())), None)}
-    flags["--valid-sentences"] = run.get("valid_sentences")
-    if score not in ("nll", "ppl", *run.get("metrics", ())):
-        flags["--criterion"] = criterion.get("name")
-        if "label_smoothing" in criterion:
-            flags["--label-smoothing"] = criterion["label_smoothing"]
-    return tuple(f"{flag} {setting_text(value)}" for flag, value in flags.items())
+    first: dict[str, Any] = {} if subset else {"valid_subset": next(iter(run.get("valid_subset", ())), None)}
+    flags = first | {"valid_sentences": run.get("valid_sentences")}
+    if score in run.get("metrics", ()):
+        flags |= {"valid_beam": run.get("valid_beam"), **settings.get(f"metrics.{score}", {})}
+    elif score not in ("nll", "ppl"):
+        flags["criterion"] = criterion.get("name")
+        flags |= {key: value for key, value in criterion.items() if key in OF_VALID_LOSS}
+    return tuple(" ".join(flag_words(name, value)) for name, value in flags.items())
 
 
 def objective(
@@ -243,22 +240,22 @@ class Chrf(Metric):
         return self._value(outputs, self.name, MetricSettings())
 
 
-def model_option(name: str) -> Any:
-    return option(NEURAL_METRICS[name][0], "Model: a folder, or hf:ORG/NAME[@REVISION].", metavar="MODEL")
+def model_option(metric: str) -> Any:
+    return option(NEURAL_METRICS[metric][0], "Model: a folder, or hf:ORG/NAME[@REVISION].", metavar="MODEL")
 
 
 class NeuralScore(Metric):
     """A neural metric, which also reads the source. The model is loaded once. Needs `nmtkit[neural]`."""
 
     translates = True
+    metric: str  # one of NEURAL_METRICS
 
-    def __init__(self, name: str, model: str) -> None:
-        check_installed(f"--metrics {name}")
-        self.name = f"{name}={model}"
+    def __init__(self, config: Config) -> None:
+        check_installed(f"--metrics {self.metric}")
+        self.name = f"{self.metric}={getattr(config, self.metric.replace('-', '_') + '_model')}"
 
     def score(self, outputs: Outputs) -> float:
-        settings = MetricSettings(sources=tuple(outputs.sources))
-        return self._value(outputs, self.name, settings)
+        return self._value(outputs, self.name, MetricSettings(sources=tuple(outputs.sources)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +267,7 @@ class CometConfig(Config):
 class CometScore(NeuralScore):
     """COMET, times 100 (Rei et al. 2022)."""
 
-    def __init__(self, config: CometConfig) -> None:
-        super().__init__("comet", config.comet_model)
+    metric = "comet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +279,7 @@ class CometKiwiConfig(Config):
 class CometKiwiScore(NeuralScore):
     """CometKiwi without a reference, times 100 (Rei et al. 2022)."""
 
-    def __init__(self, config: CometKiwiConfig) -> None:
-        super().__init__("cometkiwi", config.cometkiwi_model)
+    metric = "cometkiwi"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,10 +291,7 @@ class MetricXConfig(Config):
 class MetricXScore(NeuralScore):
     """MetricX, 0 (perfect) to 25 (Juraska et al. 2024)."""
 
-    higher_is_better = False
-
-    def __init__(self, config: MetricXConfig) -> None:
-        super().__init__("metricx", config.metricx_model)
+    metric, higher_is_better = "metricx", False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,10 +303,7 @@ class MetricXQEConfig(Config):
 class MetricXQEScore(NeuralScore):
     """MetricX without a reference, 0 (perfect) to 25 (Juraska et al. 2024)."""
 
-    higher_is_better = False
-
-    def __init__(self, config: MetricXQEConfig) -> None:
-        super().__init__("metricx-qe", config.metricx_qe_model)
+    metric, higher_is_better = "metricx-qe", False
 
 
 # --- metrics of sums over tokens --------------------------------------------------------------------------------------

@@ -317,9 +317,7 @@ def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = record.get("directions") or []
     sources, targets = (list(dict.fromkeys(row[side] for row in rows)) for side in ("source", "target"))
     matrices = []
-    for name in (key for key, value in (rows[0] if rows else {}).items() if isinstance(value, int | float)):
-        if name in ("sentences", "trained", "nll", "ppl"):
-            continue
+    for name in dict.fromkeys(name for row in rows for name in numbers_of(row, ("sentences", "nll", "ppl"))):
         cells = {(row["source"], row["target"]): (row[name], row.get("trained", True)) for row in rows}
         largest = max((value for value, _ in cells.values() if value), default=0) or 1
         shown = {

@@ -13,7 +13,6 @@ from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.data.dataset.dataset_files import counts_language_token
 from nmtkit.training.config import JobConfig, Tables, flat_settings, kind_of
 from nmtkit.training.lr_schedulers import learning_rate
-from nmtkit.training.run_facts import fingerprint
 from nmtkit.training.trainer import Trainer
 
 log = logging.getLogger("nmtkit")
@@ -40,7 +39,7 @@ def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, An
         "architecture": settings.pop("name"),
         **settings,
         "tokenizer": dataset.tokenizer.fingerprint[:12],
-        "dataset": fingerprint(dataset),
+        "dataset": dataset.fingerprint[:12],
         "languages": [dataset.source_lang, dataset.target_lang],
         "optimizer": job.components["optimizer"].name,
         "seed": job.run.seed,

@@ -18,7 +18,7 @@ from nmtkit.models import building
 from nmtkit.models.architectures import ARCHITECTURES
 from nmtkit.models.architectures.interface import parameter_count
 from nmtkit.training import report
-from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
+from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState
 from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
 from nmtkit.training.due import Due, Requests, RunProgress, StopReason, StopSignal, due_after_update, stop_reason
@@ -26,7 +26,7 @@ from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
 from nmtkit.training.memory import prepare_model
 from nmtkit.training.meter import Meter
-from nmtkit.training.metrics import Objective, maximized_scores, objective
+from nmtkit.training.metrics import Objective, conditions_of, maximized_scores, objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.resume import check_resumable, resume_requirements, warn_of_changes
 from nmtkit.training.run_facts import run_facts, write_config
@@ -114,9 +114,8 @@ class Run:
         self.health = TrainingHealth(self.job, train, not resumed and distributed.is_rank_zero(), **start)
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
-        by_name = {
-            chosen.name: CALLBACKS[chosen.name].factory(chosen.config) for chosen in self.job.chosen("callbacks")
-        }
+        callbacks = {each.name: CALLBACKS[each.name].factory(each.config) for each in self.job.chosen("callbacks")}
+        callbacks |= {f"{type(each).__name__} {number}": each for number, each in enumerate(objects, 1)}
         run = RunState(
             save_dir=self.job.run.save_dir,
             settings=self.job.tables(),
@@ -124,7 +123,7 @@ class Run:
             can_validate=self.validator is not None,
             sharded=self.job.run.parallel == "fsdp" and distributed.world_size() > 1,
         )
-        return CallbackList(by_name | named(objects), run)
+        return CallbackList(callbacks, run)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -196,16 +195,9 @@ class Run:
         self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
-    def _requests(self, **by_clock: int) -> Requests:
+    def _requests(self, out_of_time: int = 0, clock_saves: int = 0) -> Requests:
         """Returns the requests that a signal, the callbacks and the clock make on this rank."""
-        stops, validates, saves = self.callbacks.asked()
-        return Requests(
-            self.stop.received or 0,
-            callback_stops=stops,
-            callback_validates=validates,
-            callback_saves=saves,
-            **by_clock,
-        )
+        return Requests(self.stop.received or 0, out_of_time, clock_saves, *self.callbacks.asked())
 
     def _validate_and_save(self, due: Due) -> Due:
         """Validates and saves if due. Returns `due` with the work that has become due after the validation.
@@ -337,7 +329,8 @@ class Run:
         if config.reset_optimizer:
             del requirements["optimizer"]
         check_resumable(contents, requirements, path)
-        before = Objective.stored(state["objective"], contents["run"]["settings"])
+        name, higher_is_better = state["objective"]
+        before = Objective(name, higher_is_better, conditions_of(name, contents["run"]["settings"]))
         if before != self.objective and self.job.schedule_follows_validations and not config.reset_lr_scheduler:
             raise ValueError(
                 f"the learning-rate schedule of this run has followed {before.name}; resume with "
@@ -348,7 +341,9 @@ class Run:
         self.trainer.load_weights(contents["model"])
         self.trainer.model.shortlist = contents.get("shortlist")
         self.trainer.load_state_dict(state, updates)
-        self.progress.load_state(state, updates, same_objective=before == self.objective)
+        self.progress.load_state(state, updates)
+        if before != self.objective:
+            self.progress.best, self.progress.waited = self.checkpoints.best_value(), 0
         self.callbacks.run.update, self.callbacks.run.epoch = updates, self.progress.position.epoch + 1
         self.callbacks.load_state(state["callbacks"])
 
@@ -427,7 +422,7 @@ class TrainingResult(StopReason):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores of the best validation, or an empty dict if there was no validation."""
+        """The scores of the best checkpoint, or an empty dict if there is no such file."""
         best = self.best
         return {} if best is None else dict(checkpoint_file.read(best, mmap=True).get("scores", {}))
 

@@ -28,11 +28,6 @@ RESETS: dict[str, Any] = {"reset_optimizer": False, "reset_lr_scheduler": False}
 BASE_FACTS = ("base_origin", "base_directions")  # facts about the base of fine-tuning
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
-    return dataset.fingerprint[:12]
-
-
 def input_fingerprints(job: JobConfig, accesses: Container[str] = ("read", "start")) -> dict[str, str]:
     """Returns 12 hexadecimal digits for each setting that names files, which identify the contents of these files.
 
@@ -75,7 +70,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset, before: Mapping[str, 
     return {
         "command": _command(),
         "data": str(data.absolute()),
-        "dataset": fingerprint(dataset),
+        "dataset": dataset.fingerprint[:12],
         **_languages(plan, dataset),
         **base,
         **({"inputs": inputs} if inputs else {}),
@@ -122,9 +117,8 @@ def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
 def _base_facts(base: Path | None) -> dict[str, Any]:
     """Returns facts about the base of fine-tuning, or nothing for a run from random weights.
 
-    `base_origin` is the origin of an imported base, or of the
-    imported model from which the base was fine-tuned.
-    `base_directions` are the directions that a base with language tokens was trained on; empty if they are unknown.
+    `base_origin` is the origin of an imported base, or of the imported model from which the base was fine-tuned.
+    `base_directions` are the directions on which a base with language tokens was trained; empty if they are unknown.
     """
     if base is None:
         return {}

@@ -222,10 +222,10 @@ class Validator:
 
     def _outputs(self, target_lang: str | None, rows: npt.NDArray[np.int64] | None) -> Outputs:
         """Returns the `Outputs` of `rows` (None: all rows): texts and number of target tokens. `sums` is empty."""
-        sources = list(map(self.split.tokenizer.without_tags, self.sources))
-        texts = {"sources": sources, "hypotheses": self.hypotheses, "references": self.references}
+        texts = {"sources": self.sources, "hypotheses": self.hypotheses, "references": self.references}
         if rows is not None and self.translates:
             texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
+        texts["sources"] = list(map(self.split.tokenizer.without_tags, texts["sources"]))
         return Outputs(sums={}, tokens=self.split.counted_tokens(rows), target_lang=target_lang, **texts)
 
     def _scores_of(
@@ -281,13 +281,10 @@ class Validator:
             for number in np.unique(self.directions[rows_of_rank]).tolist():
                 rows = rows_of_rank[self.directions[rows_of_rank] == number].tolist()
                 source, target = self._languages_of(number)
-                settings: dict[str, Any] = {
-                    "beam": self.beam,
-                    "source_lang": source,
-                    "target_lang": target,
-                    "keep_loops": True,
-                }
-                translations = translator.translate([self.sources[row] for row in rows], **settings)
+                translations = translator.translate(
+                    [self.sources[row] for row in rows],
+                    beam=self.beam, source_lang=source, target_lang=target, keep_loops=True,
+                )  # fmt: skip
                 texts |= {row: translation.text for row, translation in zip(rows, translations, strict=True)}
             return texts
 

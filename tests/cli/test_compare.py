@@ -224,6 +224,14 @@ def test_the_reason_of_a_failure_can_be_read_at_any_width(tmp_path: Path, column
     assert len(lines) <= 10 and result.stdout.replace("\n  ", " ").count(reason) == 2
 
 
+def test_a_reason_of_several_lines_is_one_line_of_each_table(tmp_path: Path) -> None:
+    failed = END | {"state": "failed", "reason": "NCCL error\n\nno device"}
+    runs = [write_run(tmp_path / name, failed) for name in ("one", "two")]
+    for format, rows in (("markdown", 4), ("latex", 8), ("tsv", 3)):
+        table = compare(*runs, "--format", format).stdout.splitlines()
+        assert len(table) == rows and sum("NCCL error no device" in line for line in table) == 2, format
+
+
 @pytest.mark.parametrize("columns", ["66", "70", "80"])
 def test_states_are_whole_in_a_narrow_terminal(tmp_path: Path, columns: str) -> None:
     more = [{"kind": "train", "update": 1_234_567, "tokens_per_second": 123_456.0, "time": 40_000}, END]

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 import nmtkit
 from nmtkit.cli import main
+from nmtkit.cli.command import PROGRAM
 from nmtkit.data import checkpoint_file
 from nmtkit.models import checkpoint
 from nmtkit.training.checkpoints import drop_training_state
@@ -54,6 +55,20 @@ def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path) ->
     words = shlex.split(described["commands"]["resume"])
     assert words == ["nmtkit", "train", "--config", str(run_folder / "config.toml")]
     assert CliRunner().invoke(main, words[1:]).exit_code == 0  # parses, and finds its files
+
+
+def test_the_commands_begin_as_the_user_started_nmtkit(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROGRAM, "python3 -m nmtkit")
+    commands = json.loads(inspect(str(run_folder / "last.pt"), "--format", "json").output)["commands"]
+    assert all(line.startswith("python3 -m nmtkit ") for line in commands.values())
+    assert " && python3 -m nmtkit train " in commands["repeat the training"]
+    assert "python3 -m nmtkit inspect" in inspect(str(run_folder)).stdout.splitlines()[-1]
+
+
+def test_a_run_whose_folder_was_moved_resumes_in_its_new_folder(run_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder, folder := tmp_path / "moved", symlinks=True)
+    commands = json.loads(inspect(str(folder / "last.pt"), "--format", "json").output)["commands"]
+    assert shlex.split(commands["resume"])[-1] == str(folder / "config.toml")
 
 
 def test_the_folder_of_a_run_begins_with_its_state(run_folder: Path, tmp_path: Path) -> None:

@@ -191,7 +191,6 @@ def test_a_sweep_of_four_runs_is_compared(mirror_data: Path, tmp_path: Path, mon
     def run(self: Runner, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
         return nmtkit(*command[1:]).exit_code  # without starting Python anew
 
-    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
     monkeypatch.setattr(Runner, "run", run)
     swept = nmtkit("sweep", tmp_path / "gamma.toml")
     assert swept.exit_code == 0, swept.output

@@ -22,6 +22,5 @@ def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         self._copy(io.StringIO(result.stderr))
         return result.exit_code
 
-    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
     monkeypatch.setattr(Runner, "run", run)
     return made

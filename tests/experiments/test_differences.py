@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from sacrebleu.metrics.bleu import BLEU
 
 from nmtkit.cli import main
+from nmtkit.cli.command import PROGRAM
 from nmtkit.data.dataset.binarized import Dataset
 from nmtkit.experiments.differences import RowComparison, SweepRow
 from nmtkit.scoring.seeds import Difference, SeedScores
@@ -288,6 +289,8 @@ def test_translations_are_made_again_if_a_file_of_their_settings_has_other_conte
         ("beam = 2", "beam = 0", "beam"),
         ("beam = 2", "gen_subset = 'tset'", "tset"),
         ("beam = 2", "output = 'x'", "output"),
+        ("beam = 2", "score_reference = true", "score_reference"),
+        ("beam = 2", "quality_report = 'x'", "quality_report"),
         ("beam = 2", "mbr = 'bleu'", "--mbr"),
         ("average = 2", "average = 4", "keep_last"),
         ("average = 2", "average = true", "average"),
@@ -320,11 +323,15 @@ def test_a_base_needs_runs_that_translate(
     assert json.loads(compared.stdout)["made_by"] == "gen_subset valid, last validation, beam 4"
 
 
-def test_the_dry_run_of_a_sweep_lists_the_translations(mirror_data: Path, tmp_path: Path) -> None:
+def test_the_dry_run_of_a_sweep_lists_the_translations(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "mine.sweep.toml"
     file.write_text(SWEEP.format(data=mirror_data))
-    lines = invoke("sweep", file, "--dry-run", "--only", "base,seed=1").stdout.splitlines()
-    assert [line.split()[1] for line in lines] == ["base,seed=1", "train", "average-checkpoints", "generate"]
+    monkeypatch.setenv(PROGRAM, "python3 -m nmtkit")
+    first, *lines = invoke("sweep", file, "--dry-run", "--only", "base,seed=1").stdout.splitlines()
+    assert first == "# base,seed=1" and all(line.startswith("python3 -m nmtkit ") for line in lines)
+    assert [line.split()[3] for line in lines] == ["train", "average-checkpoints", "generate"]
 
 
 def test_translations_have_the_plug_ins_of_the_runs_and_paths_beside_the_file(

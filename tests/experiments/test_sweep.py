@@ -411,7 +411,6 @@ def test_the_contents_of_all_inputs_of_a_run_are_identified(tmp_path: Path) -> N
 def test_a_run_that_the_system_killed_has_failed(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
     monkeypatch.setattr(Runner, "run", lambda self, command, watch=None: 128 + signal.SIGKILL)
     result = sweep(file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data))
     assert result.exit_code == 1
@@ -420,13 +419,46 @@ def test_a_run_that_the_system_killed_has_failed(
 
 def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) -> None:
     (tmp_path / "kills_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        with contextlib.chdir(tmp_path):
-            assert Runner().run(["kills_itself"]) == 128 + signal.SIGKILL
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with contextlib.chdir(tmp_path):
+        assert Runner().run(["kills_itself"]) == 128 + signal.SIGKILL
+
+
+def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "nothing.py").touch()
+    with contextlib.chdir(tmp_path):
+        assert Runner().run(["nothing"]) == 0
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_at_the_start_of_a_run_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
+    popen = subprocess.Popen
+
+    def signalled(*arguments: Any, **keywords: Any) -> Any:
+        process = popen(*arguments, **keywords)
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    with contextlib.chdir(tmp_path):
+        runner = Runner()
+        assert runner.run(["sleeps"]) == 128 + signal.SIGTERM
+    assert runner.received == signal.SIGTERM
+
+
+def test_a_run_ends_if_the_study_fails_that_watches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **more: started.append(popen(*words, **more)) or started[0])
+
+    def fail() -> bool:
+        raise OSError("the disk is full")
+
+    with contextlib.chdir(tmp_path), pytest.raises(OSError, match="full"):
+        Runner().run(["sleeps"], fail)
+    assert started[0].wait(30) == -signal.SIGTERM
 
 
 def test_the_report_does_not_replace_the_sweep_file(mirror_data: Path, tmp_path: Path) -> None:
@@ -508,6 +540,15 @@ def test_optuna_follows_a_score_of_another_subset(
     assert result.exit_code == 0, result.stderr
     losses = [row["best"]["loss@test"]["value"] for row in json.loads(result.stdout)]
     assert len(losses) == 2 and losses == sorted(losses)
+
+
+@pytest.mark.parametrize(("score", "refused"), [("loss", True), ("nll", False)])
+def test_optuna_compares_no_losses_of_different_label_smoothing(tmp_path: Path, score: str, refused: bool) -> None:
+    pytest.importorskip("optuna")
+    file = file_of(tmp_path, "[sweep.random]\ndraws = 2\nlabel_smoothing = { min = 0.0, max = 0.3 }\n")
+    file.write_text(file.read_text().replace("[architecture]", f'best_checkpoint_metric = "{score}"\n[architecture]'))
+    result = sweep(file, "--optuna", "--dry-run")
+    assert result.exit_code == (2 if refused else 0) and ("--label-smoothing" in result.stderr) == refused
 
 
 def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Log lines, and the page of curves."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from nmtkit.api.training import TrainingResult
 from nmtkit.config import to_dict
@@ -16,7 +18,7 @@ from nmtkit.training import report
 from nmtkit.training.due import RunProgress
 from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import RunConfig
-from nmtkit.training.run_log import LIVE, Lines, RunLog, fields, lines_of
+from nmtkit.training.run_log import LIVE, Lines, LiveLine, RunLog, fields, lines_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,16 @@ def test_a_live_line_never_wraps() -> None:
         assert len("  ".join(fields(record, width=width))) <= width
     assert fields(record, width=200) == fields(record)
     assert fields(record, width=40)[:2] == ["update 12,345/100,000", "loss 3.142"]
+
+
+def test_skipped_updates_leave_the_live_line_with_the_next_log_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = LiveLine(Console(file=io.StringIO(), width=120))
+    line.close()
+    shown: list[str] = []
+    monkeypatch.setattr(line.live, "update", lambda text: shown.append(str(text)))
+    for update, skipped in ((100, {"skipped": 3}), (200, {})):
+        line.record({"kind": "train", "update": update, "loss": 2.0, **skipped})
+    assert ["3 skipped" in text for text in shown] == [True, False]
 
 
 def test_a_line_of_80_columns_has_the_epoch_and_the_time_left_instead_of_the_norm() -> None:
@@ -199,6 +211,15 @@ def test_the_page_of_a_run_that_diverged_has_no_curve_of_overflows(tmp_path: Pat
     text = page(tmp_path, [START, *trained, valid])
     assert "1e304" not in text and "perplexity by update" not in text and "loss by update" in text
     assert "137,154" in text
+
+
+def test_a_score_that_the_first_direction_lacks_has_a_matrix() -> None:
+    rows = [{"source": "de", "target": "en", "sentences": 2, "trained": False, "loss": 2.0, "share": None}]
+    rows.append(rows[0] | {"source": "en", "target": "de", "share": 0.5})
+    valid = [{"kind": "valid", "update": 1, "directions": rows}]
+    matrices = report.sections(valid, best=[], worst=[])["matrices"]
+    assert [matrix["title"] for matrix in matrices] == ["loss", "share"]
+    assert matrices[1]["rows"] == [("de", [None, None]), ("en", [None, ("0.5", 1.0, False)])]
 
 
 def test_a_run_writes_its_page_between_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

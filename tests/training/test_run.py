@@ -21,6 +21,7 @@ from builders import log_records
 from nmtkit.cli import main
 from nmtkit.data import checkpoint_file
 from nmtkit.data.dataset.binarized import Dataset
+from nmtkit.experiments.comparison import summarize
 from nmtkit.experiments.inspection import after_training
 from nmtkit.jobs import distributed, folder_lock
 from nmtkit.models import checkpoint
@@ -29,6 +30,7 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.due import RunProgress, StopReason
 from nmtkit.training.loader import BatchLoader
 from nmtkit.training.meter import DivergedError
+from nmtkit.training.metrics import conditions_of
 from nmtkit.training.run import Run, train_job
 from nmtkit.training.run_log import Lines
 from nmtkit.training.validation import Validator
@@ -473,6 +475,40 @@ def test_scores_under_other_conditions_are_not_compared(
     assert end.updates == 5  # two of the three validations after the resume have a higher loss than the first
     assert (tmp_path / "run" / "best.pt").resolve().name == "update_00000003.pt"
     assert [record["best"] for record in log_records(tmp_path / "run", "valid")] == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("changes", [{"valid_beam": 2}, {"bleu_lowercase": True}, {"bleu_tokenize": "char"}], ids=str)
+def test_scores_of_another_beam_or_kind_of_a_metric_are_not_compared(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    scores = iter([30.0, 20.0, 5.0, 4.0, 3.0])
+    monkeypatch.setattr(Validator, "scores", lambda *_: {"loss": 2.0, "bleu": next(scores)})
+    settings = {"validate_interval_updates": 1, "patience": 3, "best_checkpoint_metric": "bleu"}
+    train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=2, **settings)
+    end = train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=5, **settings, **changes)
+    assert end.updates == 5 and (tmp_path / "run" / "best.pt").resolve().name == "update_00000003.pt"
+    best = summarize(tmp_path / "run").best
+    assert best["bleu"].update == 3 and best["loss"].update == 1  # the loss does not depend on the translations
+
+
+def test_the_best_score_of_another_metric_is_that_of_the_kept_checkpoints(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([(2.0, 30.0), (1.0, 20.0), (3.0, 25.0), (3.0, 35.0)])
+    monkeypatch.setattr(Validator, "scores", lambda *_: dict(zip(("loss", "bleu"), next(scores), strict=True)))
+    settings = {"validate_interval_updates": 1, "save_interval_updates": 1}
+    train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=2, **settings)
+    train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=4, best_checkpoint_metric="bleu", **settings)
+    assert [record["best"] for record in log_records(tmp_path / "run", "valid")] == [True, True, False, True]
+    assert (tmp_path / "run" / "best.pt").resolve().name == "update_00000004.pt"
+
+
+def test_the_loss_of_guided_alignment_depends_on_the_weight_of_the_alignment() -> None:
+    def conditions(score: str, weight: float) -> tuple[str, ...]:
+        return conditions_of(score, {"criterion": {"name": "guided_alignment", "alignment_weight": weight}})
+
+    assert conditions("loss", 0.05) != conditions("loss", 0.1)
+    assert conditions("nll", 0.05) == conditions("nll", 0.1)
 
 
 def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from nmtkit.config import Config, option
+from nmtkit.config import Config, option, to_dict
 from nmtkit.training.optimizers.interface import OPTIMIZERS, DeviceSkippingOptimizer, ParameterGroups, unless_skipped
 
 MIN_WEIGHT_RMS = 1e-3  # minimum of the RMS that scales an update; otherwise weights of zero would never change
@@ -28,30 +27,16 @@ class AdafactorConfig(Config):
 
 
 @OPTIMIZERS.register("adafactor", AdafactorConfig())
-def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
+class Adafactor(DeviceSkippingOptimizer):
     """Adafactor (Shazeer & Stern 2018): second moments by row and column, for models whose Adam state is too large.
 
-    The learning rate is relative: each update is scaled by the root mean square of the weights.
-    """
-    return Adafactor(
-        groups,
-        lr=0.0,
-        beta2_decay=config.beta2_decay,
-        update_clip=config.update_clip,
-        weight_decay=config.weight_decay,
-    )
-
-
-class Adafactor(DeviceSkippingOptimizer):
-    """Adafactor with second moments by row and column of the last two dimensions. Vectors have a moment for each value.
-
-    The RMS (root mean square) of an update is clipped to `update_clip`. Then the update is scaled by the RMS of the
-    parameter and by min(lr, 1 / sqrt(step)).
+    The rows and columns are the last two dimensions of a parameter. Vectors have a moment for each value. The RMS (root
+    mean square) of an update is clipped to `update_clip`. The learning rate is relative: the update is scaled by the
+    RMS of the parameter and by min(lr, 1 / sqrt(step)).
     """
 
-    def __init__(self, params: Any, *, lr: float, beta2_decay: float, update_clip: float, weight_decay: float) -> None:
-        defaults = {"lr": lr, "beta2_decay": beta2_decay, "update_clip": update_clip, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+    def __init__(self, config: AdafactorConfig, groups: ParameterGroups) -> None:
+        super().__init__(groups, {"lr": 0.0, **to_dict(config)})
 
     def step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
