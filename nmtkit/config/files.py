@@ -103,7 +103,10 @@ def is_hub_name(text: str) -> bool:
 
 
 def located_in(folder: Path, text: str) -> str:
-    """Returns a path that a file in `folder` names. A relative path gets the prefix `folder`; other texts stay."""
+    """Returns the path `text`, which was read from a file in `folder`. A relative path gets the prefix `folder`.
+
+    Absolute paths, names of the Hugging Face Hub, "none" and an empty text do not change.
+    """
     return text if text in ("", "none") or is_hub_name(text) else str(folder / text)
 
 
@@ -192,9 +195,9 @@ def check_writable(path: Path) -> None:
 def check_readable(path: Path, name: str, several: bool | None = None) -> None:
     """Raises OSError if there is no file or folder `path`. The message begins with `name`, the flag or the setting.
 
-    If `several` is true, the user may repeat the flag; then the message explains how to write `a.pt:b.pt` or
-    `a.pt,b.pt`. If `several` is false, the message asks for a single path. Does nothing if `path` is a
-    name of the Hugging Face Hub, because that check needs the network.
+    If `several` is true, the user may repeat the flag. For a list such as `a.pt:b.pt` or `a.pt,b.pt`, the message then
+    says to repeat the flag for each path. If `several` is false, the message asks for a single path. Does nothing if
+    `path` is a name of the Hugging Face Hub, because that check needs the network.
     """
     if is_hub_name(path.as_posix()):
         return

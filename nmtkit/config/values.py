@@ -16,7 +16,7 @@ from nmtkit.config.files import checkpoint_of, portable_name, tidy
 T = TypeVar("T")
 
 COMMAND_LINE = "the command line"  # `origin` of settings that are given as flags
-MOST_NAMES = 40  # names that a message about an unknown name lists
+MOST_NAMES = 40  # largest number of known names in an error message about an unknown name
 
 
 def convert(value: Any, hint: Any, text: bool = False) -> Any:
@@ -61,7 +61,7 @@ def present(hint: Any) -> Any:
 
 
 def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
-    """Returns the end of an error message with the choice that is most similar to a text, if there is one."""
+    """Returns the end of an error message: a question with the most similar choice, or "" if no choice is similar."""
     texts = [each for each in choices if isinstance(each, str)]
     nearest = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) else []
     return f"; did you mean {nearest[0]!r}?" if nearest else ""

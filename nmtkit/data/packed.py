@@ -86,14 +86,14 @@ class Layout:
 
     @property
     def mask(self) -> Tensor:
-        """True where a padded [B, L] holds a token: [B, L], bool."""
+        """True where a padded tensor [B, L] holds a token: [B, L], bool."""
         return self.derived(
             "mask", lambda: torch.arange(self.max_length, device=self.lengths.device) < self.lengths[:, None]
         )
 
     @property
     def pad_indices(self) -> Tensor:
-        """Index of the token in each cell of a padded [B, L]. Padding repeats the last token: [B, L], int64."""
+        """Index of the token in each cell of a padded tensor [B, L]. Padding repeats the last token: [B, L], int64."""
 
         def compute() -> Tensor:
             column = torch.arange(self.max_length, device=self.lengths.device)
@@ -103,7 +103,7 @@ class Layout:
 
     @property
     def unpad_indices(self) -> Tensor:
-        """Index of each token in a padded [B, L] that is flattened to [B * L]: T, int64."""
+        """Index of each token in a padded tensor [B, L] that is flattened to [B * L]: T, int64."""
         return self.derived("unpad_indices", lambda: self.segment_ids * self.max_length + self.position_ids)
 
     @property
@@ -145,7 +145,7 @@ class Packed:
 
     @staticmethod
     def from_padded(padded: Tensor, layout: Layout) -> "Packed":
-        """Returns the values of a padded [B, L, …] without padding: the inverse of `to_padded`."""
+        """Returns the values of a padded tensor [B, L, …] without padding: the inverse of `to_padded`."""
         flat = padded.flatten(0, 1)
         return Packed(flat if layout.uniform else flat[layout.unpad_indices], layout)
 

@@ -1,6 +1,6 @@
 """Processes that work on shards: worker processes of this machine, or actors of a Ray cluster (extra `nmtkit[ray]`).
 
-The machines of a cluster must share the file system of the folder. Ray transfers the positions of shards and their
+All machines of a cluster must see the output folder of the job, for example on a shared file system. Ray transfers the positions of shards and their
 records, but no text. If an actor dies, another actor gets its shard.
 """
 
@@ -203,7 +203,7 @@ def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: floa
 
 
 def shard_processes(options: ShardOptions, workers: int) -> LocalProcesses | RayCluster:
-    """Returns `workers` processes of the executor that `options` name.
+    """Returns the processes for `workers` workers: processes of this machine, or actors of a Ray cluster.
 
     Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.
     """

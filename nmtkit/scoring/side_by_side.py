@@ -1,4 +1,7 @@
-"""Two systems side by side: scores, and every sentence with its differences, names and numbers, as an HTML page."""
+"""An HTML page that compares two systems: their scores, and their translations of each sentence.
+
+The page marks the words that differ, and lists missing names and wrong numbers.
+"""
 
 import difflib
 import re
@@ -27,8 +30,8 @@ Mark = tuple[str, str]  # a part of a text, and its class: "" for common words, 
 class ComparedSentence:
     """A source sentence with the translations of two systems, and their scores.
 
-    A difference is the score of the second system minus the score of the first system. With a positive difference, the
-    second system is better, for every metric.
+    A difference is the gain of the second system minus the gain of the first system. The gain is the score, negated if
+    lower scores are better. So a positive difference means that the second system is better.
     """
 
     number: int
@@ -108,8 +111,8 @@ def differences(first: str, second: str, references: Sequence[str]) -> tuple[lis
 def faults(text: str, references: Sequence[str], source: str | None) -> list[str]:
     """Returns the names and numbers that `text` lacks, as "- NAME", and the numbers that it adds, as "+ NUMBER".
 
-    A text lacks a number if all references have it. Names are words with a digit, or with a capital after their first
-    letter, and words with a capital that the source and all references have.
+    A missing name or number is in all references, but not in the text. A word is a name if it contains a digit or has a
+    capital after its first letter. A word that begins with a capital is also a name if the source contains this word.
     """
     own, wanted = Counter(_NUMBER.findall(text)), [Counter(_NUMBER.findall(each)) for each in references]
     in_source = Counter(_NUMBER.findall(source or ""))

@@ -1,4 +1,7 @@
-"""Settings of a translation, except search settings: text, devices, batches. Rules for combinations of flags."""
+"""Settings of text, devices and batches for a translation, and rules for combinations of flags.
+
+Settings of the search are in `search/options.py`.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +161,7 @@ class DeviceOptions(Config):
 
     @property
     def named_device(self) -> str:
-        """Name of the device: `device`, or the CPU if the engine runs only on the CPU."""
+        """Name of the device. "auto" becomes "cpu" if the engine runs only on the CPU."""
         return "cpu" if self.engine in CPU_ENGINES and self.device == "auto" else self.device
 
 

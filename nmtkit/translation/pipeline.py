@@ -166,7 +166,7 @@ class Pipeline:
         return TextSegment(id, request.source, ids, constraints, reference)
 
     def applied(self, steps: Sequence[Step], nodes: list[SegmentNode]) -> list[SegmentNode]:
-        """Applies the method `before` of all steps in order to nodes. Returns the nodes with the results.
+        """Calls the method `before` of each step on the nodes, in the order of the steps. Returns the resulting nodes.
 
         A node is its own result if no step changes its segment.
         """

@@ -59,7 +59,7 @@ class NBest:
 
     @property
     def source(self) -> str:
-        """The text without tags that the forward model translated: after `--pivot`, the text in the third language."""
+        """The input of the forward model, without tags. With `--pivot`, this is the text in the pivot language."""
         return str(self.record.get("pivot", self.record.get("untagged", self.record["source"])))
 
     @property
@@ -79,7 +79,7 @@ class NBest:
         return total / penalty + weighted(weights.features)
 
     def check_features(self, names: Iterable[str], position: str) -> None:
-        """Raises ValueError, with `position`, if a hypothesis lacks a feature or has a feature that is not a number."""
+        """Raises ValueError, with `position`, if a hypothesis lacks a feature or its value is neither finite nor None."""
         for name in names:
             for number, hypothesis in enumerate(self.hypotheses, 1):
                 value = hypothesis.get(name)
@@ -203,7 +203,10 @@ class ChannelModels:
 
 
 def add_estimates(lists: Sequence[NBest], text: str) -> None:
-    """Adds the scores of a metric without references, NAME or NAME=MODEL, as the field NAME of all hypotheses."""
+    """Scores all hypotheses with a metric that needs no references, and stores each score in the field NAME.
+
+    `text` names the metric, as NAME or NAME=MODEL.
+    """
     metric = segment_metric(text, rank_device("auto", 1))
     hypotheses = [hypothesis for each in lists for hypothesis in each.hypotheses]
     sources = [each.source for each in lists for _ in each.hypotheses]

@@ -212,7 +212,10 @@ class ContradictingNumbers(YesNoFilter):
 
 
 def missing(line: str, other: str) -> set[str]:
-    """Returns the numbers of a line that no reading of the other line contains."""
+    """Returns the numbers of `line` that `other` does not contain.
+
+    A number can have several readings (numbers.py). A number is missing only if `other` has none of its readings.
+    """
     known = other_numbers(other).union(*(reading for options in readings(other) for reading in options))
     absent = (options[0] for options in readings(line) if not any(reading <= known for reading in options))
     return set().union(*(reading - known for reading in absent))

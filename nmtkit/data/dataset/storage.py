@@ -90,7 +90,10 @@ class Storage(ABC):
         """Returns the arrays of a block by name. With `held_out`, sentences without a kept pair are stored too."""
 
     def shifted(self, arrays: Arrays, offset: Sizes) -> Arrays:
-        """Returns the arrays of a block, with indices from the first block on. Earlier blocks have size `offset`."""
+        """Returns the arrays of a block, with indices that count from the start of the first block.
+
+        `offset` has the total lengths of the arrays of all earlier blocks.
+        """
         return arrays
 
     def write_held_out(
@@ -131,11 +134,11 @@ class Storage(ABC):
     def raw_texts(self, split: str, corpora: Sequence[ParallelCorpus], texts: list[list[bytes]]) -> tuple[bytes, bytes]:
         """Returns the source and target lines of a valid or test set, in the order of its rows.
 
-        `texts` has the text of each corpus in each language. Call `write_rows` first.
+        `texts` has the text of each corpus in each language.
         """
 
     def facts(self, split: str) -> dict[str, Any]:
-        """Returns the manifest entries of a subset that only this type of storage has."""
+        """Returns the manifest entries of a subset that only this type of storage has. Call `write_rows` first."""
         return {}
 
     def sentences(self, split: str, array: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

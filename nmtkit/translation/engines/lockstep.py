@@ -40,7 +40,7 @@ from nmtkit.translation.search.shortlist import Shortlist
 from nmtkit.translation.search.types import BatchHypotheses, Hypothesis, SegmentBatch
 
 MOST_ROWS, MOST_SENTENCES = 64, 32  # open hypotheses, and sentences, that are searched together by one thread
-RECORDED = 1 << 22  # attention weights for which memory is reserved at first
+RECORDED = 1 << 22  # largest number of attention weights of all slots, for outputs as long as the sources
 KEPT_BYTES = 1 << 27  # largest size of keys and values that a thread keeps for its next search
 
 
@@ -66,8 +66,8 @@ class LockstepSearch:
         The number of threads does not change the hypotheses.
         """
         threads = min(torch.get_num_threads(), len(batch))
-        # A batch begins with its longest segments, and a thread takes successive segments for all its slots. So the
-        # segments are dealt out to the threads, and the first thread does not get all long segments.
+        # A batch begins with its longest segments, and each thread takes a run of successive segments. With n threads,
+        # the new order begins with the segments 0, n, 2n, …, so that each thread gets some of the long segments.
         order = [index for first in range(threads) for index in range(first, len(batch), threads)]
         found = self.searched([batch[index] for index in order], options, threads)
         return [hypotheses for _, hypotheses in sorted(zip(order, found, strict=True), key=itemgetter(0))]
@@ -191,7 +191,10 @@ class LockstepSearch:
 
     @cached_property
     def outputs(self) -> Array:
-        """The output projection of each model by piece, from which the projections of shortlists are packed."""
+        """The output projection of each model, with one row for each piece.
+
+        The search packs the projection of a shortlist from these rows.
+        """
         records = []
         for transformer, tables in zip(self.transformers, self.tables, strict=True):
             with torch.inference_mode():
