@@ -1,7 +1,7 @@
 """Processes that work on shards: worker processes of this machine, or actors of a Ray cluster (extra `nmtkit[ray]`).
 
-All machines of a cluster must see the output folder of the job, for example on a shared file system. Ray transfers the positions of shards and their
-records, but no text. If an actor dies, another actor gets its shard.
+All machines of a cluster must see the output folder of the job, for example on a shared file system. Ray transfers the
+positions of shards and their records, but no text. If an actor dies, another actor gets its shard.
 """
 
 import logging

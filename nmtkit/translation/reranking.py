@@ -79,7 +79,7 @@ class NBest:
         return total / penalty + weighted(weights.features)
 
     def check_features(self, names: Iterable[str], position: str) -> None:
-        """Raises ValueError, with `position`, if a hypothesis lacks a feature or its value is neither finite nor None."""
+        """Raises ValueError, with `position`, if a feature of a hypothesis is missing or neither finite nor None."""
         for name in names:
             for number, hypothesis in enumerate(self.hypotheses, 1):
                 value = hypothesis.get(name)
