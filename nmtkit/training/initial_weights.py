@@ -1,4 +1,4 @@
-"""Initial weights of a model from another run: from a checkpoint, or embeddings from a text file."""
+"""Initial weights of a model: all weights from the checkpoint of another run, or embeddings from a text file."""
 
 import dataclasses
 import logging
@@ -26,7 +26,8 @@ Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empt
 log = logging.getLogger("nmtkit")
 
 BYTE = "<0x"  # beginning of the names of byte pieces; the text of such a name is not a spelling of the byte
-IMPROBABLE = 20.0  # nats below the mean bias; the bias of hidden pieces that the targets do not contain
+# hidden pieces that the targets do not contain get the mean bias minus this number of nats
+IMPROBABLE = 20.0
 
 
 def start_from(
@@ -88,7 +89,7 @@ def start_from(
                 tensor.copy_(weights[key])
         for each in with_pieces:
             vocabulary.start_new(*each)
-        for each in with_pieces:  # at the end, because a shared matrix has rows that are new to one old side only
+        for each in with_pieces:  # last, because a piece may be new to one old side and known to the other
             vocabulary.keep_old(*each)
     return vocabulary.counts()
 
@@ -102,10 +103,10 @@ class VocabularyChange:
 
     The row of a new piece is the mean of the rows of the old pieces that spell the new piece (Gee et al. 2022, "Fast
     Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of the
-    rows of all old pieces except special tokens. With such a row in the output projection, a new piece gets less
-    probability than the average piece, so the predictions of the old model hardly change (Hewitt 2021, "Initializing
-    New Word Embeddings for Pretrained Language Models"). Noise is not needed: the first update makes equal rows
-    different, because their pieces occur in different sentences.
+    rows of all old pieces except special tokens. With the mean of all rows in the output projection, a new piece gets
+    less probability than the average piece, so the predictions of the old model hardly change (Hewitt 2021,
+    "Initializing New Word Embeddings for Pretrained Language Models"). Noise is not needed: the first update makes
+    equal rows different, because their pieces occur in different sentences.
     """
 
     def __init__(self, tokenizer: Tokenizer, old_tokenizer: Tokenizer, relative: str | None) -> None:
@@ -164,7 +165,9 @@ def _check_same_function(
     old_axes: Mapping[str, Mapping[int, SideName]],
     path: Path,
 ) -> None:
-    """Raises ValueError if the model cannot compute the function of the checkpoint. Warns if training must adapt it.
+    """Raises ValueError if the model cannot compute the function of the checkpoint.
+
+    Warns if the model computes a similar function, and training must adapt the model.
 
     Shapes do not show all differences. Other differences are settings such as the number of heads, parameters of the
     checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint.
@@ -176,7 +179,7 @@ def _check_same_function(
     if refused:
         raise ValueError(
             f"{path} was trained with other settings, so its weights have another meaning in this model: "
-            f"{'; '.join(refused)}. Give the settings of the checkpoint (without --arch, they are the default); {hint}"
+            f"{'; '.join(refused)}. Leave out --arch and the flags that change settings of the checkpoint; {hint}"
         )
     for key in state:
         if key not in old:
@@ -199,7 +202,8 @@ def _merged(
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
 
-    Embeddings of two old vocabularies may become one matrix; `old_axes` has the side of each old parameter.
+    Embeddings of different old vocabularies are not such a pair, because the model may merge them. `old_axes` has the
+    side of each old parameter.
     """
     members: dict[tuple[str, ...], str] = {}
     for key, owner in tied_to(state).items():
@@ -216,9 +220,10 @@ def _fitting(
     path: Path,
     partial: bool,
 ) -> dict[str, Tensor]:
-    """Returns the parameters of the model that the checkpoint has with the same shape.
+    """Returns the parameters of the model that the checkpoint has with the same shape, except for vocabulary sizes.
 
-    Unless `partial` is true, raises ValueError for the first parameter that does not fit. Otherwise logs the counts.
+    If `partial` is true, logs how many parameters fit. If `partial` is false, raises ValueError for the first parameter
+    that does not fit.
     """
     fitting = {key: tensor for key, tensor in state.items() if key in old and _fits(tensor, old[key], axes[key])}
     new = [key for key in state if key not in fitting]
@@ -273,7 +278,8 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
 def pieces_of(tokenizer: Tokenizer) -> dict[SideName, list[str]]:
     """Returns the pieces of each side by id.
 
-    The pieces of a table that two BPE models share have no mark: on each side, FOREIGN marks the pieces of the other.
+    If two BPE models share one table of pieces, the tokenizer of each side puts FOREIGN before the pieces of the other
+    side. The result has these pieces without FOREIGN.
     """
     pieces: dict[SideName, list[str]] = {
         "source": tokenizer.source_pieces(range(tokenizer.source_size)),
@@ -358,11 +364,12 @@ def lifted(bias: Tensor, ids: Sequence[int], below: float = 0.0) -> Tensor:
 
 
 def show_hidden_pieces(model: Architecture, splits: Sequence[Split], path: Path, fixed: bool) -> None:
-    """Raises the output bias of hidden pieces that targets of `splits` contain, so that training can learn the pieces.
+    """Increases the output bias of hidden pieces that the targets of `splits` contain, so that training can learn them.
 
-    A token of a hidden piece has a loss of 10,000. All other hidden pieces become improbable instead of impossible,
-    because label smoothing adds a part of their losses to the loss of every token. Logs the pieces in the targets.
-    If the bias is `fixed`, only logs the pieces. `path` is the checkpoint with which the model starts.
+    Without this change, each token of such a piece would have a loss of 10,000. Hidden pieces that no target contains
+    become improbable instead of impossible, because label smoothing adds a part of their losses to the loss of every
+    token. Logs the pieces that the targets contain. If the bias is `fixed`, the bias does not change. `path` is the
+    checkpoint with which the model starts.
     """
     bias = getattr(model.output_projection, "bias", None)
     if not isinstance(bias, Tensor) or not (hidden := hidden_pieces(bias.detach())):

@@ -58,7 +58,10 @@ class IncrementalState(DecoderState):
             self.recorded_weights.append(weights)
 
     def attend(self, layer: AttentionLSTM, x: Tensor, layout: Layout) -> AttentionLSTMOutput:
-        """Runs a layer over x [T, width], and records its weights. The memory has keys (`AttentionLSTM.with_keys`)."""
+        """Runs a layer over x [T, width], and records the attention weights.
+
+        `self.memory` must contain the keys, as returned by `AttentionLSTM.with_keys`.
+        """
         values, keys = self.memory.tensor_split([layer.context_proj.in_features], -1)
         result: AttentionLSTMOutput = layer(x, layout, AttentionMemory(values, keys, self.mask), self.states)
         self.record(result.weights[:, None])

@@ -124,8 +124,8 @@ def products(model: Transformer) -> dict[str, list[str]]:
 def input_scales(model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     """Returns the scale of the input of each product, by the name of its matrix in Marian.
 
-    A scale is 127 / m. m is the mean plus 1.1 standard deviations of the largest absolute inputs of the sentences, but
-    at most the maximum. Larger inputs are clipped.
+    Each sentence gives one value for each product: the largest absolute input. A scale is 127 / m. m is the mean of
+    these values plus 1.1 standard deviations, but at most the largest value. Inputs larger than m are clipped.
     """
     layers = products(model)
     largest: dict[str, list[float]] = {name: [] for name in layers}

@@ -279,7 +279,7 @@ def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
+    """Returns the weights under nmtkit's names. `source` and `target` give the order of the rows."""
     embeddings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
     if config.share_embeddings:
         weights.check_equal(embeddings[:2], "share_all_embeddings")

@@ -128,8 +128,9 @@ def config_of(settings: ModelSettings, joint: bool) -> TransformerConfig:
 def average_attention(settings: ModelSettings, inner: int, activation: str) -> dict[str, bool]:
     """Returns the settings of average attention.
 
-    With depth 2, average attention has a feed-forward network. Raises ValueError for a depth other than 1 or 2, and for
-    a feed-forward network without the width `inner` and the activation `activation` of the other such networks.
+    With depth 2, average attention has a feed-forward network. Raises ValueError for a depth other than 1 or 2. Also
+    raises ValueError if the width of this network is not `inner`, or its activation is not `activation`. All other
+    feed-forward networks of the model have this width and this activation.
     """
     depth, gated = settings.integer("transformer-aan-depth", 2), not settings.flag("transformer-aan-nogate")
     if depth not in (1, 2):
@@ -156,7 +157,9 @@ def tied_layers(settings: ModelSettings) -> tuple[int, ...]:
 
 
 def embeddings_are_normalised(settings: ModelSettings) -> bool:
-    """Returns whether a norm follows the embeddings. Raises ValueError unless all other norms follow layers.
+    """Returns whether a norm follows the embeddings. Raises ValueError if the model is not post-norm.
+
+    In a post-norm model, a residual sum and a norm follow each sublayer, and there are no other norms.
 
     Marian describes the operations around a layer with letters: d is dropout, a is the residual sum, n is the norm.
     Marian's pre-norm differs from nmtkit's pre-norm, because keys and values of self-attention in Marian are computed
@@ -203,7 +206,7 @@ def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: IdTable, target: IdTable) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
+    """Returns the weights under nmtkit's names. `source` and `target` give the order of the rows."""
     output = "decoder_ff_logit_out"
     tensors = {
         "source_embedding.tokens.weight": weights.rows(source.rows, "Wemb", "encoder_Wemb"),
@@ -251,9 +254,9 @@ def decoder_file(source: Path) -> Path:
 
 
 def beside(decoder: Path, name: str) -> Path:
-    """Returns the path of the file `name`, with or without its folders, in the folder of decoder.yml.
+    """Returns the path of the file `name` in the folder of decoder.yml.
 
-    The folders in `name` are left out if no file has the path with these folders.
+    `name` may contain folders. If no file has this path, the folders are left out.
     """
     path = decoder.parent / name
     return path if path.is_file() else decoder.parent / Path(name).name

@@ -166,7 +166,7 @@ class _Gradients:
         weight, bias = self.weight, self.bias
         if torch.compiler.is_compiling():
             return *features, weight * scale, None if bias is None else bias * scale
-        del self.weight, self.bias  # they were scaled in place, so a second call would return wrong gradients
+        del self.weight, self.bias  # the next line scales both in place, so a second call would return wrong gradients
         return *features, weight.mul_(scale), None if bias is None else bias.mul_(scale)
 
 

@@ -31,7 +31,8 @@ class Loss:
 class Criterion(nn.Module, ABC):
     """A loss function. Registered factories are called as `factory(config, tokenizer)`.
 
-    `passes` is the number of forward and backward passes of the model for a batch, from which costs are estimated.
+    `passes` is the number of times that an update runs the model forward and backward on a batch, for example 2 for
+    R-Drop. Estimates of costs use `passes`.
     """
 
     passes: float = 1.0
@@ -51,7 +52,7 @@ class Criterion(nn.Module, ABC):
 
     def forward(self, model: Architecture, batch: Batch) -> Loss:
         """Returns `compute_loss` plus the auxiliary losses of the architecture. Each auxiliary loss is also logged."""
-        model.auxiliary_losses()  # removes the losses of the last recomputation by gradient checkpointing
+        model.auxiliary_losses()  # resets losses that an earlier pass may have left
         loss = self._checked(self.compute_loss(model, batch))
         total, counts = loss.sum, dict(loss.counts)
         for name, value in model.auxiliary_losses().items():
@@ -87,7 +88,7 @@ def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Ba
 
     `twice` contains all `pairs` two times. A sum must be twice as large for `twice` as for `pairs`.
 
-    Both passes are in evaluation mode and without gradients. Modes and random numbers are restored.
+    Both passes are in evaluation mode and without gradients. Modes and the random state of the CPU are restored.
     """
     modes = criterion.training, model.training
     criterion.eval()
