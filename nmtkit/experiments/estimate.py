@@ -33,8 +33,8 @@ from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.run_config import RunConfig
 from nmtkit.training.setup import build_loader, build_trainer
 
-# Training reaches this share of the speed of large matrix products. NVIDIA published 82,059 tokens/s for Transformer big
-# on an A100, which is 105 TFLOP/s, a third of the peak in bf16.
+# Training reaches this share of the speed of large matrix products. NVIDIA published 82,059 tokens/s for Transformer
+# big on an A100, which is 105 TFLOP/s, a third of the peak in bf16.
 TYPICAL_SHARE = 1 / 3
 NAMED_GPU, NAMED_GPU_FLOPS = "NVIDIA A100", 312e12  # peak FLOP/s in bf16
 SENTENCE_TOKENS = 32  # tokens of an average sentence, assumed if there is no dataset

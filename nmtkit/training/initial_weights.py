@@ -26,8 +26,7 @@ Spelling = tuple[int, ...]  # ids of the old pieces that spell a new piece; empt
 log = logging.getLogger("nmtkit")
 
 BYTE = "<0x"  # beginning of the names of byte pieces; the text of such a name is not a spelling of the byte
-# hidden pieces that the targets do not contain get the mean bias minus this number of nats
-IMPROBABLE = 20.0
+IMPROBABLE = 20.0  # hidden pieces that the targets do not contain get the mean bias minus these nats
 
 
 def start_from(
@@ -165,9 +164,7 @@ def _check_same_function(
     old_axes: Mapping[str, Mapping[int, SideName]],
     path: Path,
 ) -> None:
-    """Raises ValueError if the model cannot compute the function of the checkpoint.
-
-    Warns if the model computes a similar function, and training must adapt the model.
+    """Raises ValueError if the model cannot compute the function of the checkpoint, and warns if training must adapt.
 
     Shapes do not show all differences. Other differences are settings such as the number of heads, parameters of the
     checkpoint that this model does not have, and parameters that are one matrix here and two in the checkpoint.
@@ -202,8 +199,7 @@ def _merged(
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of names that are one matrix in the model and two different matrices in the checkpoint.
 
-    Embeddings of different old vocabularies are not such a pair, because the model may merge them. `old_axes` has the
-    side of each old parameter.
+    Embeddings of two old vocabularies are no such pair: the model may merge them. `old_axes` has the side of each.
     """
     members: dict[tuple[str, ...], str] = {}
     for key, owner in tied_to(state).items():

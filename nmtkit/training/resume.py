@@ -104,8 +104,8 @@ def warn_of_changes(
 def changed_settings(before: Tables, now: Tables) -> list[Change]:
     """Returns the settings that a resumed run changes, without `EXPECTED_CHANGES`.
 
-    Settings of callbacks and of added components are left out. For added components, the setting
-    that lists the components of the run already shows the change.
+    Settings of callbacks and of added components are left out. For added components, the setting that
+    lists the components of the run already shows the change.
     """
     shared = {table: after for table, after in now.items() if table in before and kind_of(table) != "callbacks"}
     changed = changes(flat_settings(before), flat_settings(shared))

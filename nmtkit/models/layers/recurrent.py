@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Layout, Packed
 from nmtkit.models.layers import multiplies_in_bf16
 
-# B sentences, T target tokens, S source tokens, L and M tokens of the longest target and source sentence, R hypotheses of
-# a sentence, N = B x R rows of a search (with teacher forcing R is 1)
+# B sentences, T target tokens, S source tokens, L and M tokens of the longest target and source sentence, R hypotheses
+# of a sentence, N = B x R rows of a search (with teacher forcing R is 1)
 
 LayerStates = dict[nn.Module, tuple[Tensor, ...]]  # per layer, one [N, …] tensor for each of its `state_shapes`
 
