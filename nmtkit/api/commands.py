@@ -26,8 +26,8 @@ def preprocess(**settings: Any) -> DatasetReport:
     Raises OSError or ValueError.
     """
     (config,) = configs("nmtkit.preprocess", settings, PreprocessConfig)
-    typed = {flag_name(name) for name in settings}
-    check_flags(PREPROCESS_RULES, typed, typed)
+    given = {flag_name(name) for name, value in settings.items() if value not in (None, (), []) and value is not False}
+    check_flags(PREPROCESS_RULES, given, given)
     return make_dataset(config)
 
 
@@ -38,17 +38,20 @@ def average(
     *,
     last: int | None = None,
     best: int | None = None,
-    best_checkpoint_metric: str = "loss",
+    best_checkpoint_metric: str | None = None,
 ) -> Path:
     """Writes the average of checkpoints to `output` and returns this path, like `nmtkit average-checkpoints`.
 
     >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
 
-    `inputs` are checkpoint files, or the folder of a run if `last` or `best` is given. Raises OSError or ValueError.
+    `inputs` are checkpoint files, or the folder of a run if `last` or `best` is given. `best_checkpoint_metric` is the
+    score that `best` compares; None means the loss. Raises OSError or ValueError.
     """
+    if best is None and best_checkpoint_metric is not None:
+        raise ValueError("best_checkpoint_metric does nothing without best")
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    chosen = averaging.choose([Path(path) for path in paths], last=last, best=best, metric=best_checkpoint_metric)
-    averaging.write(chosen, Path(output))
+    metric = best_checkpoint_metric or "loss"
+    averaging.write(averaging.choose([Path(path) for path in paths], last=last, best=best, metric=metric), Path(output))
     return Path(output)
 
 
