@@ -36,6 +36,7 @@ from nmtkit.translation.translator import Translator
 # B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
 # D: width of the model, V: target vocabulary
 
+Code = str | None  # a language code
 Pooling = Literal["none", "mean"]
 
 
@@ -151,54 +152,21 @@ class Model:
             return result
         return list(results) if isinstance(source, Sequence) else results
 
+    # A str is also a Sequence[str], so overloads overlap here and below. The first matching overload applies.
     @overload
-    def score(  # type: ignore[overload-overlap]  # a str is also a Sequence[str]; the first overload applies
-        self,
-        source: str,
-        target: str,
-        *,
-        per_piece: Literal[False] = False,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> float: ...
+    def score(self, source: str, target: str, *, per_piece: Literal[False] = False, **languages: Code) -> float: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self,
-        source: Sequence[str],
-        target: Sequence[str],
-        *,
-        per_piece: Literal[False] = False,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[False] = False, **languages: Code
     ) -> list[float]: ...
     @overload
-    def score(  # type: ignore[overload-overlap]
-        self,
-        source: str,
-        target: str,
-        *,
-        per_piece: Literal[True],
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> list[float]: ...
+    def score(self, source: str, target: str, *, per_piece: Literal[True], **languages: Code) -> list[float]: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self,
-        source: Sequence[str],
-        target: Sequence[str],
-        *,
-        per_piece: Literal[True],
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[True], **languages: Code
     ) -> list[list[float]]: ...
     def score(
-        self,
-        source: str | Sequence[str],
-        target: str | Sequence[str],
-        *,
-        per_piece: bool = False,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        self, source: str | Sequence[str], target: str | Sequence[str], *, per_piece: bool = False, **languages: Any
     ) -> float | list[float] | list[list[float]]:
         """Returns the log probability (natural logarithm, eos included) of a translation. For lists, returns a list.
 
@@ -206,13 +174,12 @@ class Model:
         -2.71
 
         With `per_piece`, returns the log probabilities of all target pieces, then the log probability of eos.
+        `source_lang` and `target_lang` are for models of several languages.
 
         Raises ValueError if the two lists differ in length.
         """
         requests = pairs(source, target)
-        options = SearchOptions(
-            score_reference=True, quality=per_piece, source_lang=source_lang, target_lang=target_lang
-        )
+        options = SearchOptions(score_reference=True, quality=per_piece, **languages)
         translations = self._translator.stream(requests, self._translator.pipeline(options))
         best = [translation.hypotheses[0] for translation in translations]
         if per_piece:
@@ -226,8 +193,8 @@ class Model:
         source: str | Sequence[str],
         target: str | Sequence[str] | None = None,
         *,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        source_lang: Code = None,
+        target_lang: Code = None,
     ) -> Batch:
         """Returns texts and translations as ids on the device of the model: the input of its torch modules.
 
@@ -237,6 +204,7 @@ class Model:
         `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
         L]. `target_output` [T] holds the piece that each position predicts. Without `target`, `target_input` has bos
         and the token of the target language, if the model has such a token. Every search begins with these tokens.
+        `source_lang` and `target_lang` are for models of several languages.
 
         Raises ValueError for a text that is longer than the model can read, and for lists that are empty or differ in
         length.
@@ -260,17 +228,17 @@ class Model:
         )
 
     @overload
-    def logits(self, source: str, target: str, *, padded: bool = False, **languages: str | None) -> Tensor: ...  # type: ignore[overload-overlap]
+    def logits(self, source: str, target: str, *, padded: bool = False, **languages: Code) -> Tensor: ...  # type: ignore[overload-overlap]
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: str | None
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: Code
     ) -> list[Tensor]: ...
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: str | None
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: Code
     ) -> Tensor: ...
     def logits(
-        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: str | None
+        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: Code
     ) -> Tensor | list[Tensor]:
         """Returns the logits of each target piece, given the source and the preceding target pieces (teacher forcing).
 
@@ -292,27 +260,26 @@ class Model:
             return logits.values
         return logits.to_padded() if padded else list(logits.split())
 
-    def decoder_states(
-        self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
-    ) -> list[Tensor]:
+    def decoder_states(self, source: str, target: str, **languages: Code) -> list[Tensor]:
         """Returns the states of the decoder: a tensor [T, D] for the embeddings, then a tensor [T, D] for each layer.
 
         The T rows, of the model's width D, predict the token of the target language (if the decoder reads such a
-        token), the pieces of `target`, and eos. The last tensor is the input of the output projection. If the model was
-        loaded with `trainable`, the states have gradients.
+        token), the pieces of `target`, and eos. The last tensor is the input of the output projection. `source_lang`
+        and `target_lang` are for models of several languages. If the model was loaded with `trainable`, the states have
+        gradients.
 
         Raises ValueError for an ensemble, for lists of texts, for architectures whose layers do not compute one row for
         each token, and in the same cases as `batch`.
         """
         check_text("decoder_states", source)
         module = self._single("decoder_states")
-        batch = self.batch(source, target, source_lang=source_lang, target_lang=target_lang)
+        batch = self.batch(source, target, **languages)
         with torch.set_grad_enabled(self._gradients):
             return decoder_states(module, batch.source, batch.target_input)
 
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: str | None
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: Code
     ) -> Tensor: ...
     @overload
     def encode(
@@ -321,33 +288,23 @@ class Model:
         *,
         pooling: Literal["none"] = "none",
         layers: Literal["last"] = "last",
-        **languages: str | None,
+        **languages: Code,
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self,
-        source: Sequence[str],
-        *,
-        pooling: Literal["mean"],
-        layers: Literal["last"] = "last",
-        **languages: str | None,
+        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["last"] = "last", **languages: Code
     ) -> Tensor: ...
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: str | None
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: Code
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self,
-        source: Sequence[str],
-        *,
-        pooling: Literal["none"] = "none",
-        layers: Literal["all"],
-        **languages: str | None,
+        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"], **languages: Code
     ) -> list[list[Tensor]]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: str | None
+        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: Code
     ) -> list[Tensor]: ...
     @torch.no_grad()  # not inference_mode, because a hook may use the states in a pass with gradients
     def encode(
@@ -356,7 +313,7 @@ class Model:
         *,
         pooling: Pooling = "none",
         layers: Literal["last", "all"] = "last",
-        **languages: str | None,
+        **languages: Code,
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
@@ -400,8 +357,8 @@ class Model:
         target: str | None = None,
         *,
         beam: int = 4,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        source_lang: Code = None,
+        target_lang: Code = None,
     ) -> Attention:
         """Returns the attention weights of every head. Without `target`, the model translates the source first.
 

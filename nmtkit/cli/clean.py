@@ -33,7 +33,9 @@ class CleanCommand(ComponentCommand):
         return [*self.params, *(flag for name in presets for flag in flags(presets[name], f"Filter {name}"))]
 
     def registries(self) -> "list[Registry[Filter]]":
-        return filter_registry()
+        from nmtkit.cleaning.filters import FILTERS
+
+        return [FILTERS]
 
 
 COMMON = {
@@ -50,13 +52,6 @@ COMMON = {
     "--workers N": "processes; one per core is the default",
     "--output-dir DIR": "work in shards, for many machines",
 }
-
-
-def filter_registry() -> "list[Registry[Filter]]":
-    """Imports the filters of the package. Returns a list whose only element is the registry of filters."""
-    from nmtkit.cleaning.filters import FILTERS
-
-    return [FILTERS]
 
 
 @click.command(cls=CleanCommand, common=COMMON)

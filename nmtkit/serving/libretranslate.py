@@ -67,7 +67,9 @@ class LibreTranslate:
                 answer["alternativesAlignment"] = [[result["alignment"] for result in ranks[1:]] for ranks in results]
         if fields.quality:
             answer["quality"] = [result["quality"] for result in best]
-        return JSONResponse(answer if isinstance(fields.q, list) else only_elements(answer))
+        if isinstance(fields.q, str):  # the answer to a single text has no lists
+            return JSONResponse({name: values[0] for name, values in answer.items()})
+        return JSONResponse(answer)
 
     async def translate_file(self, request: Request, fields: TranslateFileFields) -> Response:
         file = await self.translator.read_file(fields.file, fields.source, fields.target)
@@ -115,8 +117,3 @@ def download(extension: str, data: bytes) -> Response:
     }
     media_type = "text/plain; charset=utf-8" if extension == ".txt" else "application/octet-stream"
     return Response(data, media_type=media_type, headers=headers)
-
-
-def only_elements(answer: dict[str, list[Any]]) -> dict[str, Any]:
-    """Replaces each one-element list of an answer by its element."""
-    return {name: values[0] for name, values in answer.items()}
