@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.api.settings import PathLike, configs, items, named_arguments, texts
-from nmtkit.config import check_flags, flag_name
+from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess as make_dataset
 from nmtkit.data.dataset.report import DatasetReport
 from nmtkit.scoring import metrics
 from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
+from nmtkit.scoring.segments import METRIC_RULES, MetricName
 from nmtkit.training import averaging
 
 
@@ -26,8 +27,7 @@ def preprocess(**settings: Any) -> DatasetReport:
     Raises OSError or ValueError.
     """
     (config,) = configs("nmtkit.preprocess", settings, PreprocessConfig)
-    given = {flag_name(name) for name, value in settings.items() if value not in (None, (), []) and value is not False}
-    check_flags(PREPROCESS_RULES, given, given)
+    check_flags(PREPROCESS_RULES, changed_flags(config), changed_flags(config))
     return make_dataset(config)
 
 
@@ -70,10 +70,12 @@ def score(
     `references` are the lines of one reference text, or a list of several such lists, or empty for metrics without a
     reference. If `bootstrap`, the number of resamples, is above 0, each score has a 95 % confidence interval.
     `settings` are `tokenize`, `lowercase`, `target_lang`, `languages`, `sources` and `device`. Raises ValueError for an
-    unknown metric and for unequal numbers of lines, and ImportError for a metric that is not installed.
+    unknown metric, for a setting that no metric reads and for unequal numbers of lines, and ImportError for a metric
+    that is not installed.
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.MetricSettings)
+    check_flags(METRIC_RULES, changed_flags(chosen), {f"--metric {MetricName.parse(name).name}" for name in names})
     listed = list(items(references, "references"))
     several = [listed] if listed and isinstance(listed[0], str) else listed
     lines, of_references = texts(hypotheses, "hypotheses"), [texts(text, "a reference") for text in several]

@@ -15,7 +15,7 @@ from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names, reference_metrics
-from nmtkit.scoring.segments import NEURAL_METRICS, MetricName
+from nmtkit.scoring.segments import METRIC_RULES, NEURAL_METRICS, MetricName
 
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import MetricSettings, Score
@@ -43,15 +43,12 @@ SCORE_RULES = (
     FlagRule("--columns", needs=(CORPUS,)),
     FlagRule("--plugin", needs=("--path",)),
     FlagRule("--gen-subset", needs=("--data",)),
-    FlagRule("--tokenize", needs=("--metric bleu",)),
-    FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
+    *METRIC_RULES,
     FlagRule(
         "--target-lang",
         needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path", CORPUS),
     ),
-    FlagRule("--languages", needs=("--metric off-target",)),
     FlagRule("--src", needs=(*(f"--metric {name}" for name in NEURAL_METRICS), "--path", "--by-length source")),
-    FlagRule("--device", needs=tuple(f"--metric {name}" for name in NEURAL_METRICS)),
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
     FlagRule(

@@ -361,6 +361,10 @@ def test_corpus_scores_are_those_of_sacrebleu() -> None:
     assert "case:lc" in nmtkit.score(hypotheses, reference, "bleu", lowercase=True)["bleu"].signature
     with pytest.raises(ValueError, match=r"did you mean 'lowercase'\?"):
         nmtkit.score(hypotheses, reference, "bleu", lower_case=True)
+    for setting in ({"tokenize": "char"}, {"languages": ["en", "de"]}, {"device": "cpu"}):
+        with pytest.raises(ValueError, match=f"--{next(iter(setting))} does nothing without --metric"):
+            nmtkit.score(hypotheses, reference, ["chrf", "ter"], **setting)
+    assert nmtkit.score(hypotheses, reference, ["ter"], lowercase=False, languages=[], device="auto")["ter"].value > 0
     with pytest.raises(ValueError, match="1 translations and 2 references"):
         nmtkit.score(hypotheses, [*reference, "x"])
 
