@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.api.settings import PathLike, configs, items, named_arguments, texts
+from nmtkit.api.settings import PathLike, configs, items, named_arguments, paths, texts
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.dataset.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.data.dataset.preprocess import preprocess as make_dataset
@@ -49,9 +49,8 @@ def average(
     """
     if best is None and best_checkpoint_metric is not None:
         raise ValueError("best_checkpoint_metric does nothing without best")
-    paths = [inputs] if isinstance(inputs, str | Path) else inputs
     metric = best_checkpoint_metric or "loss"
-    averaging.write(averaging.choose([Path(path) for path in paths], last=last, best=best, metric=metric), Path(output))
+    averaging.write(averaging.choose(list(map(Path, paths(inputs))), last=last, best=best, metric=metric), Path(output))
     return Path(output)
 
 

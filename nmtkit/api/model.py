@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
 import torch
@@ -16,6 +15,7 @@ from nmtkit.api.settings import (
     items,
     named_arguments_of_methods,
     pairs,
+    paths,
     texts,
     translation_options,
 )
@@ -41,7 +41,11 @@ Pooling = Literal["none", "mean"]
 
 
 def load(
-    path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), trainable: bool = False, **options: Any
+    path: PathLike | Sequence[PathLike],
+    *,
+    plugins: PathLike | Sequence[PathLike] = (),
+    trainable: bool = False,
+    **options: Any,
 ) -> "Model":
     """Returns the model of a checkpoint, or an ensemble of several checkpoints with the same tokenizer.
 
@@ -57,14 +61,13 @@ def load(
 
     Raises OSError or ValueError with the name of the file or the option.
     """
-    load_plugins([str(plugin) for plugin in plugins])
+    load_plugins(list(map(str, paths(plugins))))  # str keeps ./ before the name of a file
     devices, of_translator = configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
     device = rank_device(devices.named_device, workers=1)
     if devices.threads is not None:
         torch.set_num_threads(devices.threads)
-    paths = [path] if isinstance(path, str | Path) else path
     settings = dataclasses.asdict(of_translator)
-    translator = Translator.load(paths, device, devices.precision, devices.engine, trainable=trainable, **settings)
+    translator = Translator.load(path, device, devices.precision, devices.engine, trainable=trainable, **settings)
     return Model(translator, trainable)
 
 

@@ -156,17 +156,20 @@ def is_typed(config: GenerateConfig, has_input: bool) -> bool:
     return at_terminal and not (has_input or config.line_files or config.output)
 
 
+def flags_in_effect(search: SearchOptions, devices: DeviceOptions) -> set[str]:
+    """Returns the typed flags, for the rules of flags. A flag of the search is left out if it has its default."""
+    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
+    return (given_flags() - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
+
+
 def check_combination(
     config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
 ) -> None:
     """Raises ValueError for flags that cannot be combined with each other or with the `facts` about the input."""
-    conditions = given_flags() | facts
-    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
-    on = (conditions - search_flags) | changed_flags(search)
-    on |= {f"--format {config.format}", f"--engine {devices.engine}"}
+    on = flags_in_effect(search, devices) | facts | {f"--format {config.format}"}
     if config.workers == 1:
         on.discard("--workers")
-    check_flags((*GENERATE_RULES, *SHARD_RULES, *TRANSLATION_RULES, PROMPT_RULE), conditions, on)
+    check_flags((*GENERATE_RULES, *SHARD_RULES, *TRANSLATION_RULES, PROMPT_RULE), given_flags() | facts, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:

@@ -356,8 +356,8 @@ def content_of(extension: str, data: bytes, source: str, target: str) -> Content
     """
     format = format_of(f"file{extension}")
     try:
-        check_text(data, "the file")
         if format is None:
+            check_text(data, "the file")
             return PlainText(data.decode("utf-8-sig"))
         known = None if source.lower() == "auto" else source
         return read_document(data, format, "the file", ReadOptions(target, source_language=known))

@@ -195,6 +195,7 @@ def test_int8_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
         ({"device": "nowhere"}, "--device nowhere"),
         ({"beam": 5}, "no setting 'beam'"),
         ({"plugins": ["missing.py"]}, r"plug-in missing\.py"),
+        ({"plugins": "missing.py"}, r"plug-in missing\.py"),
     ],
 )
 def test_a_wrong_setting_of_load_is_named(path: Path, options: dict[str, Any], message: str) -> None:
