@@ -36,7 +36,7 @@ from nmtkit.translation.translator import Translator
 # B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
 # D: width of the model, V: target vocabulary
 
-Code = str | None  # a language code
+LangCode = str | None  # a language code
 Pooling = Literal["none", "mean"]
 
 
@@ -157,16 +157,16 @@ class Model:
 
     # A str is also a Sequence[str], so overloads overlap here and below. The first matching overload applies.
     @overload
-    def score(self, source: str, target: str, *, per_piece: Literal[False] = False, **languages: Code) -> float: ...  # type: ignore[overload-overlap]
+    def score(self, source: str, target: str, *, per_piece: Literal[False] = False, **languages: LangCode) -> float: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[False] = False, **languages: Code
+        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[False] = False, **languages: LangCode
     ) -> list[float]: ...
     @overload
-    def score(self, source: str, target: str, *, per_piece: Literal[True], **languages: Code) -> list[float]: ...  # type: ignore[overload-overlap]
+    def score(self, source: str, target: str, *, per_piece: Literal[True], **languages: LangCode) -> list[float]: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[True], **languages: Code
+        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[True], **languages: LangCode
     ) -> list[list[float]]: ...
     def score(
         self, source: str | Sequence[str], target: str | Sequence[str], *, per_piece: bool = False, **languages: Any
@@ -196,8 +196,8 @@ class Model:
         source: str | Sequence[str],
         target: str | Sequence[str] | None = None,
         *,
-        source_lang: Code = None,
-        target_lang: Code = None,
+        source_lang: LangCode = None,
+        target_lang: LangCode = None,
     ) -> Batch:
         """Returns texts and translations as ids on the device of the model: the input of its torch modules.
 
@@ -231,17 +231,17 @@ class Model:
         )
 
     @overload
-    def logits(self, source: str, target: str, *, padded: bool = False, **languages: Code) -> Tensor: ...  # type: ignore[overload-overlap]
+    def logits(self, source: str, target: str, *, padded: bool = False, **languages: LangCode) -> Tensor: ...  # type: ignore[overload-overlap]
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: Code
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: Code
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: LangCode
     ) -> Tensor: ...
     def logits(
-        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: Code
+        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: LangCode
     ) -> Tensor | list[Tensor]:
         """Returns the logits of each target piece, given the source and the preceding target pieces (teacher forcing).
 
@@ -263,7 +263,7 @@ class Model:
             return logits.values
         return logits.to_padded() if padded else list(logits.split())
 
-    def decoder_states(self, source: str, target: str, **languages: Code) -> list[Tensor]:
+    def decoder_states(self, source: str, target: str, **languages: LangCode) -> list[Tensor]:
         """Returns the states of the decoder: a tensor [T, D] for the embeddings, then a tensor [T, D] for each layer.
 
         The T rows, of the model's width D, predict the token of the target language (if the decoder reads such a
@@ -282,7 +282,7 @@ class Model:
 
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: Code
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: LangCode
     ) -> Tensor: ...
     @overload
     def encode(
@@ -291,23 +291,28 @@ class Model:
         *,
         pooling: Literal["none"] = "none",
         layers: Literal["last"] = "last",
-        **languages: Code,
+        **languages: LangCode,
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["last"] = "last", **languages: Code
+        self,
+        source: Sequence[str],
+        *,
+        pooling: Literal["mean"],
+        layers: Literal["last"] = "last",
+        **languages: LangCode,
     ) -> Tensor: ...
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: Code
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"], **languages: Code
+        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"], **languages: LangCode
     ) -> list[list[Tensor]]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: Code
+        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: LangCode
     ) -> list[Tensor]: ...
     @torch.no_grad()  # not inference_mode, because a hook may use the states in a pass with gradients
     def encode(
@@ -316,7 +321,7 @@ class Model:
         *,
         pooling: Pooling = "none",
         layers: Literal["last", "all"] = "last",
-        **languages: Code,
+        **languages: LangCode,
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
@@ -360,8 +365,8 @@ class Model:
         target: str | None = None,
         *,
         beam: int = 4,
-        source_lang: Code = None,
-        target_lang: Code = None,
+        source_lang: LangCode = None,
+        target_lang: LangCode = None,
     ) -> Attention:
         """Returns the attention weights of every head. Without `target`, the model translates the source first.
 
