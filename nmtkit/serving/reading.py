@@ -295,7 +295,8 @@ def with_warnings(function: Callable[..., T], *arguments: Any) -> tuple[T, list[
 
     The log does not get the warnings, because the client has chosen the document and its languages.
     """
-    _collected.warnings = warnings = []
+    warnings: list[str] = []
+    _collected.warnings = warnings
     try:
         return function(*arguments), warnings
     finally:
