@@ -33,9 +33,7 @@ class CleanCommand(ComponentCommand):
         return [*self.params, *(flag for name in presets for flag in flags(presets[name], f"Filter {name}"))]
 
     def registries(self) -> "list[Registry[Filter]]":
-        from nmtkit.cleaning.filters import FILTERS
-
-        return [FILTERS]
+        return filter_registry()
 
 
 COMMON = {
@@ -52,6 +50,13 @@ COMMON = {
     "--workers N": "processes; one per core is the default",
     "--output-dir DIR": "work in shards, for many machines",
 }
+
+
+def filter_registry() -> "list[Registry[Filter]]":
+    """Imports the filters of the package. Returns a list whose only element is the registry of filters."""
+    from nmtkit.cleaning.filters import FILTERS
+
+    return [FILTERS]
 
 
 @click.command(cls=CleanCommand, common=COMMON)
