@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
 import torch
@@ -16,6 +15,7 @@ from nmtkit.api.settings import (
     items,
     named_arguments_of_methods,
     pairs,
+    paths,
     texts,
     translation_options,
 )
@@ -36,11 +36,16 @@ from nmtkit.translation.translator import Translator
 # B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
 # D: width of the model, V: target vocabulary
 
+LangCode = str | None  # a language code
 Pooling = Literal["none", "mean"]
 
 
 def load(
-    path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), trainable: bool = False, **options: Any
+    path: PathLike | Sequence[PathLike],
+    *,
+    plugins: PathLike | Sequence[PathLike] = (),
+    trainable: bool = False,
+    **options: Any,
 ) -> "Model":
     """Returns the model of a checkpoint, or an ensemble of several checkpoints with the same tokenizer.
 
@@ -56,14 +61,13 @@ def load(
 
     Raises OSError or ValueError with the name of the file or the option.
     """
-    load_plugins([str(plugin) for plugin in plugins])
+    load_plugins(list(map(str, paths(plugins))))  # str keeps ./ before the name of a file
     devices, of_translator = configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
     device = rank_device(devices.named_device, workers=1)
     if devices.threads is not None:
         torch.set_num_threads(devices.threads)
-    paths = [path] if isinstance(path, str | Path) else path
     settings = dataclasses.asdict(of_translator)
-    translator = Translator.load(paths, device, devices.precision, devices.engine, trainable=trainable, **settings)
+    translator = Translator.load(path, device, devices.precision, devices.engine, trainable=trainable, **settings)
     return Model(translator, trainable)
 
 
@@ -151,54 +155,21 @@ class Model:
             return result
         return list(results) if isinstance(source, Sequence) else results
 
+    # A str is also a Sequence[str], so overloads overlap here and below. The first matching overload applies.
     @overload
-    def score(  # type: ignore[overload-overlap]  # a str is also a Sequence[str]; the first overload applies
-        self,
-        source: str,
-        target: str,
-        *,
-        per_piece: Literal[False] = False,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> float: ...
+    def score(self, source: str, target: str, *, per_piece: Literal[False] = False, **languages: LangCode) -> float: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self,
-        source: Sequence[str],
-        target: Sequence[str],
-        *,
-        per_piece: Literal[False] = False,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[False] = False, **languages: LangCode
     ) -> list[float]: ...
     @overload
-    def score(  # type: ignore[overload-overlap]
-        self,
-        source: str,
-        target: str,
-        *,
-        per_piece: Literal[True],
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> list[float]: ...
+    def score(self, source: str, target: str, *, per_piece: Literal[True], **languages: LangCode) -> list[float]: ...  # type: ignore[overload-overlap]
     @overload
     def score(
-        self,
-        source: Sequence[str],
-        target: Sequence[str],
-        *,
-        per_piece: Literal[True],
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        self, source: Sequence[str], target: Sequence[str], *, per_piece: Literal[True], **languages: LangCode
     ) -> list[list[float]]: ...
     def score(
-        self,
-        source: str | Sequence[str],
-        target: str | Sequence[str],
-        *,
-        per_piece: bool = False,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        self, source: str | Sequence[str], target: str | Sequence[str], *, per_piece: bool = False, **languages: Any
     ) -> float | list[float] | list[list[float]]:
         """Returns the log probability (natural logarithm, eos included) of a translation. For lists, returns a list.
 
@@ -206,13 +177,12 @@ class Model:
         -2.71
 
         With `per_piece`, returns the log probabilities of all target pieces, then the log probability of eos.
+        `source_lang` and `target_lang` are for models of several languages.
 
         Raises ValueError if the two lists differ in length.
         """
         requests = pairs(source, target)
-        options = SearchOptions(
-            score_reference=True, quality=per_piece, source_lang=source_lang, target_lang=target_lang
-        )
+        options = SearchOptions(score_reference=True, quality=per_piece, **languages)
         translations = self._translator.stream(requests, self._translator.pipeline(options))
         best = [translation.hypotheses[0] for translation in translations]
         if per_piece:
@@ -226,8 +196,8 @@ class Model:
         source: str | Sequence[str],
         target: str | Sequence[str] | None = None,
         *,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        source_lang: LangCode = None,
+        target_lang: LangCode = None,
     ) -> Batch:
         """Returns texts and translations as ids on the device of the model: the input of its torch modules.
 
@@ -237,6 +207,7 @@ class Model:
         `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
         L]. `target_output` [T] holds the piece that each position predicts. Without `target`, `target_input` has bos
         and the token of the target language, if the model has such a token. Every search begins with these tokens.
+        `source_lang` and `target_lang` are for models of several languages.
 
         Raises ValueError for a text that is longer than the model can read, and for lists that are empty or differ in
         length.
@@ -260,17 +231,17 @@ class Model:
         )
 
     @overload
-    def logits(self, source: str, target: str, *, padded: bool = False, **languages: str | None) -> Tensor: ...  # type: ignore[overload-overlap]
+    def logits(self, source: str, target: str, *, padded: bool = False, **languages: LangCode) -> Tensor: ...  # type: ignore[overload-overlap]
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: str | None
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
     def logits(
-        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: str | None
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: LangCode
     ) -> Tensor: ...
     def logits(
-        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: str | None
+        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: LangCode
     ) -> Tensor | list[Tensor]:
         """Returns the logits of each target piece, given the source and the preceding target pieces (teacher forcing).
 
@@ -292,27 +263,26 @@ class Model:
             return logits.values
         return logits.to_padded() if padded else list(logits.split())
 
-    def decoder_states(
-        self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
-    ) -> list[Tensor]:
+    def decoder_states(self, source: str, target: str, **languages: LangCode) -> list[Tensor]:
         """Returns the states of the decoder: a tensor [T, D] for the embeddings, then a tensor [T, D] for each layer.
 
         The T rows, of the model's width D, predict the token of the target language (if the decoder reads such a
-        token), the pieces of `target`, and eos. The last tensor is the input of the output projection. If the model was
-        loaded with `trainable`, the states have gradients.
+        token), the pieces of `target`, and eos. The last tensor is the input of the output projection. `source_lang`
+        and `target_lang` are for models of several languages. If the model was loaded with `trainable`, the states have
+        gradients.
 
         Raises ValueError for an ensemble, for lists of texts, for architectures whose layers do not compute one row for
         each token, and in the same cases as `batch`.
         """
         check_text("decoder_states", source)
         module = self._single("decoder_states")
-        batch = self.batch(source, target, source_lang=source_lang, target_lang=target_lang)
+        batch = self.batch(source, target, **languages)
         with torch.set_grad_enabled(self._gradients):
             return decoder_states(module, batch.source, batch.target_input)
 
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: str | None
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last", **languages: LangCode
     ) -> Tensor: ...
     @overload
     def encode(
@@ -321,7 +291,7 @@ class Model:
         *,
         pooling: Literal["none"] = "none",
         layers: Literal["last"] = "last",
-        **languages: str | None,
+        **languages: LangCode,
     ) -> list[Tensor]: ...
     @overload
     def encode(
@@ -330,24 +300,19 @@ class Model:
         *,
         pooling: Literal["mean"],
         layers: Literal["last"] = "last",
-        **languages: str | None,
+        **languages: LangCode,
     ) -> Tensor: ...
     @overload
     def encode(  # type: ignore[overload-overlap]
-        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: str | None
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"], **languages: LangCode
     ) -> list[Tensor]: ...
     @overload
     def encode(
-        self,
-        source: Sequence[str],
-        *,
-        pooling: Literal["none"] = "none",
-        layers: Literal["all"],
-        **languages: str | None,
+        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"], **languages: LangCode
     ) -> list[list[Tensor]]: ...
     @overload
     def encode(
-        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: str | None
+        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"], **languages: LangCode
     ) -> list[Tensor]: ...
     @torch.no_grad()  # not inference_mode, because a hook may use the states in a pass with gradients
     def encode(
@@ -356,7 +321,7 @@ class Model:
         *,
         pooling: Pooling = "none",
         layers: Literal["last", "all"] = "last",
-        **languages: str | None,
+        **languages: LangCode,
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
@@ -400,8 +365,8 @@ class Model:
         target: str | None = None,
         *,
         beam: int = 4,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
+        source_lang: LangCode = None,
+        target_lang: LangCode = None,
     ) -> Attention:
         """Returns the attention weights of every head. Without `target`, the model translates the source first.
 

@@ -144,6 +144,11 @@ def items(given: Any, argument: str = "source") -> Iterable[Any]:
     return given
 
 
+def paths(given: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
+    """Returns the paths that a caller has given. A single path becomes a list of one path."""
+    return [given] if isinstance(given, str | Path) else given
+
+
 def texts(given: str | Iterable[str], argument: str = "source") -> list[str]:
     """Returns a list of texts. Raises ValueError, with the index, for an item that is not a text."""
     listed = list(items(given, argument))

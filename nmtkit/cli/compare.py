@@ -28,8 +28,8 @@ PAGE = Path("comparison.html")
 METRICS_OF_ROWS = ("bleu", "chrf")
 METRICS = ("chrf", "bleu")  # the first sorts the sentences; BLEU of single sentences is not reliable
 OF_SCORE = (
-    "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--tokenize", "--lowercase",
-    "--device",
+    "--data", "--gen-subset", "--test-set", "--language-pair", "--origlang", "--subset", "--columns", "--tokenize",
+    "--lowercase", "--device",
 )  # fmt: skip
 COMPARE_RULES = (
     FlagRule("RUN", excludes=("--sys",), reason="compare either runs or systems"),
@@ -123,7 +123,8 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
     config: CompareConfig = from_flags(CompareConfig, settings)
     metrics = ScoreConfig(metric=METRICS_OF_ROWS if config.base else METRICS)
     scoring: ScoreConfig = from_flags(metrics, {name: settings[name] for name in settings if name != "format"})
-    check_flags(COMPARE_RULES, given, given | {f"--metric {MetricName.parse(name).name}" for name in scoring.metric})
+    facts = score.facts_of(references, scoring) | {f"--metric {MetricName.parse(name).name}" for name in scoring.metric}
+    check_flags(COMPARE_RULES, given, given | facts)
     if systems:
         compare_systems(systems, references, scoring, config.report)
         return
@@ -131,8 +132,6 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
         raise ValueError("give the folders of runs, or two systems with --sys A --sys B --ref FILE")
     from nmtkit.experiments import comparison, comparison_output
 
-    if config.curves and not config.curves.parent.is_dir():
-        raise FileNotFoundError(f"--curves {config.curves}: the folder {config.curves.parent} does not exist")
     folders = comparison.folders_of(runs)
     inputs = [folder / name for folder in folders for name in ("log.jsonl", "config.toml")]
     check_outputs({"--report": config.report, "--curves": config.curves, "--plot": config.plot}, inputs)
@@ -196,7 +195,6 @@ def compare_systems(
     check_outputs({"--report": path}, [*systems, *references, config.src])
     if not (references or config.data or config.test_set):
         raise ValueError("compare marks words of the reference; give --ref FILE, --data FOLDER or --test-set NAME")
-    score.check_columns(references, config)
     texts, settings = score.read(references, systems, config)
     if texts.directions:
         score.check_one_direction(texts, config)

@@ -175,8 +175,8 @@ def parsed_job(
     text: TextOptions = from_flags(TextOptions, settings)
     format = document_format(config, files)
     facts = facts_of(format, files) | {f"--executor {bulk.executor}"}
-    if search.alignment == "hard" and is_typed(config, bool(data or files or format or config.test_set)):
-        facts.add("--alignment hard with typed text")
+    if config.pivot is None and is_typed(config, bool(data or files or format or config.test_set)):
+        facts |= {"typed text", f"--alignment {search.alignment} with typed text"}
     check_combination(config, search, devices, facts, data is not None)
     if config.test_set:
         files = source_files(config, search, paths[0])

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from nmtkit.cli.flags import given_flags
-from nmtkit.config import Config, changed_flags, check_flags, flag_of, option
+from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of, option
 from nmtkit.config.files import check_outputs
-from nmtkit.data.corpora.corpus import ColumnNames, as_columns
-from nmtkit.data.corpora.corpus import format_of as corpus_format
+from nmtkit.data.corpora.corpus import ColumnNames, as_columns, holds_pairs
 from nmtkit.jobs.shard_options import SHARD_RULES, TRANSLATION_RULES, ShardOptions
 from nmtkit.text.documents import Document, format_of
 from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
@@ -18,6 +17,8 @@ from nmtkit.translation.search.options import SearchOptions
 
 # Option that names a file with one line for each input line -> field of the request that receives the line.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
+
+PROMPT_RULE = FlagRule("--workers", excludes=("typed text",), reason="each line is translated when it is typed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,17 +156,20 @@ def is_typed(config: GenerateConfig, has_input: bool) -> bool:
     return at_terminal and not (has_input or config.line_files or config.output)
 
 
+def flags_in_effect(search: SearchOptions, devices: DeviceOptions) -> set[str]:
+    """Returns the typed flags, for the rules of flags. A flag of the search is left out if it has its default."""
+    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
+    return (given_flags() - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
+
+
 def check_combination(
     config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
 ) -> None:
     """Raises ValueError for flags that cannot be combined with each other or with the `facts` about the input."""
-    conditions = given_flags() | facts
-    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
-    on = (conditions - search_flags) | changed_flags(search)
-    on |= {f"--format {config.format}", f"--engine {devices.engine}"}
+    on = flags_in_effect(search, devices) | facts | {f"--format {config.format}"}
     if config.workers == 1:
         on.discard("--workers")
-    check_flags((*GENERATE_RULES, *SHARD_RULES, *TRANSLATION_RULES), conditions, on)
+    check_flags((*GENERATE_RULES, *SHARD_RULES, *TRANSLATION_RULES, PROMPT_RULE), given_flags() | facts, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:
@@ -181,7 +185,7 @@ def check_reports(config: GenerateConfig, files: Sequence[Path], others: Sequenc
     written when the translation is complete.
     """
     for flag, path in {"--prefix": config.prefix, "--reference": config.reference}.items():
-        if path is not None and corpus_format(path) is not None:
+        if path is not None and holds_pairs(path):
             raise ValueError(f"{flag} {path} is a corpus; extract the texts of its target side, one on each line")
     reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
     check_outputs(reports, [*files, config.output])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from nmtkit.cli.command import Command, echo, end_progress, print_line, standard_input
+from nmtkit.cli.command import Command, echo, end_progress, print_line, program, standard_input
 from nmtkit.cli.flags import INPUT, flags, from_flags, given_flags, plugin_option
 from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
@@ -188,7 +188,7 @@ def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...], gi
                 return sign * score(texts, [references], [config.metric], settings)[0].value
 
         weights, highest, first = tune(lists, value, weights, config.trials, config.seed)
-        words = ["nmtkit", "rerank", "test.jsonl"]
+        words = [*program(), "rerank", "test.jsonl"]
         words += [word for flag in FIELDS if (file := getattr(config, flag)) for word in (f"--{flag}", str(file))]
         words += ["--estimate", ",".join(config.estimate)] if config.estimate else []
         words += [word for each in plugins for word in ("--plugin", each)]

@@ -15,7 +15,7 @@ from nmtkit.config import Config, FlagRule, check_flags, option
 from nmtkit.config.plugins import load_plugins
 from nmtkit.data.corpora.corpus import as_columns, format_of
 from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names, reference_metrics
-from nmtkit.scoring.segments import NEURAL_METRICS, MetricName
+from nmtkit.scoring.segments import METRIC_RULES, NEURAL_METRICS, MetricName
 
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import MetricSettings, Score
@@ -34,32 +34,21 @@ SCORE_RULES = (
     FlagRule(
         "--path",
         excludes=(
-            "--ref",
-            "--data",
-            "--test-set",
-            "--metric",
-            "--tokenize",
-            "--lowercase",
-            "--confidence",
-            "--device",
-            "--test",
-            "--samples",
-            "--by-length",
+            *("--ref", "--data", "--test-set", "--metric", "--tokenize", "--lowercase", "--confidence", "--device"),
+            *("--test", "--samples", "--by-length"),
         ),
         reason="a model gives the probability of a text without a reference",
     ),
     FlagRule("--source-lang", needs=("--path", CORPUS)),
+    FlagRule("--columns", needs=(CORPUS,)),
     FlagRule("--plugin", needs=("--path",)),
     FlagRule("--gen-subset", needs=("--data",)),
-    FlagRule("--tokenize", needs=("--metric bleu",)),
-    FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
+    *METRIC_RULES,
     FlagRule(
         "--target-lang",
         needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path", CORPUS),
     ),
-    FlagRule("--languages", needs=("--metric off-target",)),
     FlagRule("--src", needs=(*(f"--metric {name}" for name in NEURAL_METRICS), "--path", "--by-length source")),
-    FlagRule("--device", needs=tuple(f"--metric {name}" for name in NEURAL_METRICS)),
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
     FlagRule(
@@ -231,13 +220,12 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
     """
     config: ScoreConfig = from_flags(ScoreConfig, flags)
     conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
-    conditions |= {CORPUS} if reads_corpus(references, config) else set()
+    conditions |= facts_of(references, config)
     values = {f"--metric {MetricName.parse(name).name}" for name in config.metric} | {f"--format {config.format}"}
     values.add(f"--by-length {config.by_length}")
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, conditions, conditions | values)
-    check_columns(references, config)
     if config.path is not None:
         load_plugins(plugins)
         score_likelihoods(config.path, systems, config)
@@ -245,15 +233,9 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
         score(references, systems, config)
 
 
-def reads_corpus(references: Sequence[Path], config: ScoreConfig) -> bool:
-    """Returns whether the references or the source are a corpus, such as a .tsv."""
-    return any(path is not None and format_of(path) is not None for path in (*references, config.src))
-
-
-def check_columns(references: Sequence[Path], config: ScoreConfig) -> None:
-    """Raises ValueError if --columns does nothing, because neither the references nor the source are a corpus."""
-    if config.columns and not reads_corpus(references, config):
-        raise ValueError("--columns does nothing without a .tsv, .jsonl or .parquet as --ref or --src")
+def facts_of(references: Sequence[Path], config: ScoreConfig) -> set[str]:
+    """Returns the fact for the rules of flags that the references or the source are a corpus, if so."""
+    return {CORPUS for path in (*references, config.src) if path is not None and format_of(path) is not None}
 
 
 command.params += flags(ScoreConfig)

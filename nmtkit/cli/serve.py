@@ -1,6 +1,5 @@
 """`nmtkit serve`: translation over HTTP."""
 
-import dataclasses
 import importlib
 from typing import Any
 
@@ -8,7 +7,8 @@ import click
 
 from nmtkit.cli.flags import flags, from_flags, given_flags, plugin_option
 from nmtkit.cli.generate import GenerateCommand, chosen_processors
-from nmtkit.config import changed_flags, check_flags, flag_of, to_dict
+from nmtkit.cli.generate_config import flags_in_effect
+from nmtkit.config import check_flags, to_dict
 from nmtkit.config.files import check_readable
 from nmtkit.jobs import progress
 from nmtkit.serving.config import (
@@ -107,11 +107,9 @@ command.params += [flag for flag in flags(SearchOptions, "Search") if flag.name 
 
 def check_combination(config: ServeConfig, search: SearchOptions, devices: DeviceOptions) -> None:
     """Raises ValueError for flags that exclude each other."""
-    conditions = given_flags()
-    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
-    on = (conditions - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
+    on = flags_in_effect(search, devices)
     if config.workers in (None, 1):
         on.discard("--workers")
-    check_flags(RULES, conditions, on)
+    check_flags(RULES, given_flags(), on)
     if config.workers is not None and devices.device not in ("auto", "cpu"):
         raise ValueError(f"--workers starts processes on the CPU; leave out --workers or --device {devices.device}")

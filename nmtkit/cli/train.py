@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 MANY_NAMES = 12  # beyond this number of names, the help page has a line for each family
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
-    FlagRule("--vocab-size", needs=("--dry-run",)),
-    FlagRule("--vocab-size", excludes=("DATA",), reason="a dataset already has a vocabulary"),
+    FlagRule("--vocab-size", needs=("--dry-run",), excludes=("DATA",), reason="a dataset already has a vocabulary"),
 )
 
 

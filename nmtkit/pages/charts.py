@@ -62,10 +62,7 @@ def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
     for index, count in enumerate(counts):
         if count:
             height = (count - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-            parts.append(
-                f'<rect x="{LEFT + index * step:.2f}" y="{HEIGHT - BOTTOM - height:.2f}" width="{0.9 * step:.2f}" '
-                f'height="{height:.2f}"><title>{index} {unit}: {count:,}</title></rect>'
-            )
+            parts.append(_bar(LEFT + index * step, step, height, f"{index} {unit}: {count:,}"))
     return _figure(title, f"<span>{escape(note)}</span>", title, "".join(parts))
 
 
@@ -92,11 +89,7 @@ def histogram(
     parts = [*_axes(ticks, below, f"{counted}, logarithmic", unit)]
     for low, end, count in zip(edges, edges[1:], counts, strict=False):
         height = math.log10(count + 1) / high * (HEIGHT - TOP - BOTTOM)
-        width = 0.9 * (column(end) - column(low))
-        parts.append(
-            f'<rect x="{column(low):.2f}" y="{HEIGHT - BOTTOM - height:.2f}" width="{width:.2f}" '
-            f'height="{height:.2f}"><title>{low:.3g} to {end:.3g}: {count:,}</title></rect>'
-        )
+        parts.append(_bar(column(low), column(end) - column(low), height, f"{low:.3g} to {end:.3g}: {count:,}"))
     for limit in limits:
         parts.append(
             f'<line class="limit" stroke="currentColor" stroke-dasharray="4 3" x1="{column(limit):.2f}" '
@@ -104,6 +97,11 @@ def histogram(
         )
     caption = f"<span>limit {', '.join(f'{limit:g}' for limit in limits)}</span>" if limits else ""
     return _figure(title, caption, f"{title}, {counted} by score", "".join(parts))
+
+
+def _bar(left: float, step: float, height: float, title: str) -> str:
+    top, width = HEIGHT - BOTTOM - height, 0.9 * step
+    return f'<rect x="{left:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}"><title>{title}</title></rect>'
 
 
 def _decades(largest: int) -> list[int]:

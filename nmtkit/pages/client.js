@@ -4,6 +4,7 @@ import { t } from "./messages.js";
 import { portions } from "./text.js";
 
 const LONGEST_PAUSE = 30;  // seconds
+const LONGEST_WAIT = 60;  // seconds until a quota of a minute begins again; a server that asks for more is not asked again
 const AT_A_TIME = 2;  // requests at the same time
 const KEPT = 5000;  // translations in memory
 const FAILURES = 8;  // after so many failed sentences in a row, the others are not requested
@@ -41,7 +42,8 @@ function sleep(seconds, signal) {
 }
 
 /**
- * Returns the JSON of an answer. Repeats the request while the server is busy or gone, and calls `waiting` with the kind
+ * Returns the JSON of an answer. Repeats the request while the server is busy or gone, but not if the quota of a day or
+ * of a month is used up, and calls `waiting` with the kind
  * ("busy" or "gone") and the seconds until the next attempt, or with null after success. Throws a Refusal, or an
  * AbortError if `signal` is aborted.
  */
@@ -59,9 +61,10 @@ export async function ask(path, { body, signal, waiting = () => {}, again = slee
       if (response.ok) { waiting(null); return answer; }
       const message = explained(response.status, answer.error);
       if (response.status === 403) throw new Refusal("key", message, 403);
-      if (![429, 502, 503].includes(response.status)) throw new Refusal("refused", message, response.status);
-      kind = response.status === 502 ? "gone" : "busy";
       retryAfter = response.headers.get("Retry-After");
+      const isUsedUp = response.status === 429 && Number.parseFloat(retryAfter) > LONGEST_WAIT;
+      if (isUsedUp || ![429, 502, 503].includes(response.status)) throw new Refusal("refused", message, response.status);
+      kind = response.status === 502 ? "gone" : "busy";
     } catch (error) {
       if (error instanceof Refusal || error.name === "AbortError") throw error;
     }

@@ -54,12 +54,12 @@ export async function openFile(file, { now, show, post, failed }) {
   try {
     const form = new FormData();
     for (const [field, value] of [["file", file], ["source", from], ["target", to]]) form.set(field, value);
-    const { translatedFileUrl } = await post("translate_file", form, { signal: abort.signal });
+    const { translatedFileUrl, warnings = [] } = await post("translate_file", form, { signal: abort.signal });
     const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // relative to this page, whatever the address of the proxy is
     const answer = await fetch(path, { signal: abort.signal });
     if (!answer.ok) throw new Error(t("The translation has expired."));
     const contents = await answer.blob();
-    row.replaceChildren(element("span", "", t("{name} is ready", { name: result })), button(t("Download"), () => save(contents, result), "filled"), button(t("Remove"), () => row.remove(), "quiet"));
+    row.replaceChildren(element("span", "", t("{name} is ready", { name: result })), ...warnings.map(text => element("span", "soft", text)), button(t("Download"), () => save(contents, result), "filled"), button(t("Remove"), () => row.remove(), "quiet"));
     announce(t("{name} is ready", { name: result }));
   } catch (error) {
     if (error.name === "AbortError") return;

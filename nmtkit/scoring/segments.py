@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 
-from nmtkit.config import suggestion
+from nmtkit.config import FlagRule, suggestion
 from nmtkit.jobs import progress
 
 STRING_METRICS = ("bleu", "chrf", "chrf++", "ter", "gleu")  # compare the words or characters of a reference
@@ -23,6 +23,12 @@ NEURAL_METRICS = {
     "metricx-qe": ("hf:google/metricx-24-hybrid-large-v2p6", False),
 }
 LOWER_IS_BETTER = ("ter", "off-target", "metricx", "metricx-qe")
+METRIC_RULES = (  # settings that only some metrics read
+    FlagRule("--tokenize", needs=("--metric bleu",)),
+    FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
+    FlagRule("--languages", needs=("--metric off-target",)),
+    FlagRule("--device", needs=tuple(f"--metric {name}" for name in NEURAL_METRICS)),
+)
 TextLines = Sequence[str]
 QUALITY_ESTIMATES = tuple(name for name, (_, reads_reference) in NEURAL_METRICS.items() if not reads_reference)
 

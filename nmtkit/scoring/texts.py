@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmtkit.data.corpora.compression import open_bytes
-from nmtkit.data.corpora.corpus import ColumnNames, format_of
+from nmtkit.data.corpora.corpus import ColumnNames, format_of, holds_pairs
 from nmtkit.data.corpora.lines import LineDecoder
 from nmtkit.data.corpora.pairs import windows_of_side
 from nmtkit.data.dataset.binarized import Dataset
@@ -45,7 +45,7 @@ def read_side(
 
     `languages` are the codes of the source and the target; a corpus of several languages has more than two sides.
     """
-    if format_of(path) is None:
+    if columns is None and not holds_pairs(path):
         return read_lines(path)
     return [text for texts in windows_of_side(path, index, languages, columns) for text in texts]
 
@@ -82,7 +82,7 @@ def read_systems(paths: Sequence[Path], stream: BinaryIO | None) -> dict[str, li
     for path in paths:
         if str(path) in systems:
             raise ValueError(f"--sys {path} is given twice")
-        if format_of(path) not in (None, "jsonl"):  # the source side would be scored too
+        if format_of(path) != "jsonl" and holds_pairs(path):  # the source side would be scored too
             raise ValueError(f"--sys {path} is a corpus; extract the translations, one on each line")
         systems[str(path)] = translations_of(read_lines(path), path)
     if stream is not None:

@@ -22,6 +22,7 @@ class UploadedFile:
     extension: str
     content: Content
     pair: Pair
+    warnings: list[str]  # for the client, about the languages that the file names
 
 
 class ContentTranslator:
@@ -87,16 +88,18 @@ class ContentTranslator:
         """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
         target = self.served_target(target)
-        content = await self.threads.run(len(data), reading.content_of, extension, data, source, target)
+        read = reading.with_warnings, reading.content_of, extension, data, source, target
+        content, warnings = await self.threads.run(len(data), *read)
         (pair,), _ = await self.pairs_of(source, target, [content])
-        return UploadedFile(extension, content, pair)
+        return UploadedFile(extension, content, pair, warnings)
 
-    async def translated_file(self, key: ApiKey, file: UploadedFile, settings: BatchKey) -> bytes:
-        """Returns the translation of an uploaded file. Raises the errors of `translations`."""
+    async def translated_file(self, key: ApiKey, file: UploadedFile, settings: BatchKey) -> tuple[bytes, list[str]]:
+        """Returns the translation of an uploaded file, and warnings. Raises the errors of `translations`."""
         content = file.content
         settings = replace(settings, html=not isinstance(content, PlainText), protect=content.protects)
         ((best, *_),) = await self.translations(key, [content], [file.pair], settings)
-        return await self.threads.run(len(content.text), content.encoded, best["text"])
+        data = await self.threads.run(len(content.text), content.encoded, best["text"])
+        return data, [*file.warnings, *best.get("warnings", ())]
 
     # --- languages ----------------------------------------------------------------------------------------------------
 

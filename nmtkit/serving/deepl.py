@@ -42,11 +42,11 @@ MAX_DOCUMENTS = 10_000
 
 @dataclass(frozen=True)
 class Upload:
-    """An uploaded document. `task` translates the document, keeps the translation, and returns None or the error."""
+    """An uploaded document. `task` translates and keeps the document, and returns warnings or the error."""
 
     key: str
     characters: int
-    task: "asyncio.Task[Refusal | None]"
+    task: "asyncio.Task[Refusal | list[str]]"
     expiry: float  # time of `time.monotonic`
 
 
@@ -162,13 +162,13 @@ class DeepL:
             raise Refusal(429, "too many documents wait for their download", reading.RETRY)
         id, key = secrets.token_hex(16), secrets.token_hex(32)
 
-        async def translate() -> Refusal | None:
-            """Translates the file, and stores the result under the key of the document. Returns the error, or None."""
+        async def translate() -> Refusal | list[str]:
+            """Translates the file, and keeps the result under the key of the document."""
             try:
                 async with asyncio.timeout(self.door.config.timeout):
-                    data = await self.translator.translated_file(request.state.key, file, settings)
+                    data, warnings = await self.translator.translated_file(request.state.key, file, settings)
                 self.files.keep(key, file.extension, data)
-                return None
+                return warnings
             except TimeoutError:
                 return Refusal(504, f"the translation took longer than {self.door.config.timeout:g} seconds")
             except Exception as error:
@@ -180,7 +180,7 @@ class DeepL:
         except asyncio.CancelledError as error:  # no client knows the id
             task.cancel(*error.args)
             raise
-        if task.done() and (refusal := task.result()) is not None:
+        if task.done() and isinstance(refusal := task.result(), Refusal):
             raise refusal
         document = Upload(key, characters, task, now + self.door.config.timeout + FILE_SECONDS)
         self.documents[id] = document
@@ -198,10 +198,12 @@ class DeepL:
         id, document = self.document(request, fields)
         answer: dict[str, object] = {"document_id": id, "status": "translating", "seconds_remaining": POLL_SECONDS}
         if document.task.done():
-            error = document.task.result()
-            answer = {"document_id": id, "status": "done", "billed_characters": document.characters}
-            if error is not None:
-                answer = {"document_id": id, "status": "error", "error_message": error.message}
+            result = document.task.result()
+            if isinstance(result, Refusal):
+                answer = {"document_id": id, "status": "error", "error_message": result.message}
+            else:
+                answer = {"document_id": id, "status": "done", "billed_characters": document.characters}
+                answer |= {"warnings": result} if result else {}
         return JSONResponse(answer)
 
     async def result(self, request: Request, fields: DocumentKeyFields) -> Response:
@@ -209,7 +211,7 @@ class DeepL:
         id, document = self.document(request, fields)
         if not document.task.done():
             raise Refusal(503, "the document is not translated yet")
-        if (error := document.task.result()) is not None:
+        if isinstance(error := document.task.result(), Refusal):
             raise Refusal(404, f"the document has no translation: {error.message}")
         file = self.files.get(document.key)
         self.files.remove(document.key)

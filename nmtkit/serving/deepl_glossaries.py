@@ -1,6 +1,6 @@
 """The routes of DeepL's interface for glossaries: /v2 has one language pair in a glossary, and /v3 has several."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -69,6 +69,10 @@ class DeepLGlossaries:
             )
         return result
 
+    async def created(self, request: Request, name: str, dictionaries: Iterable[DictionaryFields]) -> StoredGlossary:
+        terms = await self.terms(dictionaries)
+        return await self.store.write(self.store.create, request.state.key.account, name=name, dictionaries=terms)
+
     async def language_pairs(self, request: Request, fields: NoFields) -> Response:
         pairs = sorted({base_languages(pair) for pair in self.deepl.facts.with_glossary})
         return JSONResponse({"supported_languages": [language_fields(pair) for pair in pairs]})
@@ -91,11 +95,7 @@ class DeepLGlossaries:
         return JSONResponse({"glossaries": [single_facts(each) for each in stored if len(each.counts) == 1]})
 
     async def create_single(self, request: Request, fields: GlossaryFields) -> Response:
-        terms = await self.terms([fields])
-        stored = await self.store.write(
-            self.store.create, request.state.key.account, name=fields.name, dictionaries=terms
-        )
-        return JSONResponse(single_facts(stored), 201)
+        return JSONResponse(single_facts(await self.created(request, fields.name, [fields])), 201)
 
     async def show_single(self, request: Request, fields: NoFields) -> Response:
         return JSONResponse(single_facts(self.single(request)[0]))
@@ -112,11 +112,7 @@ class DeepLGlossaries:
     async def create(self, request: Request, fields: MultilingualGlossaryFields) -> Response:
         if fields.name is None or not fields.dictionaries:
             raise Refusal(400, "a new glossary needs a name and dictionaries")
-        terms = await self.terms(fields.dictionaries)
-        stored = await self.store.write(
-            self.store.create, request.state.key.account, name=fields.name, dictionaries=terms
-        )
-        return JSONResponse(facts(stored), 201)
+        return JSONResponse(facts(await self.created(request, fields.name, fields.dictionaries)), 201)
 
     async def show(self, request: Request, fields: NoFields) -> Response:
         return JSONResponse(facts(self.stored(request)))
@@ -130,9 +126,9 @@ class DeepLGlossaries:
         return JSONResponse(facts(stored))
 
     async def replace_dictionary(self, request: Request, fields: ReplaceDictionaryFields) -> Response:
-        ((languages, terms),) = (await self.terms([fields])).items()
-        glossary = self.account_and_id(request)
-        stored = await self.store.write(self.store.put, *glossary, languages, terms, None)
+        terms = await self.terms([fields])
+        stored = await self.store.write(self.store.change, *self.account_and_id(request), terms, None)
+        (languages,) = terms
         return JSONResponse({**language_fields(languages), "entry_count": stored.counts[languages]})
 
     async def delete_dictionary(self, request: Request, fields: LanguagePairFields) -> Response:
@@ -157,18 +153,15 @@ def language_fields(languages: Languages) -> dict[str, Any]:
 
 
 def single_facts(stored: StoredGlossary) -> dict[str, Any]:
-    ((languages, count),) = stored.counts.items()
-    facts = {"glossary_id": stored.id, "name": stored.name, "ready": True, "creation_time": stored.creation_time}
-    return {**facts, **language_fields(languages), "entry_count": count}
+    result = facts(stored)
+    (dictionary,) = result.pop("dictionaries")
+    return {**result, "ready": True, **dictionary}
 
 
 def facts(stored: StoredGlossary) -> dict[str, Any]:
-    dictionaries: Sequence[dict[str, Any]] = [
-        {**language_fields(languages), "entry_count": count} for languages, count in stored.counts.items()
-    ]
     return {
         "glossary_id": stored.id,
         "name": stored.name,
         "creation_time": stored.creation_time,
-        "dictionaries": dictionaries,
+        "dictionaries": [{**language_fields(pair), "entry_count": count} for pair, count in stored.counts.items()],
     }

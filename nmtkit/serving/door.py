@@ -95,8 +95,10 @@ class Door:
                 if not has_key:
                     self.admit(request, model, body_fields.get("api_key"))
                 sent = {**fields, **body_fields}
-                key = request.state.key
-                return await handler(request, await self.threads.run(len(body), self.fields, model, sent, key))
+                valid, characters = await self.threads.run(len(body), self.fields, model, sent)
+                if "characters" in model.counts:
+                    self.usage.check(request.state.key, characters=characters)
+                return await handler(request, valid)
 
             with self.memory.body() as hold:
                 body = await reading.body(request, self.config.char_limit, hold)
@@ -104,19 +106,17 @@ class Door:
 
         return handle
 
-    def fields(self, model: type[Fields], sent: dict[str, Any], key: ApiKey) -> Fields:
-        """Returns validated fields. Raises Refusal for invalid fields and for texts that exceed a limit, and
-        QuotaExceeded for texts that exceed a quota of the key.
+    def fields(self, model: type[Fields], sent: dict[str, Any]) -> tuple[Fields, int]:
+        """Returns validated fields, and the characters of their texts.
 
-        The limits are checked first, because the validation of a list makes objects of all its elements.
+        Raises Refusal for invalid fields and for texts that exceed a limit. The limits are checked first, because the
+        validation of a list makes objects of all its elements.
         """
         texts = model.raw_texts(sent)
         self.check_lines(len(texts))
         characters = sum(len(text) for text in texts if isinstance(text, str))
         self.check_characters(characters)
-        if "characters" in model.counts:
-            self.usage.check(key, characters=characters)
-        return validated(model, sent)
+        return validated(model, sent), characters
 
     def admit(self, request: Request, model: type[RequestFields], sent: Any) -> None:
         """Finds the key of a request and counts the request.

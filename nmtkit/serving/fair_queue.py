@@ -23,6 +23,7 @@ SIMILAR = 4  # maximum ratio between the lengths of the first line and of any ot
 SHORT = 16  # lines of at most this many tokens count as lines of similar length
 CHOICE = 2  # number of batches that the candidates for one batch could fill
 GLOSSARY_WEIGHT = 4  # weight of a line with a glossary
+FAILED = "a line of this text cannot be translated"  # message for the client
 MAX_DEATHS = 3  # a line fails after this many workers have died while translating only this line
 
 Pair = tuple[str, str]  # codes of the source and the target language
@@ -34,6 +35,7 @@ class LineResult(TypedDict):
     text: str
     alignment: NotRequired[list[list[Any]]]  # links: start and end in the source, start and end in `text` (code points)
     decoded_again: NotRequired[bool]  # whether the first translation was a loop
+    warnings: NotRequired[list[str]]  # warnings for the client about a document
     quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with an element for each line
 
 
@@ -252,7 +254,7 @@ class FairQueue:
         if len(batch) == 1:
             batch[0].deaths += 1
             if batch[0].deaths >= MAX_DEATHS:
-                batch[0].request.fail(TranslationError("a line of this text cannot be translated"))
+                batch[0].request.fail(TranslationError(FAILED))
         half = len(batch) // 2
         self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 

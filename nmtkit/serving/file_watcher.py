@@ -72,7 +72,7 @@ class FileWatcher:
             if self.key_changes.check() or requested:
                 self.load_keys()
             if self.list_changes.check() or requested:
-                if not self.load_list():
+                if not await self.load_list():
                     continue
                 requested = True
             if self.model_changes.check() or requested:
@@ -88,12 +88,15 @@ class FileWatcher:
             except (OSError, ValueError) as error:
                 logger.warning("could not reload the API keys, so the old ones stay: %s", error)
 
-    def load_list(self) -> bool:
-        """Reads the list of models. If the list is wrong, keeps the old models and returns False."""
+    async def load_list(self) -> bool:
+        """Reads the list of models. If the list is wrong, keeps the old models and returns False.
+
+        A thread reads the list, because new models of the Hugging Face Hub are downloaded, and need an extra.
+        """
         self.list_changes.accept()
         try:
-            self.job = dataclasses.replace(self.job, listed=self.job.config.listed_models())
-        except (OSError, ValueError) as error:
+            self.job = dataclasses.replace(self.job, listed=await asyncio.to_thread(self.job.config.listed_models))
+        except (OSError, ValueError, ImportError) as error:
             self.service.pool.failed_reload(error)
             return False
         self.model_changes.files = self.model_files

@@ -57,7 +57,8 @@ class GlossaryStore:
         self.folder, self.temporary = folder, folder is None
         self.writing = asyncio.Lock()
         self.glossaries: dict[str, StoredGlossary] = {}
-        for path in folder.glob(f"*/{FACTS}") if folder is not None else ():
+        # folders whose names begin with a dot are glossaries that an earlier server did not complete
+        for path in folder.glob(f"[!.]*/{FACTS}") if folder is not None else ():
             try:
                 facts = json.loads(path.read_text(encoding="utf-8"))
                 counts = {tuple(pair.split("-")): int(count) for pair, count in facts.pop("counts").items()}
@@ -119,10 +120,6 @@ class GlossaryStore:
             (folder / FACTS).write_bytes(stored.facts)
         self.glossaries[stored.id] = stored
         return stored
-
-    def put(self, account: str, id: str, languages: Languages, terms: Terms, limit: int | None) -> StoredGlossary:
-        """Replaces a dictionary. With a `limit`, adds the terms to the dictionary instead, like `change`."""
-        return self.change(account, id, {languages: terms}, limit)
 
     def change(
         self,

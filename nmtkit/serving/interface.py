@@ -114,6 +114,9 @@ class Translated(TypedDict):
 
 class TranslatedFile(TypedDict):
     translatedFileUrl: Annotated[str, Field(description="address of the translated file, valid for ten minutes")]
+    warnings: NotRequired[
+        Annotated[list[str], Field(description="for example that the file names other languages than the request")]
+    ]
 
 
 class Language(TypedDict):

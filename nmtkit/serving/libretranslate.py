@@ -11,7 +11,7 @@ from nmtkit.serving import reading
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER
 from nmtkit.serving.content_translator import ContentTranslator
 from nmtkit.serving.fair_queue import BatchKey
-from nmtkit.serving.interface import DetectFields, Language, TranslateFields, TranslateFileFields
+from nmtkit.serving.interface import DetectFields, Language, TranslatedFile, TranslateFields, TranslateFileFields
 from nmtkit.serving.kept_files import KeptFiles
 from nmtkit.serving.reading import Content, PlainText, Refusal
 from nmtkit.text.languages import name_of
@@ -67,14 +67,19 @@ class LibreTranslate:
                 answer["alternativesAlignment"] = [[result["alignment"] for result in ranks[1:]] for ranks in results]
         if fields.quality:
             answer["quality"] = [result["quality"] for result in best]
-        return JSONResponse(answer if isinstance(fields.q, list) else only_elements(answer))
+        if isinstance(fields.q, str):  # the answer to a single text has no lists
+            return JSONResponse({name: values[0] for name, values in answer.items()})
+        return JSONResponse(answer)
 
     async def translate_file(self, request: Request, fields: TranslateFileFields) -> Response:
         file = await self.translator.read_file(fields.file, fields.source, fields.target)
         token = secrets.token_urlsafe(24)
-        data = await self.translator.translated_file(request.state.key, file, BatchKey())
+        data, warnings = await self.translator.translated_file(request.state.key, file, BatchKey())
         self.files.keep(token, file.extension, data)
-        return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
+        answer = TranslatedFile(translatedFileUrl=f"{self.base_url(request)}/download_file/{token}")
+        if warnings:
+            answer["warnings"] = warnings
+        return JSONResponse(answer, headers=NO_STORE)
 
     def base_url(self, request: Request) -> str:
         """Returns the public address of this server: --public-url, or else the scheme and the Host of the request."""
@@ -112,8 +117,3 @@ def download(extension: str, data: bytes) -> Response:
     }
     media_type = "text/plain; charset=utf-8" if extension == ".txt" else "application/octet-stream"
     return Response(data, media_type=media_type, headers=headers)
-
-
-def only_elements(answer: dict[str, list[Any]]) -> dict[str, Any]:
-    """Replaces each one-element list of an answer by its element."""
-    return {name: values[0] for name, values in answer.items()}

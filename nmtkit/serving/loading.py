@@ -12,8 +12,7 @@ from nmtkit.config.plugins import load_plugins
 from nmtkit.data.packed import Packed
 from nmtkit.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.jobs.distributed import rank_device
-from nmtkit.models import checkpoint
-from nmtkit.models.building import check_translation_models, directions_of, languages_of, tokenizer_of
+from nmtkit.models import building, checkpoint
 from nmtkit.serving.config import CPU_MAX_TOKENS, FORMALITY_TAGS, ModelPath, ServeJob
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.languages import described
@@ -106,11 +105,11 @@ def pairs_of(path: Path) -> list[Pair]:
     directions, and the trained pairs come first. Raises ValueError for a checkpoint that does not name its languages.
     """
     contents = checkpoint.load(path, mmap=True)
-    trained = directions_of(contents)
-    tokenizer = tokenizer_of(contents, path)
+    trained = building.directions_of(contents)
+    tokenizer = building.tokenizer_of(contents, path)
     if trained:
         sources, targets = (sorted({pair[side] for pair in trained}) for side in (0, 1))
-    elif (pair := languages_of(path)) is not None:
+    elif (pair := building.languages_of(path)) is not None:
         return [pair]
     elif tokenizer.languages and not tokenizer.has_target_languages_only:
         sources = targets = sorted(tokenizer.languages)
@@ -150,7 +149,9 @@ def load_models(job: ServeJob) -> tuple[ServedModels, Prepare]:
                     f"{'-'.join(pair)} has {len(paths)} models, which form an ensemble: {error}. To leave out a model, "
                     "name its other pairs: --path SOURCE-TARGET=FILE"
                 ) from error
-            check_translation_models(paths, loaded[paths].originals)
+            building.check_translation_models(paths, loaded[paths].originals)
+        for path in () if loaded[paths].tokenizer.languages else paths:
+            building.check_not_reversed(f"--path {'-'.join(pair)}=FILE:", path, pair)
         search = with_languages(base_search, loaded[paths].tokenizer, pair)
         models[pair] = ServedModel(loaded[paths], search, text_options(job, pair), terms)
         if new:

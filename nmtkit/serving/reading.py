@@ -6,7 +6,9 @@ A text, a web page or an uploaded document is split into lines. The translated l
 import asyncio
 import contextlib
 import json
+import logging
 import re
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -271,11 +273,44 @@ Content = PlainText | Document
 def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
     """Returns the translation of a text or a document. `lines` are the translations of its segments.
 
-    Only the translation of a plain text can have an alignment.
+    Only the translation of a plain text can have an alignment, and only the translation of a document has warnings.
     """
     if isinstance(content, PlainText):
         return content.rendered(lines)
-    return {"text": content.render([line["text"] for line in lines])}
+    text, warnings = with_warnings(content.render, [line["text"] for line in lines])
+    return {"text": text, "warnings": warnings}
+
+
+class _Collected(threading.local):
+    """The warnings that a thread collects. None: the log gets them."""
+
+    warnings: list[str] | None = None
+
+
+_collected = _Collected()
+
+
+def with_warnings(function: Callable[..., T], *arguments: Any) -> tuple[T, list[str]]:
+    """Returns the result of a function that reads or writes a document, and its warnings.
+
+    The log does not get the warnings, because the client has chosen the document and its languages.
+    """
+    warnings: list[str] = []
+    _collected.warnings = warnings
+    try:
+        return function(*arguments), warnings
+    finally:
+        _collected.warnings = None
+
+
+def _is_for_log(record: logging.LogRecord) -> bool:
+    if _collected.warnings is None or record.levelno != logging.WARNING:
+        return True
+    _collected.warnings.append(record.getMessage())
+    return False
+
+
+logging.getLogger("nmtkit").addFilter(_is_for_log)
 
 
 def without_markup(content: Content) -> str:
@@ -322,8 +357,8 @@ def content_of(extension: str, data: bytes, source: str, target: str) -> Content
     """
     format = format_of(f"file{extension}")
     try:
-        check_text(data, "the file")
         if format is None:
+            check_text(data, "the file")
             return PlainText(data.decode("utf-8-sig"))
         known = None if source.lower() == "auto" else source
         return read_document(data, format, "the file", ReadOptions(target, source_language=known))

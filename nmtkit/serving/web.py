@@ -4,6 +4,7 @@ import hashlib
 import json
 import shlex
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any
 
 from starlette.requests import Request
@@ -14,20 +15,16 @@ from nmtkit.serving.interface import EXAMPLE_URL, MULTIPART, Json
 
 TRANSLATOR = "translator.html"
 LANGUAGES = ("de", "es", "fr", "it", "ja", "pl", "zh")  # translations of the page; the page itself is in English
-STATIC_FILES = {
-    "style.css": "text/css",
-    "translator.css": "text/css",
-    "translator.js": "text/javascript",
-    "files.js": "text/javascript",
-    "page.js": "text/javascript",
-    "words.js": "text/javascript",
-    "client.js": "text/javascript",
-    "alternatives.js": "text/javascript",
-    "messages.js": "text/javascript",
-    "text.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-    **{f"messages.{code}.json": "application/json" for code in LANGUAGES},
-}
+SCRIPTS = ("translator", "files", "page", "words", "client", "alternatives", "messages", "text")
+STATIC_FILES = (
+    *("style.css", "translator.css", "icon.svg"),
+    *(f"{name}.js" for name in SCRIPTS),
+    *(f"messages.{code}.json" for code in LANGUAGES),
+)
+MEDIA_TYPES = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
 
 # Browsers run only scripts of this server, load nothing from other servers, and do not show these pages in frames.
 POLICY = (
@@ -38,7 +35,7 @@ POLICY = (
 
 def file(request: Request, name: str) -> Response:
     """Answers with a file of the pages, or with status 304 if the browser already has this file."""
-    return _response(request, asset(name).encode(), STATIC_FILES.get(name, "text/html"))
+    return _response(request, asset(name).encode(), MEDIA_TYPES[PurePath(name).suffix])
 
 
 def page(request: Request, html: str) -> Response:

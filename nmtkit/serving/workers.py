@@ -33,7 +33,7 @@ from nmtkit.jobs import openmp
 from nmtkit.jobs.processes import SocketChannel
 from nmtkit.models.layers.shape_padding import limit_product_caches
 from nmtkit.serving.config import WEBLATE_PLACEHOLDER, ModelFacts
-from nmtkit.serving.fair_queue import BatchKey, LineBatch, LineResult, Pair, TranslationError
+from nmtkit.serving.fair_queue import FAILED, BatchKey, LineBatch, LineResult, Pair, TranslationError
 from nmtkit.serving.loading import GUESS, Prepare, ServedModel, ServedModels, load_models
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.search.options import SearchOptions
@@ -42,8 +42,6 @@ from nmtkit.translation.steps import SegmentNode
 from nmtkit.translation.translator import Translator
 
 Inbox = queue.SimpleQueue[tuple[int, LineBatch] | None]  # numbers and batches; None at the end
-
-FAILED = "a line of this text cannot be translated"
 
 logger = logging.getLogger("nmtkit")
 

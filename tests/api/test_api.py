@@ -195,6 +195,7 @@ def test_int8_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
         ({"device": "nowhere"}, "--device nowhere"),
         ({"beam": 5}, "no setting 'beam'"),
         ({"plugins": ["missing.py"]}, r"plug-in missing\.py"),
+        ({"plugins": "missing.py"}, r"plug-in missing\.py"),
     ],
 )
 def test_a_wrong_setting_of_load_is_named(path: Path, options: dict[str, Any], message: str) -> None:
@@ -323,6 +324,15 @@ def test_a_wrong_setting_of_preprocess_is_named(changes: dict[str, Any], message
         nmtkit.preprocess(**settings)
 
 
+def test_settings_of_preprocess_that_are_off_need_and_exclude_nothing(tmp_path: Path) -> None:
+    """A setting with the value of its default was refused beside another setting, although its flag would be off."""
+    off = {"separate_vocab": False, "drop_overlap": False, "corpora": None, "source_language_token": None, "tag": ()}
+    with pytest.raises(OSError, match=r"x\.xx"):
+        nmtkit.preprocess(
+            source_lang="xx", target_lang="yy", trainpref="x", destdir=tmp_path, tokenizer_from="nowhere", **off
+        )
+
+
 def test_a_setting_that_is_missing_is_named() -> None:
     with pytest.raises(ValueError, match="--source-lang and --target-lang, or --corpora"):
         nmtkit.preprocess(source_lang="xx", trainpref="x", destdir="data")
@@ -336,6 +346,8 @@ def test_average_writes_the_mean_of_the_weights(path: Path, tmp_path: Path) -> N
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
     with pytest.raises(ValueError, match="is a folder"):
         nmtkit.average(tmp_path, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="best_checkpoint_metric does nothing"):
+        nmtkit.average([path, other], tmp_path / "x.pt", best_checkpoint_metric="bleu")
 
 
 def test_corpus_scores_are_those_of_sacrebleu() -> None:
@@ -350,6 +362,10 @@ def test_corpus_scores_are_those_of_sacrebleu() -> None:
     assert "case:lc" in nmtkit.score(hypotheses, reference, "bleu", lowercase=True)["bleu"].signature
     with pytest.raises(ValueError, match=r"did you mean 'lowercase'\?"):
         nmtkit.score(hypotheses, reference, "bleu", lower_case=True)
+    for setting in ({"tokenize": "char"}, {"languages": ["en", "de"]}, {"device": "cpu"}):
+        with pytest.raises(ValueError, match=f"--{next(iter(setting))} does nothing without --metric"):
+            nmtkit.score(hypotheses, reference, ["chrf", "ter"], **setting)
+    assert nmtkit.score(hypotheses, reference, ["ter"], lowercase=False, languages=[], device="auto")["ter"].value > 0
     with pytest.raises(ValueError, match="1 translations and 2 references"):
         nmtkit.score(hypotheses, [*reference, "x"])
 
@@ -467,12 +483,11 @@ def test_a_call_of_translate_does_not_read_the_types_of_settings_again(
 ) -> None:
     """Reading the annotations of all config classes takes 2 ms, longer than the search of a small model."""
     model.translate("the dog runs", beam=1)
-
-    def fail(cls: type) -> None:
-        raise AssertionError(f"the annotations of {cls.__name__} are read again")
-
-    monkeypatch.setattr(typing, "get_type_hints", fail)
+    read: list[type] = []
+    annotations = typing.get_type_hints
+    monkeypatch.setattr(typing, "get_type_hints", lambda cls: read.append(cls) or annotations(cls))
     model.translate("the dog runs", beam=1)
+    assert read == []
 
 
 @pytest.mark.parametrize("function", [pickle.dumps, copy.deepcopy])

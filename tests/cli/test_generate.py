@@ -389,6 +389,14 @@ def test_columns_without_effect_are_refused(folder, tmp_path, flags, message, mo
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
 
 
+def test_workers_are_refused_for_typed_text(folder, monkeypatch):
+    """The prompt translated each line in its own process, with a single thread."""
+    monkeypatch.setattr("nmtkit.cli.generate.is_typed", lambda *arguments: True)
+    result = run("--path", folder / "model.pt", "--workers", "2", text="")
+    assert result.exit_code == 2 and "--workers" in result.stderr and "typed text" in result.stderr
+    assert run("--path", folder / "model.pt", "--workers", "1", text="").exit_code == 0
+
+
 @pytest.mark.parametrize("flag", ["--prefix", "--reference"])
 def test_a_corpus_is_no_file_of_lines(folder, tmp_path, flag):
     """The lines of the corpus, with their source sides, were prefixes or references."""
@@ -396,3 +404,5 @@ def test_a_corpus_is_no_file_of_lines(folder, tmp_path, flag):
     more = ["--score-reference"] if flag == "--reference" else []
     result = run("--path", folder / "model.pt", *more, flag, tmp_path / "a.tsv", text="a\n")
     assert result.exit_code == 2 and f"{flag} {tmp_path / 'a.tsv'} is a corpus" in " ".join(result.stderr.split())
+    (tmp_path / "a.tsv").write_text("the cat\n")  # without a tab, the file has no columns
+    assert run("--path", folder / "model.pt", *more, flag, tmp_path / "a.tsv", text="a\n").exit_code == 0

@@ -58,8 +58,9 @@ for name in COMMANDS:
             main([name, *flags, "-h"], standalone_mode=False)
         except SystemExit as end:
             assert not end.code
-    assert not {"torch", "sacrebleu", "sentencepiece"} & set(sys.modules), name"""
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    print(name, {"torch", "sacrebleu", "sentencepiece"} & set(sys.modules), file=sys.stderr)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (0, [f"{name} set()" for name in COMMANDS])
 
 
 SHORT = [name for name in COMMANDS if command_of(name).common]

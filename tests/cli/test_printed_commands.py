@@ -161,6 +161,19 @@ def test_the_next_command_of_rerank(home: Path, monkeypatch: pytest.MonkeyPatch)
         assert first[0] != first[1]
 
 
+def test_the_next_command_of_rerank_begins_with_the_words_that_started_nmtkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command began with nmtkit, which `python -m nmtkit` need not find."""
+    monkeypatch.setenv(PROGRAM, "python3 -m nmtkit")
+    hypotheses = [{"text": text, "log_probability": -1.0, "pieces": ["▁" + text]} for text in ("eins", "zwei")]
+    (tmp_path / "nbest.jsonl").write_text(json.dumps({"source": "one", "hypotheses": hypotheses}) + "\n")
+    (tmp_path / "one.de").write_text("eins\n")
+    tuned = invoke("rerank", tmp_path / "nbest.jsonl", "--tune", tmp_path / "one.de", "--trials", 1)
+    (line,) = next_commands(tuned.stderr)
+    assert line.startswith("python3 -m nmtkit rerank ")
+
+
 @pytest.mark.parametrize(
     ("flags", "missing"),
     [

@@ -342,6 +342,20 @@ def test_the_target_side_of_a_corpus_is_the_reference(name, flags, tmp_path):
     assert nmtkit_score("--ref", tmp_path / name, *flags, stdin=system).stdout == expected.stdout
 
 
+def test_a_tsv_of_one_column_is_a_text(tmp_path):
+    """Translations in a .tsv were refused as a corpus, and references in a .tsv as a table with too few columns."""
+    lines = ["ein Hund läuft da .", "eine Katze schläft da ."]
+    plain, table = (write(tmp_path / name, lines) for name in ("plain", "one.tsv"))
+    reference = write(tmp_path / "ref", ["ein Hund läuft da .", "eine Katze schläft dort ."])
+    for ours, theirs in ((("--sys", table, "--ref", reference), plain), (("--ref", table, "--sys", reference), plain)):
+        result = nmtkit_score(*ours)
+        assert result.exit_code == 0, result.output
+        assert result.stdout == nmtkit_score(*(theirs if word == table else word for word in ours)).stdout
+    two = write(tmp_path / "two.tsv", ["a dog\tein Hund", "a cat\teine Katze"])
+    refused = nmtkit_score("--sys", two, "--ref", reference)
+    assert refused.exit_code == 2 and "two.tsv" in refused.stderr
+
+
 def test_the_languages_choose_a_side_of_a_corpus_of_several_languages(tmp_path):
     """`-t de` was refused with chrf, which needs no language itself."""
     texts = {"en": "a dog", "de": "ein Hund", "fr": "un chien"}

@@ -93,12 +93,14 @@ const tests = {
     assert.ok(client.pause(9, null, 0.99) < 40);
   },
   async "429 and a server that is gone are waited for, other errors are told"() {
-    const answers = [[429, { error: "later" }], null, [200, { ok: 1 }], [403, { error: "no key" }], [400, { error: "wrong" }]];
+    const answers = [[429, { error: "later" }], null, [200, { ok: 1 }], [403, { error: "no key" }], [400, { error: "wrong" }],
+      [429, { error: "the quota is exceeded: 5 characters per month" }, "86400"]];
     const told = [], pauses = [];
     globalThis.fetch = async () => {
+      if (!answers.length) throw Object.assign(new Error("no answer is left"), { name: "AbortError" });  // not asked again
       const next = answers.shift();
       if (!next) throw new TypeError("fetch failed");
-      return { ok: next[0] < 400, status: next[0], json: async () => next[1], headers: new Map([["Retry-After", "2"]]) };
+      return { ok: next[0] < 400, status: next[0], json: async () => next[1], headers: new Map([["Retry-After", next[2] ?? "2"]]) };
     };
     const options = { body: {}, waiting: reason => told.push(reason?.kind ?? "over"), again: async seconds => pauses.push(seconds) };
     assert.deepEqual(await client.ask("translate", options), { ok: 1 });
@@ -106,6 +108,8 @@ const tests = {
     assert.equal(pauses.length, 2);
     await assert.rejects(client.ask("translate", options), { kind: "key", message: "No key." });
     await assert.rejects(client.ask("translate", options), { kind: "refused", message: "Wrong." });
+    await assert.rejects(client.ask("translate", options), { kind: "refused", message: "The quota is exceeded: 5 characters per month." });
+    assert.equal(pauses.length, 2);
   },
   async "a sentence is asked for once, and no more when nobody wants it"() {
     const asked = [], arrived = [];

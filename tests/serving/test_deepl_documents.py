@@ -40,12 +40,12 @@ class Translator:
         self.threads, self.detector = self.door.threads, None
 
     async def read_file(self, *arguments: Any) -> UploadedFile:
-        return UploadedFile(".txt", PlainText("x" * 40), ("en", "de"))
+        return UploadedFile(".txt", PlainText("x" * 40), ("en", "de"), [])
 
-    async def translated_file(self, key: ApiKey, *arguments: Any) -> bytes:
+    async def translated_file(self, key: ApiKey, *arguments: Any) -> tuple[bytes, list[str]]:
         self.door.usage.count(key, characters=self.used)
         self.door.usage.count(key, characters=40)
-        return b"translation"
+        return b"translation", ["a warning"]
 
 
 def upload(translator: Translator) -> tuple[DeepL, Response]:
@@ -68,5 +68,7 @@ def test_a_translation_is_kept_under_the_key_of_the_document() -> None:
     assert deepl.files.get(document["document_id"]) is None
     fields, request = SimpleNamespace(document_key=document["document_key"]), Request({"type": "http"})
     request.scope["path_params"] = {"id": document["document_id"]}
+    status = json.loads(bytes(asyncio.run(deepl.status(request, fields)).body))  # type: ignore[arg-type]
+    assert (status["status"], status["warnings"]) == ("done", ["a warning"])
     assert asyncio.run(deepl.result(request, fields)).body == b"translation"  # type: ignore[arg-type]
     assert deepl.files.get(document["document_key"]) is None  # a document is fetched once

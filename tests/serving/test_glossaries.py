@@ -26,7 +26,7 @@ def created(store: GlossaryStore, account: str = "a") -> StoredGlossary:
 def test_glossaries_outlive_the_server_in_the_format_of_the_flag(tmp_path: Path) -> None:
     store = GlossaryStore(tmp_path)
     stored = created(store)
-    store.put("a", stored.id, OTHER, {"dog": "chien"}, None)
+    store.change("a", stored.id, {OTHER: {"dog": "chien"}}, None)
     store.change("a", stored.id, {}, None, "new, “näme”")
     store.close()
     again = GlossaryStore(tmp_path).get("a", stored.id)
@@ -58,7 +58,7 @@ def test_additions_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     async def add() -> GlossaryStore:
         store = GlossaryStore(tmp_path)
         stored = created(store)
-        changes = [store.write(store.put, "a", stored.id, PAIR, {f"term{i}": "x"}, 1000) for i in range(20)]
+        changes = [store.write(store.change, "a", stored.id, {PAIR: {f"term{i}": "x"}}, 1000) for i in range(20)]
         await asyncio.gather(*changes, store.write(store.change, "a", stored.id, {}, None, "renamed"))
         return store
 
@@ -82,9 +82,9 @@ def test_a_change_that_is_refused_changes_no_dictionary(tmp_path: Path) -> None:
 def test_additions_are_bounded_together(tmp_path: Path) -> None:
     store = GlossaryStore(tmp_path)
     stored = created(store)
-    store.put("a", stored.id, PAIR, {"x": "y" * 60}, 100)
+    store.change("a", stored.id, {PAIR: {"x": "y" * 60}}, 100)
     with pytest.raises(Refusal) as error:
-        store.put("a", stored.id, PAIR, {"z": "y" * 60}, 100)
+        store.change("a", stored.id, {PAIR: {"z": "y" * 60}}, 100)
     assert error.value.status == 413 and "100" in error.value.message
     assert store.get("a", stored.id).counts[PAIR] == 3
 
@@ -113,6 +113,13 @@ def test_a_damaged_file_is_an_error_that_names_the_file(tmp_path: Path, text: st
 def test_a_deletion_that_was_interrupted_leaves_no_glossary(tmp_path: Path) -> None:
     stored = created(GlossaryStore(tmp_path))
     (tmp_path / stored.id / glossaries.FACTS).unlink()
+    assert GlossaryStore(tmp_path).glossaries == {}
+
+
+def test_a_creation_that_was_interrupted_leaves_no_glossary(tmp_path: Path) -> None:
+    """The server did not start again, because it read the unfinished folder as a damaged glossary."""
+    stored = created(GlossaryStore(tmp_path))
+    (tmp_path / stored.id).rename(tmp_path / f".{stored.id}.abcd")
     assert GlossaryStore(tmp_path).glossaries == {}
 
 

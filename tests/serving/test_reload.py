@@ -169,6 +169,39 @@ def test_a_reload_after_the_compilation_that_fails_is_not_repeated(
     assert calls == [fault]
 
 
+def test_a_new_model_of_the_hub_is_opened_in_a_thread_and_may_fail_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests waited for the download. Without the extra of the Hub, the server no longer watched its files."""
+    threads: list[threading.Thread] = []
+    failures: list[Exception] = []
+
+    def checkpoint_of(path: Path) -> Path:
+        threads.append(threading.current_thread())
+        raise ImportError(f"{path}: install nmtkit[hub]")
+
+    monkeypatch.setattr("nmtkit.serving.config.checkpoint_of", checkpoint_of)
+    (listed := tmp_path / "models.txt").write_text("en-de=hf:org/ours\n")
+    service = SimpleNamespace(pool=SimpleNamespace(models=None, failed_reload=failures.append))
+    job = ServeJob(
+        config=ServeConfig(models=listed), paths=[], plugins=[], search=SearchOptions(), devices=DeviceOptions(),
+        translator=TranslatorOptions(), text=TextOptions(), processors={},
+    )  # fmt: skip
+
+    async def run() -> None:
+        requested = asyncio.Event()
+        watching = asyncio.create_task(file_watcher.FileWatcher(job, service, requested).run())  # type: ignore[arg-type]
+        for count in (1, 2):
+            requested.set()
+            while len(failures) < count and not watching.done():
+                await asyncio.sleep(0.001)
+        watching.cancel()
+
+    asyncio.run(run())
+    assert ["hub" in str(error) for error in failures] == [True, True]
+    assert len(threads) == 2 and threading.main_thread() not in threads
+
+
 def test_lines_wait_for_a_worker_with_the_models_of_their_request() -> None:
     loop = asyncio.new_event_loop()
     queue = FairQueue(100)

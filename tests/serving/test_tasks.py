@@ -329,6 +329,19 @@ def test_a_model_that_is_given_twice_for_a_pair_is_no_ensemble(tmp_path):
     assert len(models[PAIR].translator.models) == 1
 
 
+def test_a_model_of_the_opposite_direction_is_refused(path, tmp_path):
+    """The server translated the sources as if they were in the language of the translations."""
+    contents = checkpoint.load(path)
+    reversed_model = tmp_path / "en-de.pt"
+    checkpoint_file.save(reversed_model, contents | {"run": {"languages": ["en", "de"]}})
+    with pytest.raises(ValueError, match=r"--path de-en=.*en-de\.pt .* en into de"):
+        load_models(job((("de", "en"), reversed_model)))
+    assert list(load_models(job((("en_US", "de"), reversed_model)))[0]) == [("en_US", "de")]
+    many = save_transformer(tmp_path / "many.pt", languages=("de", "en"))
+    checkpoint_file.save(many, checkpoint.load(many) | {"run": {"languages": ["de", "en"]}})
+    assert list(load_models(job((PAIR, many)))[0]) == [PAIR]
+
+
 def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
     pytest.importorskip("safetensors")
     checkpoint_file.save(tmp_path / "m2m.pt", huggingface.load(IMPORTED / "m2m_100"))

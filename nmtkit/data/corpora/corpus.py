@@ -89,6 +89,15 @@ def format_of(path: Path) -> str | None:
     return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
+def holds_pairs(path: Path) -> bool:
+    """Returns whether a file holds source and target text. A .tsv without a tab is a file of plain lines."""
+    format = format_of(path)
+    if format != "tsv" or not path.is_file():  # a pipe cannot be read twice
+        return format is not None
+    with open_bytes(path) as file:
+        return any(b"\t" in line for line in file)
+
+
 def locate(
     name: str, source_lang: str | None, target_lang: str | None, columns: ColumnNames | None = None
 ) -> Corpus:  # fmt: skip
