@@ -1,5 +1,6 @@
 """`nmtkit compare`: compares runs in a table or on an HTML page, and the sentences of two systems on an HTML page."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,8 +147,15 @@ def command(runs: tuple[Path, ...], systems: tuple[Path, ...], references: tuple
 
 
 command.params += flags(CompareConfig)
-# flags of `nmtkit score`, with the same help texts
-command.params += [each for each in score.command.params if {*each.opts} & {"--sys", *SHARED}]
+# flags of `nmtkit score`, with the same help texts but without the defaults that are different here
+DEFAULTS = {"metric": f"{','.join(METRICS)}; with --base {','.join(METRICS_OF_ROWS)}"}
+for each in score.command.params:
+    if {*each.opts} & {"--sys", *SHARED}:
+        shared = copy.copy(each)
+        assert isinstance(shared, click.Option) and shared.help is not None
+        shared.show_default = DEFAULTS.get(str(shared.name), shared.show_default)
+        shared.help = shared.help.partition("  [default:")[0]
+        command.params.append(shared)
 
 
 def show_rows(runs: "Sequence[RunSummary]", rows: "Sequence[RunSummary]", config: RowsConfig) -> None:

@@ -142,8 +142,8 @@ def command(
     nmtkit generate --path averaged.pt --input mono.de --output-dir shards
 
     On a GPU, beam search and greedy search with a Transformer run as CUDA graphs over slots, and the slot of a finished
-    sentence takes the next sentence. Other models, sampling, avoided phrases, prefixes, diverse groups and
-    --no-repeat-ngram run batch by batch.
+    sentence takes the next sentence. Other models, sampling, avoided phrases, prefixes, diverse groups, logits
+    processors, --unkpen and --no-repeat-ngram run batch by batch.
     """
     generate(parsed_job(data, paths, inputs, plugins, flags))
 

@@ -114,7 +114,8 @@ class GenerateConfig(Config):
 class GenerateJob:
     """A parsed and checked command: the settings, the checkpoints, and the text to translate.
 
-    The text is the subset of `data`, `document`, the lines of `files`, or else standard input.
+    The text comes from one of four sources: a subset of `data`, the `document`, the lines of `files`, or else standard
+    input.
     """
 
     data: Path | None
@@ -181,8 +182,8 @@ def check_combination(
 def check_reports(config: GenerateConfig, files: Sequence[Path], others: Sequence[Path | None]) -> None:
     """Raises ValueError if an output would overwrite an input: one of `files` (--input) or of `others`.
 
-    Also raises ValueError for a corpus as a file of lines. --output may replace a file of --input, because the file is
-    written when the translation is complete.
+    Also raises ValueError if --prefix or --reference is a corpus. --output may replace a file of --input, because the
+    output is written when the translation is complete.
     """
     for flag, path in {"--prefix": config.prefix, "--reference": config.reference}.items():
         if path is not None and holds_pairs(path):

@@ -25,8 +25,8 @@ def tidied(text: str) -> str:
 
     Click adds these ranges to the help of numbers.
 
-    The first letter becomes a capital letter if the first word has only small letters and a space follows. So the names
-    of `bleu, chrf` and `sacreBLEU tokenizer` stay as they are.
+    The first letter becomes a capital letter if the first word has only small letters and a space follows. So help
+    texts that begin with a name, such as `bleu, chrf` or `sacreBLEU tokenizer`, stay as they are.
     """
     text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
     words, bracket, default = text.partition("  [")

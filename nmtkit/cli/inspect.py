@@ -46,7 +46,7 @@ def command(path: Path, everything: bool, verify: bool, format: str) -> None:
     from nmtkit.experiments.inspection import config_of, inspect
 
     if everything and format != "text":
-        raise ValueError(f"--all does nothing with --format {format}, which always has all facts")
+        raise ValueError(f"--all needs --format text; the output of --format {format} is always complete")
     if format == "toml":
         if verify:
             raise ValueError(

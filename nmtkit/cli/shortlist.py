@@ -41,7 +41,7 @@ class ShortlistConfig(Config):
         f"number of most frequent target pieces, which are in the list of every sentence; default: {DEFAULT}",
         min=0, max=10_000_000,
     )  # fmt: skip
-    subset: str = option("valid", "subset of DATA whose references show the coverage", metavar="NAME")
+    subset: str = option("valid", "subset of DATA, whose references measure the coverage of the list", metavar="NAME")
     lexicon: Path | None = option(
         None,
         "read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one",
@@ -68,7 +68,8 @@ class ShortlistConfig(Config):
 @click.argument("data", required=False, type=INPUT)
 def command(data: Path | None, **settings: Any) -> None:
     """Learn from the training pairs of DATA which target pieces each source piece may become, and add them to a
-    checkpoint. With --shortlist, generate and serve search only these pieces, which is faster on a CPU.
+    checkpoint. With --shortlist, the commands generate and serve search only these pieces, which is faster on a
+    CPU.
 
     \b
     nmtkit shortlist data-bin --path averaged.pt
@@ -85,7 +86,7 @@ def command(data: Path | None, **settings: Any) -> None:
         raise ValueError("--vocab needs --lexicon; give one vocabulary, or one for each side")
     if path != settings["path"] and output is None:
         raise ValueError(
-            f"give --output FILE, because {settings['path']} is a run or a model of the Hub, which keeps its checkpoint"
+            f"give --output FILE: {settings['path']} is a run or a model of the Hub, whose checkpoint is not replaced"
         )
     check_outputs({"--write-lexicon": config.write_lexicon}, [path, lexicon, output])
     check_outputs({"--output": output}, [lexicon, *config.vocab])

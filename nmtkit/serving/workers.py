@@ -4,12 +4,11 @@ On a CPU, the process forks the workers. Workers share the weights in memory, an
 The process has one thread, unlike the server, so that it can fork at any time. A worker ends when the server closes its
 channel, or when the server itself ends. On a GPU, and on systems that cannot fork, the process is the only worker.
 
-A worker of a CPU translates batch by batch. Large requests have workers with a low priority, so that the operating
-system interrupts these workers whenever small requests arrive. A very long line does not block such a worker:
-the pipeline splits the line into many segments, which are decoded in batches of at most `max_tokens`. After each batch,
-the worker translates a batch of shorter lines that has arrived meanwhile. All segments stay in one process, because
-markup, word links and quality of the line depend on all segments. On a GPU, the lines of several batches are in the
-search at the same time.
+A worker of a CPU translates batch by batch. Large requests go to workers with a low priority, which the operating
+system interrupts whenever small requests arrive. A very long line does not block a worker: the pipeline splits the line
+into many segments, which are decoded in batches of at most `max_tokens`. After each batch, the worker translates a
+batch of shorter lines that has arrived meanwhile. All segments stay in one process, because markup, word links and
+quality of the line depend on all segments. On a GPU, the lines of several batches are in the search at the same time.
 """
 
 import contextlib
@@ -192,7 +191,7 @@ def translate(model: ServedModel, batch: LineBatch, between_parts: Callable[[], 
         batch, loops = through_pivot(model.first, batch, between_parts)
     translator = model.translator
     pipeline = pipeline_of(model, batch.key)
-    # PyTorch, not CTranslate2, searches for alternatives. On a GPU, the slots are busy with other batches.
+    # CTranslate2 does not find alternatives, and the slots of a GPU are busy with other batches
     separate = batch.key.alternatives or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_parts)
@@ -209,7 +208,7 @@ def through_pivot(
 ) -> tuple[LineBatch, set[int]]:
     """Returns the batch with its texts in the pivot language, and the indices of the lines that were decoded again.
 
-    The returned batch has no word links, because they would refer to the pivot text, not to the original text.
+    The returned batch asks for no word links, because these would refer to the pivot text, not to the original text.
     """
     key = dataclasses.replace(batch.key, alternatives=0, alignment=False, quality=False, tag=None)
     lines = translate(first, LineBatch(key, batch.texts), between_parts)
@@ -270,7 +269,10 @@ def with_pauses(decoder: BatchDecoder, between_parts: Callable[[], None]) -> Bat
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
-    """Returns a decoder that searches one batch after another, while other tasks are in the slots."""
+    """Returns a decoder that translates one batch after another.
+
+    On a GPU, other batches may be in the slots of the search at the same time.
+    """
     return lambda batches: ((number, translator.decode(batch, options)) for number, batch in enumerate(batches))
 
 
