@@ -34,18 +34,21 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
     """Shares the files of `builders.built_once` between workers, as the documentation of pytest-xdist describes."""
     import builders
 
     base = tmp_path_factory.getbasetemp()
-    builders.shared_folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-once"
+    # A test may run pytest in a child process, which inherits the variables of pytest-xdist, but is no worker.
+    builders.shared_folder = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "built-once"
 
 
 @pytest.fixture(autouse=True)
 def heard() -> None:
     """Undoes the effects of an earlier command on this process: log records go to caplog, and programs start anew."""
-    logging.getLogger("nmtkit").propagate = True
+    logger = logging.getLogger("nmtkit")
+    logger.propagate, logger.handlers = True, []
+    logger.setLevel(logging.NOTSET)
     os.environ.pop("NMTKIT_PROGRAM", None)
 
 

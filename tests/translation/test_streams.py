@@ -81,7 +81,7 @@ def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedP
     ) as process:
         os.close(theirs)
         os.write(ours, text + b"\x04")
-        out, talk = process.communicate(timeout=60)
+        out, talk = process.communicate(timeout=600)
         os.close(ours)
     return subprocess.CompletedProcess(flags, process.returncode, out, talk)
 
