@@ -33,22 +33,32 @@ JSON = "Content-Type: application/json\r\n"
 EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hostile")
+def hostile(folder, *more):
     model = save_transformer(folder / "model.pt")
     (folder / "keys").write_text("secret-key\n")
     # outputs of random weights never end: a line takes as long as --max-len-b lets it
-    limits = ["--timeout", "2", "--max-len-b", "10000", "--char-limit", "200000", "--beam", "1"]
+    limits = ["--max-len-b", "10000", "--char-limit", "200000", "--beam", "1", *more]
     flags = ["--workers", "1", "--protect-spans", "--path", f"en-de={model}", "--api-keys", str(folder / "keys")]
-    with serving(folder, *flags, *limits) as server:
+    return serving(folder, *flags, *limits)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with hostile(tmp_path_factory.mktemp("hostile")) as server:
         yield server
 
 
-def exchange(server, data, answers=1):
-    """Returns all that the server answers to `data`, and waits for so many whole answers or the end of the connection.
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory):
+    """A server that ends requests after five seconds, in which a busy machine may not answer other requests either."""
+    with hostile(tmp_path_factory.mktemp("impatient"), "--timeout", "5") as server:
+        yield server
 
-    Then waits a moment for answers that should not come, unless the server has announced the end of the connection.
+
+def exchange(server, data, answers=1, alone=False):
+    """Returns so many whole answers to `data`, and all that comes before the end of a connection that the server ends.
+
+    With `alone`, waits a moment for further answers, which should not come.
     """
     with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(data)
@@ -57,6 +67,8 @@ def exchange(server, data, answers=1):
             while part := connection.recv(65536):
                 found += part
                 if are_whole(found, answers) and b"close" not in found.lower():
+                    if not alone:
+                        break
                     connection.settimeout(0.5)
         except ConnectionError:
             pass
@@ -112,7 +124,7 @@ SMUGGLED = b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n"
     ],
 )
 def test_a_request_whose_length_is_doubtful_ends_its_connection(server, request_):
-    found = statuses(exchange(server, request_))
+    found = statuses(exchange(server, request_, alone=True))
     assert found in ([400], [501]), found
 
 
@@ -187,14 +199,21 @@ def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server
 def test_no_text_holds_up_other_clients(server, path, body):
     """Each of these texts once kept the server from all other clients for 4 to 12 seconds of CPU time."""
     fields = {"source": "en", "target": "de", "source_lang": "EN", "target_lang": "DE", **body}
+
+    def status():
+        try:
+            return server.ask(path, fields, {"Authorization": "Bearer secret-key"}, timeout=3)[0]
+        except TimeoutError:  # the text is being translated without an end
+            return 504
+
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(server.ask, path, fields, {"Authorization": "Bearer secret-key"})
+        answer = threads.submit(status)
         longest = 0.0
         while not answer.done():
             start = server.cpu_seconds()
             assert server.ask("/health")[0] == 200
             longest = max(longest, server.cpu_seconds() - start)
-    assert answer.result()[0] in (200, 400, 413, 504)
+    assert answer.result() in (200, 400, 413, 504)
     assert longest < 2
 
 
@@ -340,8 +359,10 @@ def test_no_host_of_a_client_gets_into_a_link(server):
     assert statuses(found) == [200] and b"evil" not in found and b"gopher" not in found
 
 
-def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(server):
-    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(50)]
+@pytest.mark.slow
+def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(impatient):
+    server = impatient
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=300) for _ in range(50)]
     for connection in slow:
         connection.sendall(head(JSON.strip(), "Content-Length: 1000") + b'{"q"')
     assert server.ask("/health")[0] == 200
@@ -365,7 +386,8 @@ def test_a_head_that_dawdles_is_ended(server):
 
 
 @pytest.mark.slow
-def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(server):
+def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(impatient):
+    server = impatient
     request = {"source": "en", "target": "de", "api_key": "secret-key"}
     said = "whose clients have disconnected"
     ended, deaths = server.log.read_text().count(said), server.metric("nmtkit_worker_deaths_total")
@@ -387,7 +409,6 @@ def test_nothing_of_a_request_is_in_the_log(server):
     exchange(server, f"GET /{marker} HTTP/1.1\r\n{marker}\r\n\r\n".encode())
     log = server.log.read_text()
     assert marker not in log and "secret-key" not in log and "forged" not in log and "Traceback" not in log
-    assert all(json.dumps(line) for line in log.splitlines())
 
 
 @pytest.mark.parametrize("path", ["/translate", "/detect"])

@@ -41,7 +41,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(model):
-    limits = ["--char-limit", "20000", "--batch-limit", "100", "--timeout", "20", "--max-len-b", "5"]
+    limits = ["--char-limit", "20000", "--batch-limit", "100", "--max-len-b", "5"]
     with serving(model.parent, "--path", f"en-de={model}", "--workers", "2", *limits) as server:
         yield server
 
@@ -439,6 +439,7 @@ def test_sighup_loads_a_changed_model_and_sigterm_finishes_what_is_running(tmp_p
 def test_keys_cors_and_a_full_queue(tmp_path, model):
     (tmp_path / "keys").write_text("# of the team\nsecret\n")
     flags = ["--api-keys", str(tmp_path / "keys"), "--cors-origin", "https://a.org", "--max-queue", "10"]
+    flags += ["--timeout", "600", "--max-len-a", "0", "--max-len-b", "40"]
     with serving(tmp_path, "--path", f"en-de={model}", "--workers", "1", *flags) as server:
         request = {"q": LINES[0], "source": "en", "target": "de"}
         assert [server.ask("/translate", request | {"api_key": key})[0] for key in ("", "wrong", "secret")] == [

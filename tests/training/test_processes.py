@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from nmtkit.jobs import distributed
-from nmtkit.jobs.distributed import free_port, launch
+from nmtkit.jobs.distributed import launch, reserved_port
 from nmtkit.models import checkpoint
 
 FLAGS = shlex.split("""
@@ -102,17 +104,29 @@ def test_a_rank_that_raises_ends_all_with_its_message(
 @pytest.mark.slow
 def test_a_save_folder_that_the_processes_do_not_share_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     ranks = []
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "nmtkit", *train_flags(mirror_data, Path("checkpoints"))]
-        options = {"cwd": tmp_path / str(rank), "env": os.environ | place | master, "stderr": subprocess.PIPE}
-        ranks.append(subprocess.Popen(command, **options))
-    said = [rank.communicate()[1].decode() for rank in ranks]
+    with reserved_port() as reservation:
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reservation.getsockname()[1]), "WORLD_SIZE": "2"}
+        for rank in range(2):
+            (tmp_path / str(rank)).mkdir()
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-m", "nmtkit", *train_flags(mirror_data, Path("checkpoints"))]
+            options = {"cwd": tmp_path / str(rank), "env": os.environ | place | master, "stderr": subprocess.PIPE}
+            ranks.append(subprocess.Popen(command, **options))
+        said = [rank.communicate()[1].decode() for rank in ranks]
     assert all(rank.returncode for rank in ranks)
     assert re.search(r"--save-dir \S*/1/checkpoints .*/0/checkpoints", said[0])
     assert not any((tmp_path / str(rank) / "checkpoints" / "config.toml").exists() for rank in range(2))
+
+
+def test_a_reserved_port_is_free_for_the_store_of_a_group_alone() -> None:
+    with reserved_port() as reservation:
+        port = reservation.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        client.set("name", "value")
+        assert store.get("name") == b"value"
 
 
 HANGING = """
@@ -448,7 +462,8 @@ class Failing(Metric):
 """
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_validation_that_fails_on_one_rank_leaves_a_checkpoint(
     mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], parallel: str
 ) -> None:
