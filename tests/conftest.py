@@ -6,6 +6,7 @@ Fixtures import torch themselves, because the process that starts the workers of
 import gc
 import logging
 import os
+import sys
 
 # Before torch is imported: with pytest-xdist each core runs one process, so one thread is enough.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -43,13 +44,30 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest
     builders.shared_folder = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "built-once"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_seeds() -> Iterator[None]:
+    """Makes torch.manual_seed quicker on a machine without GPU, where each call stores a stack trace for later."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.xpu):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def heard() -> None:
-    """Undoes the effects of an earlier command on this process: log records go to caplog, and programs start anew."""
+    """Undoes the effects of earlier tests on this process.
+
+    Log records go to caplog, programs start anew, and random numbers do not depend on the tests that ran before.
+    """
     logger = logging.getLogger("nmtkit")
     logger.propagate, logger.handlers = True, []
     logger.setLevel(logging.NOTSET)
     os.environ.pop("NMTKIT_PROGRAM", None)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(1)
 
 
 @pytest.fixture(autouse=True)
