@@ -6,6 +6,7 @@ Fixtures import torch themselves, because the process that starts the workers of
 import gc
 import logging
 import os
+import sys
 
 # Before torch is imported: with pytest-xdist each core runs one process, so one thread is enough.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -34,19 +35,39 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
     """Shares the files of `builders.built_once` between workers, as the documentation of pytest-xdist describes."""
     import builders
 
     base = tmp_path_factory.getbasetemp()
-    builders.shared_folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built-once"
+    # A test may run pytest in a child process, which inherits the variables of pytest-xdist, but is no worker.
+    builders.shared_folder = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "built-once"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_seeds() -> Iterator[None]:
+    """Makes torch.manual_seed quicker on a machine without GPU, where each call stores a stack trace for later."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.xpu):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def heard() -> None:
-    """Undoes the effects of an earlier command on this process: log records go to caplog, and programs start anew."""
-    logging.getLogger("nmtkit").propagate = True
+    """Undoes the effects of earlier tests on this process.
+
+    Log records go to caplog, programs start anew, and random numbers do not depend on the tests that ran before.
+    """
+    logger = logging.getLogger("nmtkit")
+    logger.propagate, logger.handlers = True, []
+    logger.setLevel(logging.NOTSET)
     os.environ.pop("NMTKIT_PROGRAM", None)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(1)
 
 
 @pytest.fixture(autouse=True)

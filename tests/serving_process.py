@@ -26,13 +26,18 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def ask(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
-        """Returns the status and the JSON of an answer; `body` is sent as JSON unless it is bytes."""
+    def ask(
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 300.0
+    ) -> tuple[int, Any]:
+        """Returns the status and the JSON of an answer; `body` is sent as JSON unless it is bytes.
+
+        Raises TimeoutError if the server has sent nothing for `timeout` seconds.
+        """
         kinds = {"Content-Type": "application/json"} if body is not None and not isinstance(body, bytes) else {}
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {**kinds, **(headers or {})})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())

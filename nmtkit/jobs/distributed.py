@@ -361,10 +361,13 @@ _watchdog: Watchdog | None = None
 # --- launching ------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """Returns a socket that keeps a free port from other programs until it is closed. The store of a group can listen
+    at this port, because both set SO_REUSEADDR."""
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    return reservation
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
@@ -375,8 +378,9 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     ranks 30 seconds after a signal, perhaps before a checkpoint is saved, and it raises an exception instead of
     returning the exit code of a rank.
     """
+    reservation = reserved_port()
     group = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reservation.getsockname()[1])}
     children = []
     for index in map(str, range(processes)):
         environment = os.environ | group | {"RANK": index, "LOCAL_RANK": index}
@@ -395,6 +399,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         for child in children:
             child.kill()
             child.wait()
+        reservation.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

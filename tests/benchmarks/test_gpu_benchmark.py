@@ -40,10 +40,11 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_others(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     names = ["broken", "endless", "wrong", "fine"]
-    monkeypatch.setattr(gpu, "PARTS", {name: ("trial", name, 0.1) for name in names})
+    parts = {name: ("trial", name, 0.2 if name == "endless" else 10.0) for name in names}  # minutes
+    monkeypatch.setattr(gpu, "PARTS", parts)
     output = tmp_path / "report.json"
     for runs in (1, 2):  # a second run is added to the first
-        assert gpu.run_all(names, "cuda", 1.0, output) == 3
+        assert gpu.run_all(names, "cuda", 60.0, output) == 3
         report = json.loads(output.read_text())["runs"]
         assert len(report) == runs
     parts = report[-1]["parts"]

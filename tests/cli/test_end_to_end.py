@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from nmtkit.cli import main
 from nmtkit.demo.run import read_corpus, write_corpus
 
+pytestmark = pytest.mark.slow  # each command is a process
 TRAIN = (
     "nmtkit train data-bin --arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --d-model 32 --d-ff 64 "
     "--batch-tokens 800 --lr 0.01 --warmup-updates 10 --max-update 24 --save-interval-updates 8 --metrics none "
@@ -63,7 +64,6 @@ def test_generate_pipes_into_score(home: Path) -> None:
     assert (home / "test.de").read_bytes().count(b"\n") == 31
 
 
-@pytest.mark.slow
 def test_raw_text_from_standard_input_gives_the_same_lines_as_the_dataset(home: Path) -> None:
     flags = "--path averaged.pt --beam 2 --max-len-b 3"
     from_data = shell(f"nmtkit generate data-bin --gen-subset test {flags}", home)
@@ -72,7 +72,6 @@ def test_raw_text_from_standard_input_gives_the_same_lines_as_the_dataset(home: 
     assert from_text.stdout.count("\n") == 31
 
 
-@pytest.mark.slow
 def test_what_is_piped_has_no_control_characters(home: Path) -> None:
     for line in ("nmtkit inspect averaged.pt", "nmtkit inspect data-bin", "nmtkit --help", "nmtkit train --help"):
         result = shell(line, home)
@@ -82,7 +81,6 @@ def test_what_is_piped_has_no_control_characters(home: Path) -> None:
     assert "\x1b" not in log.stderr and "\r" not in log.stderr and log.stdout == ""
 
 
-@pytest.mark.slow
 def test_inspect_names_the_command_that_goes_on(home: Path) -> None:
     described = json.loads(shell("nmtkit inspect checkpoints/last.pt --format json", home).stdout)
     resumed = shell(described["commands"]["resume"], home)

@@ -132,7 +132,7 @@ def test_a_mistake_in_a_worker_is_shown_with_its_line(mirror_data: Path, tmp_pat
     rest = ["generate", "--path", str(tmp_path / "run/last.pt"), "--plugin", str(path), "--workers", "2"]
     result = subprocess.run(
         [sys.executable, "-m", "nmtkit", *rest],
-        env=os.environ | {"LATE_FAILS": "1"}, input="bado kelu\nmiro\n", capture_output=True, text=True, timeout=120,
+        env=os.environ | {"LATE_FAILS": "1"}, input="bado kelu\nmiro\n", capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert result.returncode == 2, result.stderr
     assert place in result.stderr and "AssertionError: not today" in result.stderr

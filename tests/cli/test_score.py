@@ -24,10 +24,49 @@ def nmtkit_score(*arguments, stdin=None):
     return CliRunner().invoke(main, ["score", *map(str, arguments)], input=stdin)
 
 
-def sacrebleu_command(*arguments):
-    command = [sys.executable, "-m", "sacrebleu", *map(str, arguments)]
-    environment = {**os.environ, "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout
+# A process that imports sacreBLEU once, and runs each command in a fork.
+SACREBLEU = """
+import json, os, sys, traceback
+from sacrebleu.sacrebleu import main
+for line in sys.stdin:
+    words, output = json.loads(line)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.dup2(os.open(output, os.O_WRONLY), 1)
+            sys.argv[1:] = words
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def sacrebleu_command(tmp_path_factory):
+    """Returns a function that returns the output of sacreBLEU's own command."""
+    output = tmp_path_factory.mktemp("sacrebleu") / "output"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SACREBLEU], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )  # fmt: skip
+
+    def run(*arguments):
+        output.write_text("")
+        process.stdin.write(json.dumps([list(map(str, arguments)), str(output)]) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "0\n"
+        return output.read_text()
+
+    with process:
+        yield run
+        process.stdin.close()
 
 
 def generated_text(generator, lines):
@@ -77,7 +116,7 @@ CORPUS_CASES = [
 
 
 @pytest.mark.parametrize(("seed", "case"), list(enumerate(CORPUS_CASES)))
-def test_corpus_scores_equal_the_sacrebleu_command(seed, case, tmp_path):
+def test_corpus_scores_equal_the_sacrebleu_command(seed, case, tmp_path, sacrebleu_command):
     count, ours, theirs = case
     generator = random.Random(seed)
     text = generated_text(generator, 25)
@@ -103,7 +142,7 @@ def test_corpus_scores_equal_the_sacrebleu_command(seed, case, tmp_path):
 
 
 @pytest.mark.parametrize("metric", ["bleu", "chrf", "ter"])
-def test_sentence_scores_equal_the_sacrebleu_command(metric, tmp_path):
+def test_sentence_scores_equal_the_sacrebleu_command(metric, tmp_path, sacrebleu_command):
     generator = random.Random(metric)
     text = generated_text(generator, 20)
     reference, system = write(tmp_path / "ref", text), write(tmp_path / "sys", garbled(generator, text, 0.5))
@@ -125,7 +164,7 @@ def test_sentence_scores_equal_the_sacrebleu_command(metric, tmp_path):
         (["--metric", "bleu,chrf++,ter"], ["--paired-bs", "--chrf-word-order", 2]),
     ],
 )
-def test_comparisons_equal_the_sacrebleu_command(ours, theirs, tmp_path, monkeypatch):
+def test_comparisons_equal_the_sacrebleu_command(ours, theirs, tmp_path, monkeypatch, sacrebleu_command):
     monkeypatch.chdir(tmp_path)
     generator = random.Random(3)
     text = generated_text(generator, 30)
@@ -133,10 +172,15 @@ def test_comparisons_equal_the_sacrebleu_command(ours, theirs, tmp_path, monkeyp
     systems = {"sys0": 0.5, "sys1": 0.4, "sys2": 0.1}
     for name, rate in systems.items():
         write(tmp_path / name, garbled(generator, text, rate))
-    output = sacrebleu_command("ref", "-i", *systems, "-m", "bleu", "chrf", "ter", "-f", "latex", "-w", 3, *theirs)
+    paths = [tmp_path / name for name in systems]
+    output = sacrebleu_command(
+        tmp_path / "ref", "-i", *paths, "-m", "bleu", "chrf", "ter", "-f", "latex", "-w", 3, *theirs
+    )
     rows = [line.removesuffix(r"\\").split("&") for line in output.splitlines() if "&" in line]
     names = [heading.split()[0] for heading in rows[0][1:]]
-    expected = {(name, row[0].split()[-1]): row[1 + k] for row in rows[1:] for k, name in enumerate(names)}
+    expected = {
+        (name, row[0].split()[-1].rpartition("/")[2]): row[1 + k] for row in rows[1:] for k, name in enumerate(names)
+    }
 
     flags = [flag for name in systems for flag in ("--sys", name)]
     result = nmtkit_score("--ref", "ref", *flags, *ours, "--width", 3)

@@ -26,7 +26,7 @@ def environment(extras: str) -> dict[str, str]:
 
 def python(folder: Path, extras: str, code: str) -> str:
     words = [sys.executable, "-c", code]
-    result = subprocess.run(words, cwd=folder, env=environment(extras), text=True, capture_output=True, timeout=300)
+    result = subprocess.run(words, cwd=folder, env=environment(extras), text=True, capture_output=True, timeout=600)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -105,11 +105,11 @@ def test_the_service_with_its_extra(tmp_path: Path) -> None:
             query = {"q": "A <b>dog</b>.", "source": "en", "target": "de", "format": "html"}
             body = json.dumps(query).encode()
             request = urllib.request.Request(f"{address[0]}/translate", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=300) as response:
                 assert json.load(response)["translatedText"]
         finally:
             server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(600) == 0
 
 
 @pytest.mark.slow

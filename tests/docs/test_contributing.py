@@ -29,7 +29,7 @@ def follow(lines: list[str], folder: Path) -> str:
     (folder / "bin/python").chmod(0o755)
     environment = os.environ | {"PYTHONPATH": str(folder), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-ec", "\n".join(lines)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        ["bash", "-ec", "\n".join(lines)], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

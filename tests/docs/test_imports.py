@@ -1,6 +1,7 @@
 """Imports point down: every module imports only from the layers below its own."""
 
 import ast
+import functools
 import importlib.util
 import re
 import subprocess
@@ -34,6 +35,7 @@ def room_of(module: str) -> str:
     return next((room for end in (2, 1) if (room := "/".join(parts[:end])) in HEIGHT), "/".join(parts[:1]))
 
 
+@functools.cache
 def imported(path: Path) -> list[tuple[int, str]]:
     """Returns line and module of every nmtkit import in a file, also inside functions."""
     found = []

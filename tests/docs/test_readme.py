@@ -1,6 +1,7 @@
 """README and docs are correct: their Python runs, links have a target, and commands and flags exist."""
 
 import dataclasses
+import functools
 import math
 import re
 import subprocess
@@ -76,6 +77,7 @@ def test_every_file_and_name_of_the_walks_in_contributing_is_true() -> None:
             assert re.search(rf"\b{name}\b", sources), f"{name} is in none of the files of: {step}"
 
 
+@functools.cache
 def known_flags() -> set[str]:
     """Returns the flags of every command and of every registered component."""
     context = click.Context(main)

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 LARGE = b"x" * (3 << 20)  # more than a pipe takes
 
@@ -33,7 +34,7 @@ class Squares:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def hang(self) -> None:
-        time.sleep(60)
+        time.sleep(1000)
 
     def repeat(self, data: bytes) -> bytes:
         time.sleep(0.01)
@@ -44,4 +45,11 @@ class Squares:
 
     def sleep(self, seconds: float) -> int:
         time.sleep(seconds)
+        return os.getpid()
+
+    def wait_for(self, path: Path) -> int:
+        """Waits until a file exists, or for two minutes."""
+        end = time.monotonic() + 120
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.005)
         return os.getpid()

@@ -133,15 +133,23 @@ def test_a_killed_compilation_leaves_nothing_that_counts() -> None:
 
 
 def test_the_process_in_the_background_has_the_lowest_priority_and_its_result_is_found(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    command = program("ensure(lambda: (time.sleep(0.5), folder().mkdir(), (folder() / 'search').touch()))")
+    command = program("""
+        def compile_all():
+            end = time.monotonic() + 120
+            while not Path(sys.argv[1]).exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            folder().mkdir()
+            (folder() / "search").touch()
+        ensure(compile_all)
+    """)
     start = subprocess.Popen
     commands: list[list[str]] = []
 
     def popen(arguments: list[str], **options: object) -> subprocess.Popen[bytes]:
         commands.append(arguments)
-        return start(command, **options)  # type: ignore[call-overload]
+        return start([*command, str(tmp_path / "go")], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     compilation = Compilation()
@@ -151,6 +159,7 @@ def test_the_process_in_the_background_has_the_lowest_priority_and_its_result_is
     assert compilation.process is not None
     assert os.getpriority(os.PRIO_PROCESS, compilation.process.pid) == machine_code.LOWEST_PRIORITY
     assert not compilation.is_ready()
+    (tmp_path / "go").touch()
     compilation.process.wait()
     compilation.checked_at = -1.0  # else the files are looked at once a second
     assert compilation.is_ready()

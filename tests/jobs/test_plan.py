@@ -123,6 +123,7 @@ def test_a_killed_worker_is_an_error_and_the_job_continues(tmp_path: Path) -> No
     assert [name for name in os.listdir(plan.folder) if ".tmp" in name] == []
 
 
+# The last six shards end only after the driver.
 DRIVER = """
 import sys, time
 from pathlib import Path
@@ -131,8 +132,10 @@ from nmtkit.jobs.shard_plan import read_plan
 
 class Slow:
     def output(self, shard, counts):
+        while shard.index > 3 and not Path(sys.argv[2]).exists():
+            time.sleep(0.01)
         for number in range(shard.first, shard.first + shard.lines):
-            time.sleep(0.02)
+            time.sleep(0.01)
             yield b"LINE %d\\n" % number
 
 plan = read_plan(Path(sys.argv[1]))
@@ -143,11 +146,13 @@ for shard, record in LocalProcesses(2).run(lambda threads: Slow(), plan, plan.sh
 
 def test_workers_of_a_killed_driver_end_and_the_job_continues(tmp_path: Path) -> None:
     plan = job(tmp_path / "shards")
-    command = [sys.executable, "-c", DRIVER, str(plan.folder)]
+    command = [sys.executable, "-c", DRIVER, str(plan.folder), str(tmp_path / "killed")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         driver.stdout.readline()  # the first shard is done
         driver.kill()
+        driver.wait()
+        (tmp_path / "killed").touch()
         driver.stdout.read()  # ends when the workers, which have the same stdout, have ended
     left = plan.unfinished()
     assert 0 < len(left) < 10

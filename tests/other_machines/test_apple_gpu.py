@@ -40,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_commands_compute_without_fp64_what_they_compute_on_a_cpu(library: Path, tmp_path: Path) -> None:
     def on_apple(*arguments: str, stdin: str = "") -> str:
         words = [sys.executable, str(HERE / "fake_mps.py"), str(library), *arguments]
-        done = subprocess.run(words, cwd=tmp_path, input=stdin, text=True, capture_output=True, timeout=300)
+        done = subprocess.run(words, cwd=tmp_path, input=stdin, text=True, capture_output=True, timeout=900)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -22,7 +22,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(TREE)]
 def nmtkit(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "nmtkit", *arguments]
     result = subprocess.run(
-        words, cwd=folder, env=ENVIRONMENT, input=stdin, text=True, capture_output=True, timeout=300
+        words, cwd=folder, env=ENVIRONMENT, input=stdin, text=True, capture_output=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     return result
@@ -74,7 +74,7 @@ def test_the_service_with_one_worker(tmp_path: Path) -> None:
             address = re.search(r"http://[\d.]+:\d+", line)
         body = json.dumps({"q": ["a dog", "two men"], "source": "en", "target": "de"}).encode()
         request = urllib.request.Request(f"{address[0]}/translate", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             assert len(json.load(response)["translatedText"]) == 2
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(600) == 0

@@ -92,7 +92,7 @@ def told(address: str, folder: Path, script: str, *flags: str, place: str = "") 
         "--dump-dom",
     ]
     command += [*flags, f"--user-data-dir={folder / 'browser'}", f"{address}/index.html#{place}"]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     found = re.search(r'data-told="([^"]*)"', dom)
     assert found, dom[-2000:]
     return json.loads(html.unescape(found[1]))

@@ -165,7 +165,7 @@ def test_the_translators_logic(tmp_path: Path) -> None:
         shutil.copy(FOLDER / name, tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     script = Path(__file__).with_name("logic.mjs")
-    result = subprocess.run([NODE, script, tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([NODE, script, tmp_path], capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

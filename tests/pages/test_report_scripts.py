@@ -25,7 +25,7 @@ def evaluated(page: Path, script: str) -> Any:
     changed.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{run}</script></body>"), encoding="utf-8")
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"]
-    dom = subprocess.run([*command, changed.as_uri()], capture_output=True, text=True, timeout=120).stdout
+    dom = subprocess.run([*command, changed.as_uri()], capture_output=True, text=True, timeout=600).stdout
     match = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
     assert match is not None
     return json.loads(unescape(match[1]))

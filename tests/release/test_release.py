@@ -28,9 +28,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Returns the wheel and the source package, built from a copy of the repository."""
     folder = tmp_path_factory.mktemp("release")
     for name in ("pyproject.toml", "README.md", "LICENSE", "nmtkit"):
-        source = ROOT / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, folder / name)
+        if (ROOT / name).is_dir():  # Python may write to __pycache__ meanwhile
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
     subprocess.run([sys.executable, "-m", "build", "-q", folder], check=True, capture_output=True)
     (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
     return wheel, source

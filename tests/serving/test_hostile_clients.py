@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import re
 import socket
 import threading
 import time
@@ -32,31 +33,60 @@ JSON = "Content-Type: application/json\r\n"
 EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hostile")
+def hostile(folder, *more):
     model = save_transformer(folder / "model.pt")
     (folder / "keys").write_text("secret-key\n")
     # outputs of random weights never end: a line takes as long as --max-len-b lets it
-    limits = ["--timeout", "2", "--max-len-b", "10000", "--char-limit", "200000", "--beam", "1"]
+    limits = ["--max-len-b", "10000", "--char-limit", "200000", "--beam", "1", *more]
     flags = ["--workers", "1", "--protect-spans", "--path", f"en-de={model}", "--api-keys", str(folder / "keys")]
-    with serving(folder, *flags, *limits) as server:
+    return serving(folder, *flags, *limits)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with hostile(tmp_path_factory.mktemp("hostile")) as server:
         yield server
 
 
-def exchange(server, data, wait=60.0):
-    """Returns all that the server answers to `data` until it closes or has nothing more to say."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=wait) as connection:
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory):
+    """A server that ends requests after five seconds, in which a busy machine may not answer other requests either."""
+    with hostile(tmp_path_factory.mktemp("impatient"), "--timeout", "5") as server:
+        yield server
+
+
+def exchange(server, data, answers=1, alone=False):
+    """Returns so many whole answers to `data`, and all that comes before the end of a connection that the server ends.
+
+    With `alone`, waits a moment for further answers, which should not come.
+    """
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(data)
         found = b""
         try:
             while part := connection.recv(65536):
                 found += part
-                if len(statuses(found)) and b"close" not in found.lower():
+                if are_whole(found, answers) and b"close" not in found.lower():
+                    if not alone:
+                        break
                     connection.settimeout(0.5)
-        except (TimeoutError, ConnectionError):
+        except ConnectionError:
             pass
+        except TimeoutError:
+            assert are_whole(found, answers), found
         return found
+
+
+def are_whole(found, answers):
+    """Returns whether so many answers have come, each with its body."""
+    for _ in range(answers):
+        head_, end, found = found.partition(b"\r\n\r\n")
+        length = re.search(rb"\ncontent-length: *(\d+)", head_.lower())
+        size = int(length[1]) if length else 0
+        if not end or len(found) < size:
+            return False
+        found = found[size:]
+    return True
 
 
 def statuses(answer):
@@ -94,7 +124,7 @@ SMUGGLED = b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n"
     ],
 )
 def test_a_request_whose_length_is_doubtful_ends_its_connection(server, request_):
-    found = statuses(exchange(server, request_))
+    found = statuses(exchange(server, request_, alone=True))
     assert found in ([400], [501]), found
 
 
@@ -112,7 +142,7 @@ def test_an_invalid_request_gets_a_json_error_and_no_line_in_the_log(server):
 def test_two_equal_lengths_are_one_length(server):
     """RFC 9110, section 8.6, allows such a length. The bytes after the body are the next request."""
     twice = head("Content-Length: 2", "Content-Length: 2", JSON.strip()) + b"{}"
-    assert statuses(exchange(server, twice + SMUGGLED)) == [403, 200]
+    assert statuses(exchange(server, twice + SMUGGLED, answers=2)) == [403, 200]
 
 
 def test_a_body_of_tiny_chunks_is_refused_before_the_event_loop_is_busy_for_long(server):
@@ -138,8 +168,8 @@ def test_a_body_of_tiny_chunks_is_refused_before_the_event_loop_is_busy_for_long
     ],
 )
 def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server, path, field):
-    found = exchange(server, head("Content-Length: 100000", JSON.strip(), field, path=path), wait=1.5)
-    assert statuses(found) == [403]
+    found = exchange(server, head("Content-Length: 100000", JSON.strip(), field, path=path))
+    assert statuses(found) == [403]  # 504 would be the answer after a wait for the body
 
 
 @pytest.mark.parametrize(
@@ -169,26 +199,33 @@ def test_a_wrong_key_outside_the_body_is_refused_before_the_body_has_come(server
 def test_no_text_holds_up_other_clients(server, path, body):
     """Each of these texts once kept the server from all other clients for 4 to 12 seconds of CPU time."""
     fields = {"source": "en", "target": "de", "source_lang": "EN", "target_lang": "DE", **body}
+
+    def status():
+        try:
+            return server.ask(path, fields, {"Authorization": "Bearer secret-key"}, timeout=3)[0]
+        except TimeoutError:  # the text is being translated without an end
+            return 504
+
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(server.ask, path, fields, {"Authorization": "Bearer secret-key"})
+        answer = threads.submit(status)
         longest = 0.0
         while not answer.done():
             start = server.cpu_seconds()
             assert server.ask("/health")[0] == 200
             longest = max(longest, server.cpu_seconds() - start)
-    assert answer.result()[0] in (200, 400, 413, 504)
+    assert answer.result() in (200, 400, 413, 504)
     assert longest < 2
 
 
 def test_a_folded_header_is_one_header(server):
     folded = head("Content-Type: application/json;", f"\tcharset=utf-8\r\nContent-Length: {len(EMPTY)}") + EMPTY
-    assert statuses(exchange(server, folded + SMUGGLED)) in ([403, 200], [400])
+    assert statuses(exchange(server, folded + SMUGGLED, answers=2)) in ([403, 200], [400])
 
 
 def test_requests_sent_at_once_are_answered_in_order(server):
     body = EMPTY[:-1] + b', "api_key": "secret-key"}'
     both = head(JSON.strip(), f"Content-Length: {len(body)}") + body + SMUGGLED + head(method="GET", path="/nowhere")
-    assert statuses(exchange(server, both)) == [200, 200, 404]
+    assert statuses(exchange(server, both, answers=3)) == [200, 200, 404]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +247,10 @@ def test_a_head_that_is_too_large_or_none_is_refused(server, request_):
 @pytest.mark.slow
 def test_other_methods_are_refused(server):
     for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "TRACE", "CONNECT", "PROPFIND", "X" * 500):
-        found = exchange(server, head("Content-Length: 0", method=method))
+        lines = ("X-Secret: 1", "Content-Length: 0", "Connection: close")
+        found = exchange(server, head(*lines, method=method))
         assert statuses(found)[0] in (400, 404, 405), (method, found)
-        assert b"X-Secret" not in exchange(server, head("X-Secret: 1", "Content-Length: 0", method=method))
+        assert b"x-secret" not in found.lower()
 
 
 @pytest.mark.parametrize(
@@ -321,8 +359,10 @@ def test_no_host_of_a_client_gets_into_a_link(server):
     assert statuses(found) == [200] and b"evil" not in found and b"gopher" not in found
 
 
-def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(server):
-    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(50)]
+@pytest.mark.slow
+def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(impatient):
+    server = impatient
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=300) for _ in range(50)]
     for connection in slow:
         connection.sendall(head(JSON.strip(), "Content-Length: 1000") + b'{"q"')
     assert server.ask("/health")[0] == 200
@@ -333,11 +373,11 @@ def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(server):
 
 @pytest.mark.slow  # it waits for ten seconds
 def test_a_head_that_dawdles_is_ended(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=15) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         start = time.monotonic()
         connection.sendall(b"GET /health HTTP/1.1\r\nA")
         try:
-            while time.monotonic() - start < 100:
+            while time.monotonic() - start < 300:
                 time.sleep(0.5)
                 connection.sendall(b"X")
             raise AssertionError("the connection is still open")
@@ -346,16 +386,19 @@ def test_a_head_that_dawdles_is_ended(server):
 
 
 @pytest.mark.slow
-def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(server):
+def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(impatient):
+    server = impatient
     request = {"source": "en", "target": "de", "api_key": "secret-key"}
+    said = "whose clients have disconnected"
+    ended, deaths = server.log.read_text().count(said), server.metric("nmtkit_worker_deaths_total")
     for text in ("a" * 100_000, "a\0b"):  # no output ends here
         assert server.ask("/translate", request | {"q": text})[0] == 504
         deadline = time.monotonic() + 300
         while server.metric("nmtkit_workers_busy") or server.metric("nmtkit_workers") < 1:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    assert server.metric("nmtkit_worker_deaths_total") == 0
-    assert server.log.read_text().count("whose clients have disconnected") == 2
+    assert server.metric("nmtkit_worker_deaths_total") == deaths
+    assert server.log.read_text().count(said) == ended + 2
     assert server.ask("/translate", request | {"q": "{x}"}) == (200, {"translatedText": "{x}"})
 
 
@@ -366,7 +409,6 @@ def test_nothing_of_a_request_is_in_the_log(server):
     exchange(server, f"GET /{marker} HTTP/1.1\r\n{marker}\r\n\r\n".encode())
     log = server.log.read_text()
     assert marker not in log and "secret-key" not in log and "forged" not in log and "Traceback" not in log
-    assert all(json.dumps(line) for line in log.splitlines())
 
 
 @pytest.mark.parametrize("path", ["/translate", "/detect"])
@@ -407,8 +449,8 @@ def test_a_form_is_utf_8_whatever_it_declares(server, charset):
 
 
 def test_an_unsupported_kind_of_body_is_refused_before_the_body_has_come(server):
-    found = exchange(server, head("Content-Length: 100000", "Content-Type: text/plain"), wait=1.5)
-    assert statuses(found) == [415]
+    found = exchange(server, head("Content-Length: 100000", "Content-Type: text/plain"))
+    assert statuses(found) == [415]  # 504 would be the answer after a wait for the body
 
 
 def test_http_1_0_without_a_host_gets_an_answer(server):
@@ -498,7 +540,7 @@ def test_only_a_client_that_leaves_pays_for_an_unfinished_translation(leaves, co
         return {"type": "http.disconnect"}
 
     async def run():
-        door = Door(ServeConfig(timeout=0.05), {}, Usage(), None)
+        door = Door(ServeConfig(timeout=600.0 if leaves else 0.05), {}, Usage(), None)
         translator = ContentTranslator(door, SimpleNamespace(translate=never))
         work = translator.translations(ApiKey(), [reading.PlainText("words")], [("en", "de")], BatchKey())
         request = Request({"type": "http", "path": "/translate", "headers": []}, receive)

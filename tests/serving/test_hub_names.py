@@ -73,7 +73,7 @@ def test_a_failure_ends_with_one_line_and_leaves_no_file(
 ) -> None:
     hub.faults = [fault] if fault else []
     command = [sys.executable, "-m", "nmtkit", "serve", "--port", "0", *models_of(tmp_path, "--path")]
-    result = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=1200)
     errors = [line for line in result.stderr.splitlines() if "error:" in line]
     assert result.returncode != 0 and len(errors) == 1 and "Traceback" not in result.stderr, result.stderr
     assert all(fact in errors[0] for fact in facts), result.stderr

@@ -106,8 +106,9 @@ def run(test: Callable[[Pool, FakeModels], Awaitable[None]], *, forks: bool = Tr
 
 
 async def settled() -> None:
-    """Waits until the pool has sent all batches that the workers can take."""
-    await asyncio.sleep(0.05)
+    """Waits until the pool has sent all batches that the workers can take: some steps of the event loop."""
+    for _ in range(50):
+        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -141,7 +142,8 @@ def test_large_requests_are_answered_by_workers_that_then_end(monkeypatch: pytes
             for batch in models.answer(is_large=True):
                 assert sum(len(text) // 4 + 2 for text in batch.texts) <= MAX_TOKENS
         assert await answer == [[{"text": text.upper()}] for text in texts]
-        await asyncio.sleep(0.2)
+        while any(worker.is_large for worker in pool.workers):
+            await asyncio.sleep(0.01)
         assert [worker.is_large for worker in pool.workers] == [False, False]
 
     run(test)

@@ -41,7 +41,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(model):
-    limits = ["--char-limit", "20000", "--batch-limit", "100", "--timeout", "20", "--max-len-b", "5"]
+    limits = ["--char-limit", "20000", "--batch-limit", "100", "--max-len-b", "5"]
     with serving(model.parent, "--path", f"en-de={model}", "--workers", "2", *limits) as server:
         yield server
 
@@ -404,6 +404,8 @@ def test_a_killed_worker_is_replaced_and_no_request_is_lost(server, expected):
         finally:
             done.set()
         assert all(client.result() for client in clients)
+    while server.metric("nmtkit_workers") < 2:  # a process exists before the server counts it
+        time.sleep(0.05)
     assert server.metric("nmtkit_workers") == 2
 
 
@@ -437,6 +439,7 @@ def test_sighup_loads_a_changed_model_and_sigterm_finishes_what_is_running(tmp_p
 def test_keys_cors_and_a_full_queue(tmp_path, model):
     (tmp_path / "keys").write_text("# of the team\nsecret\n")
     flags = ["--api-keys", str(tmp_path / "keys"), "--cors-origin", "https://a.org", "--max-queue", "10"]
+    flags += ["--timeout", "600", "--max-len-a", "0", "--max-len-b", "40"]
     with serving(tmp_path, "--path", f"en-de={model}", "--workers", "1", *flags) as server:
         request = {"q": LINES[0], "source": "en", "target": "de"}
         assert [server.ask("/translate", request | {"api_key": key})[0] for key in ("", "wrong", "secret")] == [
@@ -471,7 +474,10 @@ def test_mistakes_end_with_one_line(tmp_path, model):
         ([], "--models FILE"),
     ):
         result = subprocess.run(
-            [sys.executable, "-m", "nmtkit", "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "nmtkit", "serve", "--port", "0", *flags],
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         lines = [line for line in result.stderr.splitlines() if not line.startswith("loading ")]
         assert result.returncode == 2 and len(lines) == 1 and message in lines[0], result.stderr

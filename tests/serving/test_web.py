@@ -41,7 +41,7 @@ def server(model):
 
 
 def get(server, path, headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     connection.request("GET", path, headers=headers or {})
     answer = connection.getresponse()
     return answer, answer.read().decode()
@@ -112,7 +112,7 @@ def test_a_browser_translates_and_shows_script_as_text(server, model, tmp_path):
     command += ["--disable-background-networking", "--disable-sync", f"--user-data-dir={tmp_path}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--virtual-time-budget=15000", "--dump-dom"]
     address = f"{server.url}/#en/de/{urllib.parse.quote(text)}"
-    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=120).stdout
+    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=600).stdout
     assert "<title>English – German · nmtkit</title>" in shown
     (mirror,) = re.findall(r'<div class="mirror".*?</div>', shown, re.DOTALL)
     plain = re.sub(r"<[^>]*>", "", mirror)

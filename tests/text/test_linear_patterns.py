@@ -69,5 +69,10 @@ def test_no_pattern_takes_quadratic_time(name):
         for unit in UNITS:
             short, long = (prefix + unit * (length // len(unit)) for length in (2_000, 8_000))
             if seconds(pattern, long, anchored) > 0.01:  # most texts take a millisecond
-                slow, fast = (min(seconds(pattern, text, anchored) for _ in range(3)) for text in (long, short))
-                assert slow < max(8 * fast, 0.01), (prefix, unit)
+                # another process on the same core can slow down one of two measurements
+                assert any(is_linear(pattern, short, long, anchored) for _ in range(5)), (prefix, unit)
+
+
+def is_linear(pattern: re.Pattern, short: str, long: str, anchored: bool) -> bool:
+    slow, fast = (min(seconds(pattern, text, anchored) for _ in range(3)) for text in (long, short))
+    return slow < max(8 * fast, 0.01)

@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from nmtkit.jobs import distributed
-from nmtkit.jobs.distributed import free_port, launch
+from nmtkit.jobs.distributed import launch, reserved_port
 from nmtkit.models import checkpoint
 
 FLAGS = shlex.split("""
@@ -102,17 +104,29 @@ def test_a_rank_that_raises_ends_all_with_its_message(
 @pytest.mark.slow
 def test_a_save_folder_that_the_processes_do_not_share_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     ranks = []
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "nmtkit", *train_flags(mirror_data, Path("checkpoints"))]
-        options = {"cwd": tmp_path / str(rank), "env": os.environ | place | master, "stderr": subprocess.PIPE}
-        ranks.append(subprocess.Popen(command, **options))
-    said = [rank.communicate()[1].decode() for rank in ranks]
+    with reserved_port() as reservation:
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reservation.getsockname()[1]), "WORLD_SIZE": "2"}
+        for rank in range(2):
+            (tmp_path / str(rank)).mkdir()
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-m", "nmtkit", *train_flags(mirror_data, Path("checkpoints"))]
+            options = {"cwd": tmp_path / str(rank), "env": os.environ | place | master, "stderr": subprocess.PIPE}
+            ranks.append(subprocess.Popen(command, **options))
+        said = [rank.communicate()[1].decode() for rank in ranks]
     assert all(rank.returncode for rank in ranks)
     assert re.search(r"--save-dir \S*/1/checkpoints .*/0/checkpoints", said[0])
     assert not any((tmp_path / str(rank) / "checkpoints" / "config.toml").exists() for rank in range(2))
+
+
+def test_a_reserved_port_is_free_for_the_store_of_a_group_alone() -> None:
+    with reserved_port() as reservation:
+        port = reservation.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        client.set("name", "value")
+        assert store.get("name") == b"value"
 
 
 HANGING = """
@@ -137,7 +151,7 @@ def test_a_rank_that_hangs_is_named_and_all_end(
     mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plugin.py").write_text(HANGING)
-    flags = ["--plugin", tmp_path / "plugin.py", "--criterion", "hanging", "--timeout-minutes", 0.25]
+    flags = ["--plugin", tmp_path / "plugin.py", "--criterion", "hanging", "--timeout-minutes", 0.5]
     started = time.monotonic()
     assert launch(train_flags(mirror_data, tmp_path / "run", *flags), 2) != 0
     assert time.monotonic() - started < 600  # the rank sleeps for 1,000 seconds
@@ -318,22 +332,29 @@ def test_two_machines_under_torchrun_equal_one_process(
 
 
 def test_a_long_operation_beats_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FakeStore()
-    monkeypatch.setattr(store, "set", store.__setitem__, raising=False)
+    store, published = FakeStore(), []
+
+    def publish(name: str, message: str) -> None:
+        store[name] = message.encode()
+        published.append(message)
+
+    def wait_for_messages(count: int) -> None:
+        while len(published) < count:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(store, "set", publish, raising=False)
     monkeypatch.setattr(distributed.Watchdog, "INTERVAL", 0.01)
-    watchdog = distributed.Watchdog(store, 60.0)
+    watchdog = distributed.Watchdog(store, 600.0)
     monkeypatch.setattr(distributed, "_watchdog", watchdog)
     try:
-        while "beat 0" not in store:
-            time.sleep(0.01)
-        assert store["beat 0"] == "0 0 0 0"
+        wait_for_messages(1)
+        assert published[0] == "0 0 0 0"
         with distributed.long_operation():
-            while int(store["beat 0"].split()[3]) < 2:
+            while int(published[-1].split()[3]) < 2:
                 time.sleep(0.01)
-        time.sleep(0.1)
-        last = watchdog.beats
-        time.sleep(0.1)
-        assert watchdog.beats == last
+        ended = len(published)
+        wait_for_messages(ended + 5)  # the first of these messages may count a beat of the operation
+        assert len(set(published[ended + 1 :])) == 1
     finally:
         watchdog.close()
 
@@ -441,7 +462,8 @@ class Failing(Metric):
 """
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_validation_that_fails_on_one_rank_leaves_a_checkpoint(
     mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], parallel: str
 ) -> None:

@@ -178,7 +178,7 @@ def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirro
 
 def test_hours_of_training_end_the_run_and_count_from_its_start(mirror_data: Path, tmp_path: Path) -> None:
     end = train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=0.5 / 3600)
-    assert 1 < end.updates < 100_000
+    assert 1 <= end.updates < 100_000
     assert end.reason.startswith("--stop-time-hours")
     saved = checkpoint.load(tmp_path / "run" / "last.pt")["training"]["seconds"]
     assert 0.5 <= saved < 60
@@ -242,7 +242,7 @@ def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
 ) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
     caplog.clear()
-    logging.getLogger("nmtkit").setLevel(logging.WARNING)  # like -q
+    caplog.set_level(logging.WARNING, "nmtkit")  # like -q
     train(mirror_data, tmp_path / "run", {"lr-scheduler": "fixed"}, max_update=2, clip_norm=0.5, warmup_updates=1)
     text = caplog.records[0].getMessage()
     assert text.splitlines()[0].endswith("different settings:")
@@ -349,7 +349,7 @@ def test_a_lock_that_another_machine_does_not_show_is_known_by_its_signs_of_life
     lock = tmp_path / "run" / ".lock"
     assert lock.read_text() == ""
     lock.write_text(json.dumps({"process": 7, "host": "node9", "since": "2026-01-01 00:00:00"}))
-    monkeypatch.setattr(folder_lock, "WATCHED_SECONDS", 0.6)
+    monkeypatch.setattr(folder_lock, "WATCHED_SECONDS", 20.0 if alive else 0.6)
     monkeypatch.setattr(folder_lock, "TOUCH_SECONDS", 0.05)
     if not alive:
         assert train(mirror_data, tmp_path / "run", max_update=2).updates == 2

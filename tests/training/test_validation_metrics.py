@@ -1,6 +1,5 @@
 """Metrics of validations equal sacreBLEU and plain arithmetic, and choose the checkpoints that a run keeps."""
 
-import logging
 import math
 import shlex
 from pathlib import Path
@@ -294,7 +293,6 @@ def test_directions_are_known_or_asked_for() -> None:
 def test_a_metric_may_not_take_the_name_of_a_loss(mirror_data: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(METRICS, "entries", dict(METRICS.entries))
     METRICS.register("nll", METRICS["accuracy"].preset)(METRICS["accuracy"].factory)
-    logging.getLogger("nmtkit").setLevel(logging.WARNING)
     settings = {"max_update": 1, "batch_tokens": 400, "device": "cpu", "save_dir": tmp_path / "run", "d_model": 8}
     names = {"architecture": "transformer_tiny", "metrics": "nll"}
     job = JobConfig.read(names=names, settings=settings | {"heads": 1, "encoder_layers": 1, "decoder_layers": 1})

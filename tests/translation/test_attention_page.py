@@ -2,11 +2,9 @@
 
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -86,7 +84,7 @@ def dump(folder, text, address="", *flags):
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", *flags]
-    return subprocess.run([*command, path.as_uri() + address], capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run([*command, path.as_uri() + address], capture_output=True, text=True, timeout=600).stdout
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
@@ -214,15 +212,17 @@ def test_the_page_does_not_replace_the_checkpoint(model_and_tokenizer, tmp_path,
     assert f"--output {path} would overwrite" in result.stderr
 
 
+def decoded(argument):
+    """Returns an argument as sys.argv has it."""
+    return argument.decode("utf-8", "surrogateescape")
+
+
 @pytest.mark.parametrize("arguments", [[b"caf\xe9"], [b"a dog", b"--target", b"caf\xe9"]])
 def test_bytes_that_are_not_utf_8_are_named(model_and_tokenizer, tmp_path, arguments):
     model, tokenizer, config = model_and_tokenizer
     path = tmp_path / "model.pt"
     checkpoint_file.save(path, building.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
-    command = [sys.executable, "-m", "nmtkit", "attention", "--path", path, *arguments]
-    result = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONUTF8": "1"})
+    result = CliRunner().invoke(main, ["attention", "--path", str(path), *map(decoded, arguments)])
     name = "SENTENCE" if len(arguments) == 1 else "--target"
-    assert result.returncode == 2
-    assert (
-        result.stderr.decode().startswith(f"nmtkit: error: {name} is not") and r"b'caf\xe9'" in result.stderr.decode()
-    )
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"nmtkit: error: {name} is not") and r"b'caf\xe9'" in result.stderr

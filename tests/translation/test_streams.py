@@ -29,7 +29,7 @@ def command(tmp_path_factory) -> list[str]:
     return [sys.executable, "-m", "nmtkit", "generate", "--path", str(path), *limits]
 
 
-@pytest.mark.parametrize("flags", [(), ("--alignment", "hard")])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--alignment", "hard"), marks=pytest.mark.slow)])
 def test_a_terminal_gets_a_prompt_with_translation_score_and_on_request_links(command, flags):
     done = typed(command, b"a dog runs .\nthe cat\n", *flags)
     out, talk = done.stdout, done.stderr
@@ -77,11 +77,11 @@ def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedP
     """Types a text at the prompt of the command."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*command, *flags], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--engine", "torch", *flags], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         os.close(theirs)
         os.write(ours, text + b"\x04")
-        out, talk = process.communicate(timeout=60)
+        out, talk = process.communicate(timeout=600)
         os.close(ours)
     return subprocess.CompletedProcess(flags, process.returncode, out, talk)
 

@@ -175,7 +175,7 @@ def test_with_threads_all_that_came_goes_out_before_the_next_window_is_waited_fo
     def windows():
         yield [Request("A dog runs."), Request("")]
         yield []
-        assert asked.wait(20)
+        assert asked.wait(300)
         yield [Request("A dog.")]
 
     translations = translator.run(windows(), translator.pipeline(SearchOptions(beam=1, max_len_b=3)))

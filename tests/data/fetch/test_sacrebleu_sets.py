@@ -265,7 +265,7 @@ def test_an_archive_with_wrong_contents_is_named(server: FileServer, content: st
     }
     server.files["/wmt14-full.tgz"] = data[content]
     monkeypatch.setattr(DATASETS["wmt14/full"], "md5", [hashlib.md5(data[content]).hexdigest()])
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises((ValueError, OSError), match=r"wmt14.full"):
         read_sets(["wmt14/full"], "en-de")
     assert not list(tmp_path.parent.rglob("escaped")) and not list((tmp_path / "sacrebleu").rglob("*.tgz"))
 
@@ -316,7 +316,7 @@ def test_a_zip_of_a_set_does_not_write_outside_its_folder(server: FileServer, tm
     dataset = DATASETS["wmt14/full"]
     monkeypatch.setattr(dataset, "data", [f"{server.url}/x.zip"])
     monkeypatch.setattr(dataset, "md5", [hashlib.md5(file.getvalue()).hexdigest()])
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises((ValueError, OSError), match=r"wmt14.full"):
         read_sets(["wmt14/full"], "en-de")
     assert not [
         path

@@ -1,6 +1,7 @@
 """ConvS2S against section 3 written out, one sentence at a time."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from nmtkit.data.packed import Packed
 from nmtkit.models.architectures import Vocabulary
 from nmtkit.models.architectures.convs2s import ConvolutionBlock, ConvS2S, ConvS2SConfig
+from nmtkit.models.layers.attention import attention
 
 CONFIG = ConvS2SConfig(
     encoder_widths=(4, 6),
@@ -98,11 +100,20 @@ def test_an_even_encoder_kernel_is_refused() -> None:
         ConvS2SConfig(decoder_widths=(4, 4), decoder_kernels=(3,))
 
 
-def test_its_attention_runs_in_the_type_of_autocast() -> None:
+def test_its_attention_runs_in_the_type_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = set()
+
+    def recorded(*arguments: Any) -> torch.Tensor:
+        result = attention(*arguments)
+        types.add(result.dtype)
+        return result
+
+    monkeypatch.setattr("nmtkit.models.architectures.convs2s.attention", recorded)
     convs2s = model()
     source, target = Packed.from_lists([[3, 5, 2], [4, 2]]), Packed.from_lists([[1, 4], [1, 6, 7]])
     with torch.autocast("cpu", torch.bfloat16):
         convs2s(source, target).float().sum().backward()
+    assert types == {torch.bfloat16}
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in convs2s.encoder.parameters()
     )

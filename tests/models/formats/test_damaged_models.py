@@ -35,13 +35,12 @@ class Hangs(BaseException):
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """Ends a test that waits for a named pipe."""
+    """Ends an import that waits for a named pipe."""
 
     def end(*arguments: Any) -> None:
         raise Hangs
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(300)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -55,6 +54,7 @@ def copied(name: str, folder: Path) -> Path:
 
 def import_or_error(folder: Path) -> str:
     """Returns the message of the error of an import, which names the folder; "" if the import works."""
+    signal.alarm(300)
     try:
         detect.load(folder)
     except (ValueError, OSError) as error:

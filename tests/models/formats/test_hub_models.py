@@ -317,12 +317,12 @@ def test_a_model_of_transformers_translates_by_its_name(hub: HubServer, tmp_path
     command = [sys.executable, "-m", "nmtkit", "generate", "--path", "hf:org/opus", "--input", str(tmp_path / "text")]
     command += ["--beam", "1", "--max-len-a", "0", "--max-len-b", "20", "--unkpen", "0", "--keep-loops"]
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
-        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=300)
+        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=900)
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip() == expected
         assert "hf:org/opus is commit" in result.stderr
     hub.requests.clear()
-    failed = subprocess.run([*command[:5], "hf:org/none"], capture_output=True, text=True, timeout=300)
+    failed = subprocess.run([*command[:5], "hf:org/none"], capture_output=True, text=True, timeout=900)
     assert failed.returncode == 2 and failed.stdout == "" and len(failed.stderr.strip().split("\n")) == 1
 
 

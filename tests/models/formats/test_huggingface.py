@@ -277,6 +277,11 @@ def test_a_language_after_the_source_is_refused(tmp_path: Path) -> None:
     assert "legacy_behaviour" in refused(folder)
 
 
+def check_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -285,7 +290,7 @@ def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:
     folder = tmp_path / "pickle"
     shutil.copytree(FOLDER / "marian", folder)
     pickled(folder, weights)
-    assert all(torch.equal(value, expected[name]) for name, value in huggingface.load(folder)["model"].items())
+    check_weights(huggingface.load(folder)["model"], expected)
     folder = tmp_path / "parts"
     shutil.copytree(FOLDER / "marian", folder)
     (folder / "model.safetensors").unlink()
@@ -295,7 +300,7 @@ def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:
         save_file({name: weights[name] for name in held}, folder / part)
     index = {"weight_map": {name: part for part, held in parts.items() for name in held}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert all(torch.equal(value, expected[name]) for name, value in huggingface.load(folder)["model"].items())
+    check_weights(huggingface.load(folder)["model"], expected)
 
 
 # --- languages ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A checkpoint is the same after an export as safetensors and an import."""
 
 import json
+import re
 import resource
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_damaged_folder_is_refused(tmp_path) -> None:
         result = CliRunner().invoke(
             main, ["export", "--format", "checkpoint", str(tmp_path / "folder"), str(tmp_path / "back.pt")]
         )
-        assert (result.exit_code == 2 and "nmtkit.json" in result.stderr) or "is damaged" in result.stderr, wrong
+        assert result.exit_code == 2 and re.search(r"nmtkit\.json|is damaged", result.stderr), wrong
         assert not (tmp_path / "back.pt").exists()
 
 

@@ -82,6 +82,7 @@ def test_msgfmt_accepts_the_output_of_a_translator_that_damages_placeholders(see
 @pytest.mark.parametrize("format", ["c", "python", "python-brace", "ruby", "objc", "php", "perl-brace", "sh", "boost"])
 def test_every_placeholder_of_a_usual_format_is_protected(format):
     patterns = compiled(PATTERNS)
+    assert any(placeholders(text, [format]) for text in TEXTS[format])
     for text in TEXTS[format]:
         for placeholder in placeholders(text, [format]):
             spans = [text[span.start : span.end] for span in protected_spans(text, patterns)]

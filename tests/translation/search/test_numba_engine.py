@@ -193,7 +193,7 @@ def test_a_forked_process_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = engine.search(segments(SOURCES), options)
     fork = multiprocessing.get_context("fork").Process
     process = fork(target=lambda: sys.exit(engine.search(segments(SOURCES), options) != expected))
-    process.start(), process.join(60), process.kill()
+    process.start(), process.join(600), process.kill()
     assert process.exitcode == 0
 
 
