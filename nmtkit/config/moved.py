@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-# Old path -> new path, both without "nmtkit.". An entry also moves all modules below the old path, except modules with
-# an entry of their own.
+# Old path -> new path, both without "nmtkit.". An entry also moves all modules below the old path, except modules that
+# have another entry.
 MOVED = {
     "api.dual_cross_entropy": "cleaning.dual_cross_entropy",
     "architectures": "models.architectures",

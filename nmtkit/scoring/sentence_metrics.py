@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 from nmtkit.config.files import explained
-from nmtkit.scoring.metrics import MetricSettings, build_metric
 from nmtkit.scoring.segments import SegmentMetric, TextLines, check_installed, check_segment_metric
 from nmtkit.scoring.tokenizers import characters_apart
 
@@ -18,10 +17,18 @@ class StringMetric(SegmentMetric):
     """
 
     def __init__(self, name: str) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+        from sacrebleu.metrics.ter import TER
+
         self.label = name
-        settings = MetricSettings(tokenize="13a")
-        self._scorer = None if name == "gleu" else build_metric(name, settings, sentence_level=True)
-        if name == "ter":
+        self._scorer: Any = None  # GLEU
+        if name == "bleu":
+            self._scorer = BLEU(effective_order=True)
+        elif name in ("chrf", "chrf++"):
+            self._scorer = CHRF(word_order=2 if name == "chrf++" else 0)
+        elif name == "ter":
+            self._scorer = TER()
             self.worst, self.best = 100.0, 0.0
 
     def scores(

@@ -423,7 +423,7 @@ class Decoder:
         if any(segment.constraints.required for segment in batch) and not options.score_reference:
             results = self.torch.with_required_phrases(batch, results, options)
         results = self.without_loops(batch, results, options)
-        if batch and (decoding.needs_attention(options) or options.quality):
+        if batch and (options.alignment is not None or options.replace_unknown or options.quality):
             results = self.torch.annotated(batch, results, options)
         return results
 

@@ -26,7 +26,7 @@ from nmtkit.translation.search.logits_processors import LogitsProcessor
 from nmtkit.translation.search.options import SearchOptions
 from nmtkit.translation.search.rules import (
     ConstraintProcessor,
-    Length,
+    TokenCount,
     is_over,
     length_penalty,
     max_lengths,
@@ -159,7 +159,7 @@ class Search:
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
         self.log_probability[:, :: self.selector.group] = 0.0
 
-    def penalty(self, tokens: Length) -> Length:
+    def penalty(self, tokens: TokenCount) -> TokenCount:
         """Returns the length penalty of outputs with this number of tokens, language tokens and eos included."""
         language_tokens = self.constraint_processor.language_tokens
         return length_penalty(tokens, self.options.lenpen, language_tokens=language_tokens)

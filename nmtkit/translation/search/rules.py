@@ -22,7 +22,7 @@ from nmtkit.translation.search.types import Segment
 
 # B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
 
-Length = TypeVar("Length", float, Tensor)  # a number of tokens, or a number for each sentence
+TokenCount = TypeVar("TokenCount", float, Tensor)  # a number of tokens, or a number for each sentence
 
 NONE = -1  # in tensors of phrases, NONE matches no token
 
@@ -30,7 +30,7 @@ NONE = -1  # in tensors of phrases, NONE matches no token
 # --- scores and lengths -----------------------------------------------------------------------------------------------
 
 
-def length_penalty(tokens: Length, lenpen: float, *, language_tokens: int) -> Length:
+def length_penalty(tokens: TokenCount, lenpen: float, *, language_tokens: int) -> TokenCount:
     """Returns the divisor of the log probability of an output of `tokens` tokens, eos included.
 
     The length of the output is its pieces with eos. Its first `language_tokens` tokens are not pieces.
@@ -38,7 +38,7 @@ def length_penalty(tokens: Length, lenpen: float, *, language_tokens: int) -> Le
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
     length: Any = tokens.double() if isinstance(tokens, Tensor) else tokens
-    penalty: Length = ((5.0 + length - language_tokens) / 6.0) ** lenpen
+    penalty: TokenCount = ((5.0 + length - language_tokens) / 6.0) ** lenpen
     return penalty
 
 

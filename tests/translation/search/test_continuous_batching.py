@@ -15,7 +15,6 @@ from nmtkit.translation.engines import Decoder, LoadedModels, continuous_batchin
 from nmtkit.translation.engines.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
 from nmtkit.translation.engines.gpu_beam_search import Eager, GraphBeamSearch, StepRunner, refusal
 from nmtkit.translation.search import beam_search as search_module
-from nmtkit.translation.search import decoding
 from nmtkit.translation.search.beam_search import Search
 from nmtkit.translation.search.constraints import Constraints
 from nmtkit.translation.search.decoding import beam_search
@@ -216,8 +215,7 @@ def test_prefixes_avoided_and_required_phrases_are_searched_by_pytorch_where_the
 
     wanted = beam_search([model], Packed.from_lists([sentence.ids for sentence in batch]), options,
                          [sentence.constraints for sentence in batch])  # fmt: skip
-    for module in (search_module, decoding):
-        monkeypatch.setattr(module, "Search", Counted)
+    monkeypatch.setattr(search_module, "Search", Counted)
     assert_same(in_slots(model).decoder.decoder(options)([batch]).__next__()[1], wanted)
     assert searched[:2] == constraints[:2] and 2 < len(searched) < 2 + 6
 

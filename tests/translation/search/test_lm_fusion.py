@@ -163,7 +163,7 @@ def test_shards_belong_to_the_contents_of_the_language_model(folder: Path, tmp_p
     assert "not a language model" in " ".join(job().stderr.split())
     shutil.copy(folder / "lm.pt", lm)
     assert job().exit_code == 0, "the mistake above left a plan"
-    assert "lm_weight" in job("0.25").stderr
+    assert "--lm-weight" in job("0.25").stderr
     lm.rename(tmp_path / "moved.pt")
     lm = tmp_path / "moved.pt"
     assert job().exit_code == 0, "contents count, not names"
