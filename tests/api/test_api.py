@@ -490,6 +490,11 @@ def test_a_call_of_translate_does_not_read_the_types_of_settings_again(
     assert read == []
 
 
+def test_a_setting_of_the_search_does_not_change_a_score(model: nmtkit.Model) -> None:
+    with pytest.raises(ValueError, match="beam"):
+        model.score("the dog runs", "der hund rennt", beam=2)  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("function", [pickle.dumps, copy.deepcopy])
 def test_a_model_that_is_copied_names_load(function: Any, model: nmtkit.Model) -> None:
     with pytest.raises(TypeError, match=r"nmtkit\.load"):
