@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.config import field_types, flag_words, setting_text, split_settings, suggestion
+from nmtkit.config.paths import in_folder
 from nmtkit.experiments import estimate
 from nmtkit.experiments.estimate import Estimate
 from nmtkit.experiments.run_translations import AVERAGED, TRANSLATIONS
-from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig, in_folder
+from nmtkit.training.config import REGISTRIES, ConfigFile, JobConfig
 from nmtkit.training.run_config import RunConfig
 from nmtkit.translation.search.logits_processors import LOGITS_PROCESSORS
 

@@ -4,11 +4,12 @@ Flags override a TOML file, which overrides the presets.
 """
 
 import dataclasses
+import logging
 import os
 import tomllib
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from nmtkit.config import (
     check_no_collisions,
     convert,
     derive,
-    field_types,
     flag_of,
     split_settings,
     suggestion,
     to_dict,
     to_toml,
 )
-from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, located_in, tidy
+from nmtkit.config.files import check_readable, checkpoint_of, is_hub_name, tidy
+from nmtkit.config.paths import in_folder, map_paths, relative_to
 from nmtkit.config.plugins import load_plugins
 from nmtkit.config.registry import Registry
 from nmtkit.data import checkpoint_file
@@ -38,6 +39,8 @@ from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric, objective
 from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
+
+log = logging.getLogger("nmtkit")
 
 # Kind of component -> registry. If a kind allows only one component per job, the TOML table [kind] has the settings of
 # the component, and `name` in this table is the name of the component. If a kind allows several components per job,
@@ -131,6 +134,7 @@ class JobConfig:
         if not getattr(components["architecture"].config, "reads_source", True):
             chosen = source.names_metrics or (names or {}).get("metrics") is not None
             components = _without_translations(components, chosen)
+        source.warn_of_lost_settings(components, settings)
         return JobConfig(run=run, components=components, plugins=source.plugins(plugins), data=data or source.data)
 
     @property
@@ -291,6 +295,14 @@ class ConfigFile:
                         if path is not None:
                             check_readable(path, name, several=None if isinstance(value, tuple) else False)
 
+    def warn_of_lost_settings(self, components: Mapping[str, Component], flags: Mapping[str, Any]) -> None:
+        """Warns of settings of the file for a component that a flag has replaced, unless `flags` give them again."""
+        for kind in self.tables.keys() & {kind for kind, registry in REGISTRIES.items() if not registry.several}:
+            name, now = self.tables[kind].get("name", DEFAULTS[kind][0]), components[kind].name
+            lost = sorted(self.tables[kind].keys() - {"name"} - flags.keys())
+            if lost and name != now:
+                _warn_once(f"{self.origin}: settings for {name} are not used with {now}: {', '.join(lost)} of [{kind}]")
+
     def components(
         self,
         names: Mapping[str, str | None] | None = None,
@@ -359,6 +371,11 @@ class ConfigFile:
         return chosen
 
 
+@cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
+
+
 def names_in(text: str) -> tuple[str, ...]:
     """Returns the names in a text such as "a,b". Returns () for "none" and for the empty text."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
@@ -374,34 +391,6 @@ def flat_settings(tables: Tables) -> dict[str, Any]:
         for table, settings in tables.items()
         for name, value in settings.items()
     }
-
-
-def relative_to(path: str, folder: Path) -> str:
-    """Returns `path` relative to `folder`, or absolute if the two share only the root directory."""
-    both = os.path.abspath(path), os.path.abspath(folder)
-    return both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both)
-
-
-def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
-    """Returns `settings` with `folder` as a prefix of each relative path. `folder` is the folder of the config file."""
-    return map_paths(settings, cls, lambda text: located_in(folder, text))
-
-
-def map_paths(settings: Mapping[str, Any], cls: type, change: Callable[[str], str]) -> dict[str, Any]:
-    """Returns settings of the config class `cls` in plain types, with `change(path)` in place of each path."""
-    types = field_types(cls)
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [changed(item) for item in value]
-        return change(value) if isinstance(value, str) else value
-
-    return {name: changed(value) if Path in _parts(types.get(name)) else value for name, value in settings.items()}
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    """Returns all types in an annotation. For `tuple[Path, ...] | None`, the result contains Path."""
-    return (hint, *(part for argument in typing.get_args(hint) for part in _parts(argument)))
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:

@@ -103,8 +103,13 @@ def test_none_on_the_command_line_is_no_value_and_not_the_default(mirror_data: P
 def test_a_table_belongs_to_the_name_it_was_written_for(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[lr-scheduler]\nname = "fixed"\nlr = 0.125\n')
     flags = ["--lr-scheduler", "inverse_sqrt", "--config", tmp_path / "run.toml", "--save-dir", tmp_path / "run"]
-    assert train(mirror_data, *TINY.split(), *flags).exit_code == 0
+    result = train(mirror_data, *TINY.split(), *flags)
+    assert result.exit_code == 0
     assert resolved(tmp_path / "run")["lr-scheduler"]["lr"] == "none"
+    (warned,) = [line for line in result.stderr.splitlines() if "run.toml" in line]
+    assert "fixed" in warned and "inverse_sqrt" in warned and "lr of [lr-scheduler]" in warned
+    again = train(mirror_data, *TINY.split(), *flags, "--lr", 0.25, "--save-dir", tmp_path / "again")
+    assert again.exit_code == 0 and "run.toml" not in again.stderr
 
 
 def test_the_resolved_config_can_be_fed_back(mirror_data: Path, tmp_path: Path) -> None:
