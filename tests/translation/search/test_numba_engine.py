@@ -36,7 +36,6 @@ from nmtkit.translation.translator import Translator
 
 pytest.importorskip("numba")
 from nmtkit.translation.engines import Decoder, EngineConfig, LoadedModels, TorchEngine, lockstep
-from nmtkit.translation.engines.lockstep import LockstepSearch
 from nmtkit.translation.engines.numba_engine import NumbaEngine
 from nmtkit.translation.engines.search_memory import MemorySizes
 
@@ -189,7 +188,7 @@ def test_prefixes_give_the_hypotheses_of_pytorch(search: str, shortlist: bool, l
 
 def test_a_forked_process_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, options = engine_of(ending(), "fp32"), SearchOptions(beam=1)
-    monkeypatch.setattr(LockstepSearch, "threads", property(lambda self: 2))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     expected = engine.search(segments(SOURCES), options)
     fork = multiprocessing.get_context("fork").Process
     process = fork(target=lambda: sys.exit(engine.search(segments(SOURCES), options) != expected))
@@ -313,7 +312,7 @@ def test_log_probabilities_of_tokens_are_over_the_whole_vocabulary_with_a_shortl
 def test_several_threads_give_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, options = engine_of(ending(), "fp32"), SearchOptions()
     alone = engine.search(segments(SOURCES * 5), options)
-    monkeypatch.setattr(LockstepSearch, "threads", property(lambda self: 3))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert engine.search(segments(SOURCES * 5), options) == alone
     options = SearchOptions(sampling=True, nbest=2, alignment="soft")
     batch = [Segment(ids, seed=index) for index, ids in enumerate(SOURCES * 5)]
