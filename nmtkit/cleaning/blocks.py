@@ -77,9 +77,10 @@ class BlockScorer:
         self._mender = Mender() if mends else None
 
     def score(self, stored: StoredBlock) -> tuple[ScoreMatrix, Hashes, npt.NDArray[np.uint32]]:
-        """Mends the only block of a file.
+        """Mends the pairs of a block, scores them, and writes the mended block back to its file.
 
-        Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the checksums of the pairs.
+        A file holds one block. Returns the scores [pairs, filters], the keys of the two sides [pairs, 2], and the
+        checksums of the pairs.
         """
         block, matrix, keys = self.score_pairs(stored.read())
         with stored.path.open("wb") as file:

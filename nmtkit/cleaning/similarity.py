@@ -22,7 +22,7 @@ CHUNK = 512  # number of texts that are added to the index at once
 
 
 def rensa() -> Any:
-    """Returns the package rensa. Raises ImportError if it is missing."""
+    """Imports rensa, which finds similar texts (MinHash). Raises ImportError, with the command that installs rensa."""
     return imported("rensa", need="--duplicate-similarity needs pip install 'nmtkit[data]'")
 
 

@@ -158,7 +158,10 @@ def is_typed(config: GenerateConfig, has_input: bool) -> bool:
 
 
 def flags_in_effect(search: SearchOptions, devices: DeviceOptions) -> set[str]:
-    """Returns the typed flags, for the rules of flags. A flag of the search is left out if it has its default."""
+    """Returns the flags of the command line that change something, for `check_flags`.
+
+    A flag of the search is left out if its value is the default.
+    """
     search_flags = {flag_of(field) for field in dataclasses.fields(search)}
     return (given_flags() - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
 

@@ -234,7 +234,7 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tu
 
 
 def facts_of(references: Sequence[Path], config: ScoreConfig) -> set[str]:
-    """Returns the fact for the rules of flags that the references or the source are a corpus, if so."""
+    """Returns {CORPUS} if a reference or the source is a corpus, else an empty set, for `check_flags`."""
     return {CORPUS for path in (*references, config.src) if path is not None and format_of(path) is not None}
 
 

@@ -260,7 +260,10 @@ def disk_full(error: BaseException) -> str | None:
 
 
 def sync_folder(path: Path) -> None:
-    """Syncs a folder to disk, so that the names of its files survive a power cut. Also syncs a single file."""
+    """Writes the names of the files in a folder to disk, so that the names survive a power cut.
+
+    If `path` is a file, writes its contents to disk.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

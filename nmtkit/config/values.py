@@ -61,7 +61,7 @@ def present(hint: Any) -> Any:
 
 
 def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
-    """Returns the end of an error message: a question with the most similar choice, or "" if no choice is similar."""
+    """Returns "; did you mean CHOICE?" with the choice that is most similar to `value`, or "" if none is similar."""
     texts = [each for each in choices if isinstance(each, str)]
     nearest = difflib.get_close_matches(value, texts, 1) if isinstance(value, str) else []
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -151,7 +151,7 @@ def setting_text(value: Any) -> str:
 
 
 def flag_words(name: str, value: Any) -> list[str]:
-    """Returns the words of a command that give a setting this value, such as --no-compile or --max-update 100."""
+    """Returns the flag that gives the setting `name` this value, as words: `--no-compile`, or `--max-update` `100`."""
     flag = flag_name(name)
     return [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, setting_text(value)]
 

@@ -93,7 +93,10 @@ class Layout:
 
     @property
     def pad_indices(self) -> Tensor:
-        """Index of the token in each cell of a padded tensor [B, L]. Padding repeats the last token: [B, L], int64."""
+        """Index, among the T tokens, of the token in each cell of a padded tensor: [B, L], int64.
+
+        A cell of padding has the index of the last token of its sentence.
+        """
 
         def compute() -> Tensor:
             column = torch.arange(self.max_length, device=self.lengths.device)

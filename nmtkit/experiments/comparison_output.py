@@ -247,7 +247,10 @@ def figure(runs: Sequence[RunSummary], format: str) -> bytes:
 
 
 def figure_file(drawing: Any, format: str, **options: Any) -> bytes:
-    """Returns the contents of a file with a figure of matplotlib, without the date. Closes the figure."""
+    """Returns a figure of matplotlib in a file format, without the date, so that equal figures are equal files.
+
+    Closes the figure.
+    """
     content = io.BytesIO()
     drawing.savefig(content, format=format, metadata={"Date": None} if format == "svg" else None, **options)
     load_pyplot().close(drawing)

@@ -101,7 +101,7 @@ class Runner:
 
 
 class SweepTrainer:
-    """Trains runs of a sweep with additional `flags`."""
+    """Trains the runs of a sweep, each with a child process `nmtkit train`. `flags` are added to each command."""
 
     def __init__(self, sweep: Sweep, flags: Sequence[str]) -> None:
         self.sweep = sweep

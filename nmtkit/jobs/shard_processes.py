@@ -203,7 +203,9 @@ def check_capacity(nodes: Sequence[Mapping[str, float]], actors: int, cpus: floa
 
 
 def shard_processes(options: ShardOptions, workers: int) -> LocalProcesses | RayCluster:
-    """Returns the processes for `workers` workers: processes of this machine, or actors of a Ray cluster.
+    """Returns as many processes as `workers` says: child processes of this machine, or actors of a Ray cluster.
+
+    `options.executor` chooses between the two.
 
     Raises ImportError if Ray is not installed, and ValueError if the Ray cluster has no room.
     """

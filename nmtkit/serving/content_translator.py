@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from nmtkit.serving import reading
@@ -22,7 +23,7 @@ class UploadedFile:
     extension: str
     content: Content
     pair: Pair
-    warnings: list[str]  # for the client, about the languages that the file names
+    warnings: list[str]  # for the client: of the reader of the file, and after the translation of its writer
 
 
 class ContentTranslator:
@@ -88,8 +89,9 @@ class ContentTranslator:
         """Reads an uploaded file. `name` replaces its name. Raises Refusal for a wrong file or language."""
         extension, data = await reading.upload(file, self.door.config.char_limit, name)
         target = self.served_target(target)
-        read = reading.with_warnings, reading.content_of, extension, data, source, target
-        content, warnings = await self.threads.run(len(data), *read)
+        warnings: list[str] = []
+        read = partial(reading.content_of, extension, data, source=source, target=target, warn=warnings.append)
+        content = await self.threads.run(len(data), read)
         (pair,), _ = await self.pairs_of(source, target, [content])
         return UploadedFile(extension, content, pair, warnings)
 
@@ -99,7 +101,7 @@ class ContentTranslator:
         settings = replace(settings, html=not isinstance(content, PlainText), protect=content.protects)
         ((best, *_),) = await self.translations(key, [content], [file.pair], settings)
         data = await self.threads.run(len(content.text), content.encoded, best["text"])
-        return data, [*file.warnings, *best.get("warnings", ())]
+        return data, file.warnings
 
     # --- languages ----------------------------------------------------------------------------------------------------
 

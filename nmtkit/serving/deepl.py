@@ -163,7 +163,7 @@ class DeepL:
         id, key = secrets.token_hex(16), secrets.token_hex(32)
 
         async def translate() -> Refusal | list[str]:
-            """Translates the file, and keeps the result under the key of the document."""
+            """Translates the uploaded file, and keeps the result for the download. Returns warnings, or the failure."""
             try:
                 async with asyncio.timeout(self.door.config.timeout):
                     data, warnings = await self.translator.translated_file(request.state.key, file, settings)

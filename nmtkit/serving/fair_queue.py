@@ -35,7 +35,6 @@ class LineResult(TypedDict):
     text: str
     alignment: NotRequired[list[list[Any]]]  # links: start and end in the source, start and end in `text` (code points)
     decoded_again: NotRequired[bool]  # whether the first translation was a loop
-    warnings: NotRequired[list[str]]  # warnings for the client about a document
     quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with an element for each line
 
 

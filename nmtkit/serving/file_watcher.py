@@ -91,7 +91,7 @@ class FileWatcher:
     async def load_list(self) -> bool:
         """Reads the list of models. If the list is wrong, keeps the old models and returns False.
 
-        A thread reads the list, because new models of the Hugging Face Hub are downloaded, and need an extra.
+        A thread reads the list, because new models of the Hugging Face Hub are downloaded meanwhile.
         """
         self.list_changes.accept()
         try:

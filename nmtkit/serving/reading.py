@@ -6,9 +6,7 @@ A text, a web page or an uploaded document is split into lines. The translated l
 import asyncio
 import contextlib
 import json
-import logging
 import re
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -273,44 +271,11 @@ Content = PlainText | Document
 def rendered(content: Content, lines: Sequence[LineResult]) -> LineResult:
     """Returns the translation of a text or a document. `lines` are the translations of its segments.
 
-    Only the translation of a plain text can have an alignment, and only the translation of a document has warnings.
+    Only the translation of a plain text can have an alignment.
     """
     if isinstance(content, PlainText):
         return content.rendered(lines)
-    text, warnings = with_warnings(content.render, [line["text"] for line in lines])
-    return {"text": text, "warnings": warnings}
-
-
-class _Collected(threading.local):
-    """The warnings that a thread collects. None: the log gets them."""
-
-    warnings: list[str] | None = None
-
-
-_collected = _Collected()
-
-
-def with_warnings(function: Callable[..., T], *arguments: Any) -> tuple[T, list[str]]:
-    """Returns the result of a function that reads or writes a document, and its warnings.
-
-    The log does not get the warnings, because the client has chosen the document and its languages.
-    """
-    warnings: list[str] = []
-    _collected.warnings = warnings
-    try:
-        return function(*arguments), warnings
-    finally:
-        _collected.warnings = None
-
-
-def _is_for_log(record: logging.LogRecord) -> bool:
-    if _collected.warnings is None or record.levelno != logging.WARNING:
-        return True
-    _collected.warnings.append(record.getMessage())
-    return False
-
-
-logging.getLogger("nmtkit").addFilter(_is_for_log)
+    return {"text": content.render([line["text"] for line in lines])}
 
 
 def without_markup(content: Content) -> str:
@@ -350,10 +315,11 @@ async def upload(file: Any, char_limit: int, name: str | None = None) -> tuple[s
     return extension, data
 
 
-def content_of(extension: str, data: bytes, source: str, target: str) -> Content:
+def content_of(extension: str, data: bytes, *, source: str, target: str, warn: Callable[[str], None]) -> Content:
     """Returns the text or the document in an uploaded file. `source` is the code of its language, or auto.
 
-    Raises Refusal if `data` is not a valid file of the format that `extension` names.
+    `warn` is called with each warning about the document, now and when the document is rendered. Raises Refusal if
+    `data` is not a valid file of the format that `extension` names.
     """
     format = format_of(f"file{extension}")
     try:
@@ -361,7 +327,7 @@ def content_of(extension: str, data: bytes, source: str, target: str) -> Content
             check_text(data, "the file")
             return PlainText(data.decode("utf-8-sig"))
         known = None if source.lower() == "auto" else source
-        return read_document(data, format, "the file", ReadOptions(target, source_language=known))
+        return read_document(data, format, "the file", ReadOptions(target, source_language=known, warn=warn))
     except UnicodeDecodeError as error:
         raise Refusal(400, "Invalid request: the file is not UTF-8") from error
     except ValueError as error:

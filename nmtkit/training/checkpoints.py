@@ -51,7 +51,7 @@ class CheckpointManager:
         self.locked: FolderLock | None = None
 
     def open(self) -> None:
-        """Locks an existing folder, removes incomplete files, and reads the scores of all intact checkpoints.
+        """Prepares the folder of a run: locks it, removes incomplete files, and reads scores of intact checkpoints.
 
         Does nothing if the folder does not exist. Raises ValueError if the folder contains files, but no run.
         """

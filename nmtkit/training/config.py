@@ -41,6 +41,7 @@ from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
 log = logging.getLogger("nmtkit")
+_warn_once = cache(log.warning)  # a sweep reads its file once for each run
 
 # Kind of component -> registry. If a kind allows only one component per job, the TOML table [kind] has the settings of
 # the component, and `name` in this table is the name of the component. If a kind allows several components per job,
@@ -369,11 +370,6 @@ class ConfigFile:
             config = derive(entry.preset, settings, f"{self.origin}: [{table}]") if settings else entry.preset
             chosen[table] = Component(name=name, config=config)
         return chosen
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning("%s", message)
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -195,9 +195,11 @@ class Run:
         self.callback_reason = self.callbacks.agreed_stop_reason() if self.asked.callback_stops else None
         return due_after_update(self.job.run, self.progress, self.asked, self.callback_reason)
 
-    def _requests(self, out_of_time: int = 0, clock_saves: int = 0) -> Requests:
+    def _requests(self, **by_clock: int) -> Requests:
         """Returns the requests that a signal, the callbacks and the clock make on this rank."""
-        return Requests(self.stop.received or 0, out_of_time, clock_saves, *self.callbacks.asked())
+        stops, validates, saves = self.callbacks.asked()
+        asked = {"callback_stops": stops, "callback_validates": validates, "callback_saves": saves}
+        return Requests(self.stop.received or 0, **asked, **by_clock)
 
     def _validate_and_save(self, due: Due) -> Due:
         """Validates and saves if due. Returns `due` with the work that has become due after the validation.

@@ -59,7 +59,7 @@ class NBest:
 
     @property
     def source(self) -> str:
-        """The input of the forward model, without tags. With `--pivot`, this is the text in the pivot language."""
+        """The text that the forward model read, without tags. With `--pivot`, the text is in the pivot language."""
         return str(self.record.get("pivot", self.record.get("untagged", self.record["source"])))
 
     @property

@@ -147,7 +147,11 @@ class ShardTranslator:
 
 
 def windows_of_shard(shard: Shard, decoders: Sequence[LineDecoder]) -> Iterator[tuple[list[str], ...]]:
-    """Yields the lines of a shard in windows of WINDOW lines: the lines of the file of each decoder."""
+    """Yields the lines of a shard in windows of at most WINDOW lines.
+
+    A window has one list of lines for each decoder. Each decoder reads a different file, such as the input or the
+    prefixes.
+    """
 
     def lines_of(decoder: LineDecoder, start: int) -> Iterator[list[str]]:
         with decoder.path.open("rb") as file:
@@ -248,7 +252,7 @@ def numbered(name: str, paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def by_flag(config: Any) -> dict[str, Any]:
-    """Returns the values of a config by flag."""
+    """Returns the settings of a config as a dict from flag to value."""
     return {flag_of(field): getattr(config, field.name) for field in dataclasses.fields(config)}
 
 

@@ -332,7 +332,8 @@ def test_the_second_multi30k_recipe_goes_on_from_the_baseline_on_more_data():
     assert more["run"]["max_epoch"] is None
 
 
-STUB = """#!{python}
+# a stand-in for nmtkit that records its commands
+RECORDED = """#!{python}
 import json, sys
 from pathlib import Path
 
@@ -343,6 +344,11 @@ named = dict(zip(rest, rest[1:]))
 if command == "preprocess":
     Path(named["--destdir"]).mkdir()
     Path(named["--destdir"], "manifest.json").touch()
+"""
+
+STUB = (
+    RECORDED
+    + """\
 elif command == "train":
     Path(named["--save-dir"]).mkdir(parents=True, exist_ok=True)
 elif "--output" in named:
@@ -350,6 +356,7 @@ elif "--output" in named:
 else:
     print("translated")
 """
+)
 
 
 @pytest.mark.slow
@@ -458,17 +465,9 @@ def test_every_step_of_the_best_recipe_can_be_left_out_and_is_made_once(tmp_path
     assert (folder / "data/both/both.en").read_bytes().count(b"\n") == 58_000
 
 
-STEPS = """#!{python}
-import json, sys
-from pathlib import Path
-
-command, *rest = sys.argv[1:]
-with open("{log}", "a") as log:
-    print(json.dumps(sys.argv[1:]), file=log)
-named = dict(zip(rest, rest[1:]))
-if command == "preprocess":
-    Path(named["--destdir"]).mkdir()
-    Path(named["--destdir"], "manifest.json").touch()
+STEPS = (
+    RECORDED
+    + """\
 elif command == "clean":
     for side in ("en", "de"):
         Path(named["--output"] + "." + side).write_text("a\\n")
@@ -480,6 +479,7 @@ elif "--output" in named:
     Path(named["--output"]).parent.mkdir(exist_ok=True)
     Path(named["--output"]).touch()
 """
+)
 
 
 @pytest.mark.parametrize("recipe", ["student", "backtranslation"])

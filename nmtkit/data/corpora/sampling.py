@@ -25,7 +25,7 @@ class Sample(Generic[T]):
         self._items: list[T] = []
 
     def add(self, items: Sequence[T], accepts: Callable[[T], bool] | None = None) -> None:
-        """Adds the next items of the text. The sample has only items for which `accepts` returns true."""
+        """Offers the next items of the text to the sample, which takes only items for which `accepts` returns true."""
         numbers = random_numbers(self._seed, self.count, len(items))
         self.count += len(items)
         rows = np.flatnonzero(numbers <= self._threshold).tolist()

@@ -273,10 +273,10 @@ class Catalogue(Document):
             edits += self.form_edits(entry, complete, formats)
             edits += self.fuzzy_edit(entry)
         if untranslated:
-            logger.warning(
-                "%d entries stay untranslated: their translations lack or add placeholders, or change the order of "
-                "unnamed placeholders in a format that cannot number them, such as python-format", untranslated,
-            )  # fmt: skip
+            self.options.warn(
+                f"{untranslated} entries stay untranslated: their translations lack or add placeholders, or change the "
+                "order of unnamed placeholders in a format that cannot number them, such as python-format"
+            )
         return edits
 
     def header_edits(self) -> list[FileEdit]:

@@ -4,7 +4,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -36,6 +36,7 @@ class ReadOptions:
     tags: TagRules = TagRules()  # rules for web pages and tagged texts
     source_language: str | None = None  # the language as which the text is read
     name: str = "the file"  # name of the document in messages
+    warn: Callable[[str], None] = logger.warning  # is called with each warning about the document
 
 
 class Document(ABC):
@@ -68,10 +69,10 @@ class Document(ABC):
         expected = self.options.source_language, self.options.target_language
         for side, named, language in zip(("source", "target"), (source, target), expected, strict=True):
             if named and language and subtags(named)[0] != subtags(language)[0]:
-                logger.warning(
-                    "%s names the %s language %r, not %r; check the file and the languages of the command or the model",
-                    self.options.name, side, named[:40], language,
-                )  # fmt: skip
+                self.options.warn(
+                    f"{self.options.name} names the {side} language {named[:40]!r}, not {language!r}; check the file "
+                    "and the languages of the command or the model"
+                )
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and translation of each translated unit. Formats with a single text per unit yield nothing."""

@@ -384,7 +384,7 @@ class Decoder:
         return self.engine, None
 
     def decoder(
-        self, options: SearchOptions, alone: bool = True, polled: bool = False, tell: bool = True
+        self, options: SearchOptions, *, alone: bool = True, polled: bool = False, tell: bool = True
     ) -> BatchDecoder:
         """Returns a decoder of batches with these options. Raises the same errors as `engine_for`."""
         engine = self.engine_for(options, alone)

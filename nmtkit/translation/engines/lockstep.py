@@ -191,9 +191,9 @@ class LockstepSearch:
 
     @cached_property
     def outputs(self) -> Array:
-        """The output projection of each model, with one row for each piece.
+        """The output projections of the models, with one row for each target piece.
 
-        The search packs the projection of a shortlist from these rows.
+        A search with a shortlist copies the rows of the pieces in the shortlist.
         """
         records = []
         for transformer, tables in zip(self.transformers, self.tables, strict=True):

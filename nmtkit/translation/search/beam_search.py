@@ -69,7 +69,7 @@ def run_search(
     processors: Sequence[LogitsProcessor],
     shortlist: Shortlist | None,
 ) -> BatchHypotheses:
-    """Searches all target pieces, or with `options.shortlist` the pieces of the shortlist.
+    """Returns the hypotheses of a search over all target pieces, or with `options.shortlist` over its pieces.
 
     `selector_of` makes the selector from the constraints of the search, which refer to columns of the shortlist.
     """
