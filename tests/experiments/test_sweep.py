@@ -425,10 +425,15 @@ def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) ->
 
 def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").touch()
-    with contextlib.chdir(tmp_path):
-        assert Runner().run(["nothing"]) == 0
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))  # of the sweep's process
+    try:
+        with contextlib.chdir(tmp_path):
+            assert Runner().run(["nothing"]) == 0
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
 
 
 def test_a_signal_at_the_start_of_a_run_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,12 +250,24 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map(" ".join)
 def test_every_placeholder_is_in_the_output_exactly_as_often_as_in_the_source(source, target, draw, known):
     protected = protect(source, protected_spans(source, BUILT_IN), lambda span: known and span != "{b}")
     result, moved = protected.restore(target, random_links(protected.text, target, draw))
+    braces = in_braces(source)  # a text such as { https://a.de/b } is one placeholder
     for placeholder in PLACEHOLDERS:
-        if placeholder in source:
+        if placeholder in source and not any(placeholder in text and placeholder != text for text in braces):
             assert result.count(placeholder) == source.count(placeholder)
     for link in moved:
         assert 0 <= link.source_start < link.source_end <= len(source)
         assert 0 <= link.target_start < link.target_end <= len(result)
+
+
+def in_braces(text: str) -> list[str]:
+    """Returns the parts of a text from an outer brace to its end. A brace that is not closed begins a part, too."""
+    parts, depth = [], 0
+    for char in text:
+        depth += char == "{"
+        if depth:
+            parts = [*parts[:-1], parts[-1] + char] if depth > 1 or char != "{" else [*parts, char]
+        depth = max(0, depth - (char == "}"))
+    return parts
 
 
 def random_links(source: str, target: str, draw: random.Random) -> list[Link]:

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -36,7 +37,7 @@ def books(source: str | bytes = ENGLISH, target: str | bytes = GERMAN, codes: tu
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServer]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(downloads.time, "sleep", lambda _: None)
+    monkeypatch.setattr(downloads, "time", SimpleNamespace(sleep=lambda _: None))  # not of other threads
     with file_server() as state:
         monkeypatch.setenv(API_VARIABLE, f"{state.url}/opusapi/")
         state.add_corpus("Books", "v1", ("en", "de"), books(), pairs=2000)
@@ -349,7 +350,7 @@ def test_an_interruption_by_the_user_keeps_only_the_part_to_resume(server: FileS
 
     server.faults[ARCHIVE] = [interrupt]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(downloads.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(downloads, "time", SimpleNamespace(sleep=lambda _: (_ for _ in ()).throw(KeyboardInterrupt())))
         assert fetch("opus:Books").exit_code == 130
     assert files() == [".Books.en-de.zip.part", ".Books.en-de.zip.part.json"]
     assert os.path.getsize(".Books.en-de.zip.part") == 4000
