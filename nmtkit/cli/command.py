@@ -257,16 +257,26 @@ def program(launcher: bool = False) -> list[str]:
     With `launcher`, for a command that trains, the words include torchrun if torchrun started this process. Processes
     that nmtkit starts get the words of the user by the environment variable `PROGRAM`.
     """
-    called, found, words = os.path.realpath(sys.argv[0]), shutil.which("nmtkit"), os.environ.get(PROGRAM)
+    called, words = os.path.realpath(sys.argv[0]), os.environ.get(PROGRAM)
     if launcher and "TORCHELASTIC_RUN_ID" in os.environ:
         alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"  # several machines have addresses, too
-        return ["torchrun", *(["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]] if alone else ["…"]), "-m", "nmtkit"]
+        torchrun = _as_typed(os.path.join(os.path.dirname(sys.executable), "torchrun"))
+        return [torchrun, *(["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]] if alone else ["…"]), "-m", "nmtkit"]
     if words is not None:
         return shlex.split(words)
     if called == os.path.join(os.path.dirname(os.path.realpath(nmtkit.__file__)), "__main__.py"):
-        return [os.path.basename(sys.executable), "-m", "nmtkit"]
-    is_on_path = found is not None and os.path.realpath(found) == called
-    return ["nmtkit"] if os.path.basename(called) != "nmtkit" or is_on_path else [sys.argv[0]]
+        return [_as_typed(sys.executable), "-m", "nmtkit"]
+    return ["nmtkit"] if os.path.basename(called) != "nmtkit" else [_as_typed(sys.argv[0])]
+
+
+def _as_typed(path: str) -> str:
+    """Returns the name of the program at `path` if a shell finds this program by its name, else `path`.
+
+    Links are not followed: the `python3` of a virtual environment links to the `python3` of the system, which has
+    other packages.
+    """
+    found = shutil.which(os.path.basename(path))
+    return os.path.basename(path) if found is not None and os.path.abspath(found) == os.path.abspath(path) else path
 
 
 def as_started(commands: str) -> str:

@@ -96,18 +96,19 @@ def test_the_next_commands_of_train_and_inspect(name: str, home: Path, monkeypat
             typed(line.replace("checkpoints/best.pt", "mt/last.pt"))
 
 
+@pytest.mark.parametrize("is_on_path", [True, False], ids=["on the PATH", "not on the PATH"])
 @pytest.mark.parametrize(
     ("called", "environment", "words", "launcher"),
     [
-        ("/opt/bin/pytest", {}, ["nmtkit"], ["nmtkit"]),
-        ("/opt/bin/nmtkit", {}, ["/opt/bin/nmtkit"], ["/opt/bin/nmtkit"]),  # not on the PATH
-        (MODULE, {}, ["python3", "-m", "nmtkit"], ["python3", "-m", "nmtkit"]),
+        ("pytest", {}, ["nmtkit"], ["nmtkit"]),
+        ("nmtkit", {}, ["{bin}nmtkit"], ["{bin}nmtkit"]),
+        (MODULE, {}, ["{bin}python3", "-m", "nmtkit"], ["{bin}python3", "-m", "nmtkit"]),
         (MODULE, {PROGRAM: "nmtkit"}, ["nmtkit"], ["nmtkit"]),  # a process that `nmtkit train` has started
         (
             MODULE,
             {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"},
-            ["python3", "-m", "nmtkit"],
-            ["torchrun", "--nproc-per-node", "2", "-m", "nmtkit"],
+            ["{bin}python3", "-m", "nmtkit"],
+            ["{bin}torchrun", "--nproc-per-node", "2", "-m", "nmtkit"],
         ),
     ],
     ids=["python", "script", "module", "rank", "torchrun"],
@@ -117,16 +118,29 @@ def test_commands_begin_with_the_words_that_started_nmtkit(
     environment: dict[str, str],
     words: list[str],
     launcher: list[str],
+    is_on_path: bool,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("os.environ", environment)
-    monkeypatch.setattr("sys.executable", "/opt/bin/python3")
-    monkeypatch.setattr("sys.argv", [called, "train", "my data"])
-    assert (program(), program(launcher=True)) == (words, launcher)
+    """A virtual environment that is not activated needs the paths of its programs: the PATH has another python3."""
+    system, own = tmp_path / "system", tmp_path / "environment"
+    for folder in (system, own):
+        folder.mkdir()
+        for name in ("python3", "nmtkit", "torchrun"):
+            (folder / name).touch(mode=0o755)
+    (own / "python3").unlink()
+    (own / "python3").symlink_to(system / "python3")
+    shell_path = f"{own}:{system}" if is_on_path else str(system)
+    monkeypatch.setattr("os.environ", {"PATH": shell_path, **environment})
+    monkeypatch.setattr("sys.executable", f"{own}/python3")
+    monkeypatch.setattr("sys.argv", [str(own / called), "train", "my data"])
+    start = "" if is_on_path else f"{own}/"
+    expected = [[word.replace("{bin}", start) for word in each] for each in (words, launcher)]
+    assert [program(), program(launcher=True)] == expected
     with click.Context(click.Command("train")):
         show_next("nmtkit one")
-    assert capsys.readouterr().err == f"next: {shlex.join(words)} one\n"
+    assert capsys.readouterr().err == f"next: {shlex.join(expected[0])} one\n"
 
 
 def test_the_next_command_of_rerank(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
